@@ -1,1 +1,3 @@
-"""Measurements behind the figures in docs/performance.md; run by `make bench`, never part of the tests."""
+"""Measurements behind the figures in docs/performance.md; run by `make bench`, never part of the
+tests.
+"""

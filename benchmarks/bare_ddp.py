@@ -1,4 +1,6 @@
-"""One rank of the bare loop: DistributedDataParallel, no recovery, no logging. Prints its step times as JSON."""
+"""One rank of the bare loop: DistributedDataParallel, no recovery, no logging. Prints its step
+times as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""One rank of the bare sharded loop: FSDP2's own mesh of replicas and shards, no recovery, no logging. Prints its step
-times as JSON."""
+"""One rank of the bare sharded loop: FSDP2's own mesh of replicas and shards, no recovery, no
+logging. Prints its step times as JSON.
+"""
 
 from __future__ import annotations
 

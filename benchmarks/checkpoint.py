@@ -1,11 +1,13 @@
-"""Verified save and restore of 1 GB of state against the plain disk and against torch.distributed.checkpoint.
+"""Verified save and restore of 1 GB of state against the plain disk and against
+torch.distributed.checkpoint.
 
     python -m benchmarks.checkpoint [--rounds 5] [--mib 1024] [--directory DIR]
 
-All arms of a round move the same bytes, one after the other, in an order that changes from round to round; each ratio
-is of one round. Writes end with fsync; before each read the file's pages are dropped from the page cache (and what a
-read gets from below that is the same for all). Ours verifies every byte on the way back, plain
-torch.distributed.checkpoint none. The state is a model and its AdamW moments in float32.
+All arms of a round move the same bytes, one after the other, in an order that changes from round to
+round; each ratio is of one round. Writes end with fsync; before each read the file's pages are
+dropped from the page cache (and what a read gets from below that is the same for all). Ours
+verifies every byte on the way back, plain torch.distributed.checkpoint none. The state is a model
+and its AdamW moments in float32.
 """
 
 from __future__ import annotations
@@ -120,8 +122,8 @@ def timed(act: Callable[[], None]) -> float:
 
 
 def blocking(state: TrainState, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of a plain copy of the state's bytes into memory that is there, and of what a save in the background
-    blocks training for.
+    """Seconds of a plain copy of the state's bytes into memory that is there, and of what a save in
+    the background blocks training for.
     """
     tensors = [t.detach() for t in state.tensors().values()]
     copies = [torch.empty_like(t).zero_() for t in tensors]
@@ -174,18 +176,26 @@ def main() -> None:
     plain, ours = blocking(state, 4 * arguments.rounds)
     ratio = median(o / p for o, p in zip(ours, plain, strict=True))
     print(
-        f"asynchronous: blocks {spread(ours)} s; a plain copy {spread(plain)} s; {ratio:.2f} of it (goal 1.3)"
+        f"asynchronous: blocks {spread(ours)} s; a plain copy {spread(plain)} s; {ratio:.2f} of it"
+        " (goal 1.3)"
     )
 
 
 def report(size: int, saves: dict[str, list[float]], loads: dict[str, list[float]]) -> None:
     """One line an arm."""
-    print(f"{size / 1e9:.2f} GB of state, {len(saves['ours'])} rounds; seconds: median (min to max)")
+    print(
+        f"{size / 1e9:.2f} GB of state, {len(saves['ours'])} rounds; seconds: median (min to max)"
+    )
     for what, times in (("save", saves), ("restore", loads)):
         for name in times:
-            print(f"  {what:8} {name:6} {spread(times[name])}  {size / 1e9 / median(times[name]):.2f} GB/s")
+            print(
+                f"  {what:8} {name:6} {spread(times[name])}  {size / 1e9 / median(times[name]):.2f}"
+                " GB/s"
+            )
         for name, goal in (("plain", 0.8), ("dcp", 1.0)):
-            ratio = median(other / ours for other, ours in zip(times[name], times["ours"], strict=True))
+            ratio = median(
+                other / ours for other, ours in zip(times[name], times["ours"], strict=True)
+            )
             print(f"  {what:8} rate against {name}: {ratio:.2f} (goal {goal})")
 
 

@@ -1,9 +1,10 @@
-"""What a failure costs the supervisor, by the number of ranks: ``python -m benchmarks.control_plane``.
+"""What a failure costs the supervisor, by the number of ranks: ``python -m
+benchmarks.control_plane``.
 
-The real controller and strategies over hands that do nothing but serialize each message, as a link would; no processes.
-One rank of a job that trains dies, the others park. Measured is one core's time from the last park to the joins sent,
-and how much memory that took besides what was there; the whole of the failure, from the death to the last to have
-joined; and one look at all progress marks.
+The real controller and strategies over hands that do nothing but serialize each message, as a link
+would; no processes. One rank of a job that trains dies, the others park. Measured is one core's
+time from the last park to the joins sent, and how much memory that took besides what was there; the
+whole of the failure, from the death to the last to have joined; and one look at all progress marks.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class Nobody:
 
 @dataclass(kw_only=True)
 class Cost:
-    """Of one failure. Seconds, except for ``messages`` and ``wire_mb`` (all four kinds) and ``extra_mb`` (memory)."""
+    """Of one failure. Seconds, except for ``messages`` and ``wire_mb`` (all four kinds) and
+    ``extra_mb`` (memory).
+    """
 
     world: int
     decide_s: float = 0.0
@@ -142,14 +145,20 @@ class Job:
     def at(self, name: str, step: int) -> None:
         """Its mark, of this moment."""
         self.hands.marks[name] = Mark(
-            generation=self.control.generation, step=step + 1, phase="forward", collective=1,
-            time_ns=int(self.hands.now * 1e9), committed=step, last_seq=0,
-        )  # fmt: skip
+            generation=self.control.generation,
+            step=step + 1,
+            phase="forward",
+            collective=1,
+            time_ns=int(self.hands.now * 1e9),
+            committed=step,
+            last_seq=0,
+        )
 
     def park(self, name: str) -> None:
         """It left the generation."""
         self.control.on_message(
-            name, Parked(generation=self.control.generation, step=self.step, valid=True, why="aborted")
+            name,
+            Parked(generation=self.control.generation, step=self.step, valid=True, why="aborted"),
         )
 
 
@@ -206,8 +215,14 @@ def curve(
 
 
 HEAD = (
-    "ranks", "last park to joins sent, ms", "memory, MB", "whole failure, ms", "messages sent", "MB", "a look, ms",
-)  # fmt: skip
+    "ranks",
+    "last park to joins sent, ms",
+    "memory, MB",
+    "whole failure, ms",
+    "messages sent",
+    "MB",
+    "a look, ms",
+)
 
 
 def rows_of(costs: Sequence[Cost]) -> str:
@@ -215,10 +230,15 @@ def rows_of(costs: Sequence[Cost]) -> str:
     rows = [HEAD, ("---",) * len(HEAD)]
     for cost in costs:
         figures = 1e3 * cost.decide_s, cost.extra_mb, 1e3 * cost.whole_s
-        rows.append((
-            str(cost.world), *(f"{each:.1f}" for each in figures), str(sum(cost.sent.values())),
-            f"{cost.wire_mb:.2f}", f"{1e3 * cost.tick_s:.1f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(cost.world),
+                *(f"{each:.1f}" for each in figures),
+                str(sum(cost.sent.values())),
+                f"{cost.wire_mb:.2f}",
+                f"{1e3 * cost.tick_s:.1f}",
+            )
+        )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
@@ -230,9 +250,11 @@ def main() -> None:
     given = args.parse_args()
     worlds = [world for world in WORLDS if world <= given.most]
     for title, strategy, shards in (
-        ("hot-spare", HotSpare(), 1), ("hot-spare, replicas of 8 shards", HotSpare(), 8),
-        ("drop-replica", DropReplica(), 1), ("checkpoint-restart, from the last process ready", CheckpointRestart(), 1),
-    ):  # fmt: skip
+        ("hot-spare", HotSpare(), 1),
+        ("hot-spare, replicas of 8 shards", HotSpare(), 8),
+        ("drop-replica", DropReplica(), 1),
+        ("checkpoint-restart, from the last process ready", CheckpointRestart(), 1),
+    ):
         print(f"**{title}**, one rank of all dies, median of {given.rounds}\n", flush=True)
         print(rows_of(curve(strategy, worlds, shards=shards, rounds=given.rounds)), flush=True)
 

@@ -1,9 +1,11 @@
-"""What `determinism: elastic` costs: step times against the default, step by step in turn in the same processes.
+"""What `determinism: elastic` costs: step times against the default, step by step in turn in the
+same processes.
 
     python -m benchmarks.elastic [--pairs 100]
 
-gpt nano, 4 ranks over gloo, global batch 24; then the same with 3 of the 4 ranks. Each pair of steps, in alternating
-order, gives one ratio; a step lasts from its first load to the optimizer's end, on the slowest rank.
+gpt nano, 4 ranks over gloo, global batch 24; then the same with 3 of the 4 ranks. Each pair of
+steps, in alternating order, gives one ratio; a step lasts from its first load to the optimizer's
+end, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ def rank_times(rank: int, port: int, corpus: Path, pairs: int) -> list[list[list
         if rank >= world:
             break
         group = Group(
-            generation=generation, rank=rank, world=world, store_port=port, backend="gloo", timeout_s=LIMIT_S,
+            generation=generation,
+            rank=rank,
+            world=world,
+            store_port=port,
+            backend="gloo",
+            timeout_s=LIMIT_S,
             check=lambda: None,
-        )  # fmt: skip
+        )
         group.form()
         times: list[list[float]] = [[], []]
         for reducer in (plain, elastic):
@@ -63,8 +70,12 @@ def rank_times(rank: int, port: int, corpus: Path, pairs: int) -> list[list[list
     return found
 
 
-def _step(trainable: Trainable, reducer: Reducer, group: Group, ids: list[int], *, elastic: bool) -> float:
-    micros = order.micro_batches(ids, rank=group.rank, world=group.world, full=RANKS, elastic=elastic)
+def _step(
+    trainable: Trainable, reducer: Reducer, group: Group, ids: list[int], *, elastic: bool
+) -> float:
+    micros = order.micro_batches(
+        ids, rank=group.rank, world=group.world, full=RANKS, elastic=elastic
+    )
     started = time.perf_counter()
     reducer.begin()
     for micro in micros:
@@ -86,15 +97,27 @@ def measured(pairs: int) -> list[list[list[list[float]]]]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with TemporaryDirectory() as folder:
         corpus = Gpt().prepare(Path(folder)).path
-        command = [sys.executable, "-m", "benchmarks.elastic", "--pairs", str(pairs), "--corpus", str(corpus)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.elastic",
+            "--pairs",
+            str(pairs),
+            "--corpus",
+            str(corpus),
+        ]
         children = [
             subprocess.Popen(
-                [*command, "--port", str(port), "--rank", str(rank)], env=environment, stdout=subprocess.PIPE
+                [*command, "--port", str(port), "--rank", str(rank)],
+                env=environment,
+                stdout=subprocess.PIPE,
             )
             for rank in range(RANKS)
-        ]  # fmt: skip
+        ]
         try:
-            return [json.loads(child.communicate(timeout=pairs * 10 + LIMIT_S)[0]) for child in children]
+            return [
+                json.loads(child.communicate(timeout=pairs * 10 + LIMIT_S)[0]) for child in children
+            ]
         finally:
             for child in children:
                 child.kill()
@@ -108,20 +131,27 @@ def main() -> None:
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        print(json.dumps(rank_times(options.rank, options.port, options.corpus, options.pairs)), flush=True)
+        print(
+            json.dumps(rank_times(options.rank, options.port, options.corpus, options.pairs)),
+            flush=True,
+        )
         os._exit(0)
     times = measured(options.pairs)
-    print("| | n | default | elastic | ratio, median [quartiles] |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| | n | default | elastic | ratio, median [quartiles] |\n| --- | --- | --- | --- | --- |"
+    )
     for place, world in enumerate(WORLDS):
         there = [found[place] for found in times[:world]]
         plain, elastic = (
-            [max(steps) for steps in zip(*(ranks[mode] for ranks in there), strict=True)] for mode in (0, 1)
+            [max(steps) for steps in zip(*(ranks[mode] for ranks in there), strict=True)]
+            for mode in (0, 1)
         )
         ratios = [b / a for a, b in zip(plain, elastic, strict=True)]
         low, _, high = quantiles(ratios, n=4)
         cells = " | ".join(f"{median(seconds) * 1e3:.1f} ms" for seconds in (plain, elastic))
         print(
-            f"| {world} of {RANKS} ranks | {len(ratios)} | {cells} | {median(ratios):.3f} [{low:.3f}, {high:.3f}] |"
+            f"| {world} of {RANKS} ranks | {len(ratios)} | {cells} | {median(ratios):.3f}"
+            f" [{low:.3f}, {high:.3f}] |"
         )
 
 

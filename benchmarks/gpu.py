@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu [--device cuda] [--size 124m] [--minutes 9] [--out docs/gpu-results.md]
 
-Jobs of ``recovery.run`` whose ranks are killed, and measurements of single parts in processes of their own. What there
-is no time left for is named. ``--device cpu --size tiny`` rehearses it without a GPU. Needs pydantic besides torch,
-numpy and xxhash, and no network. Exit status: 0 done, 1 a part failed, 7 there is no GPU.
+Jobs of ``recovery.run`` whose ranks are killed, and measurements of single parts in processes of
+their own. What there is no time left for is named. ``--device cpu --size tiny`` rehearses it
+without a GPU. Needs pydantic besides torch, numpy and xxhash, and no network. Exit status: 0 done,
+1 a part failed, 7 there is no GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ EVERY = 3  # steps between checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``: of the model."""
+    """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``:
+    of the model.
+    """
 
     name: str
     strategy: str
@@ -54,24 +57,35 @@ class Row:
 ROWS = (
     Row(name="hot-spare, two ranks on one GPU (gloo)", strategy="hot-spare", ranks=2, spares=1),
     Row(name="drop-replica, two ranks on one GPU (gloo)", strategy="drop-replica", ranks=2),
-    Row(name="checkpoint-restart, two ranks on one GPU (gloo)", strategy="checkpoint-restart", ranks=2),
     Row(
-        name="checkpoint-restart, a model in two shards on one GPU (gloo)", strategy="checkpoint-restart", ranks=2,
+        name="checkpoint-restart, two ranks on one GPU (gloo)",
+        strategy="checkpoint-restart",
+        ranks=2,
+    ),
+    Row(
+        name="checkpoint-restart, a model in two shards on one GPU (gloo)",
+        strategy="checkpoint-restart",
+        ranks=2,
         shards=2,
     ),
     Row(name="checkpoint-restart, one rank a GPU (NCCL)", strategy="checkpoint-restart", ranks=1),
     Row(name="hot-spare, one rank a GPU (NCCL)", strategy="hot-spare", ranks=2, spares=1, gpus=3),
     Row(name="drop-replica, one rank a GPU (NCCL)", strategy="drop-replica", ranks=2, gpus=2),
     Row(
-        name="checkpoint-restart, a model in two shards, one a GPU (NCCL)", strategy="checkpoint-restart", ranks=2,
-        gpus=2, shards=2,
+        name="checkpoint-restart, a model in two shards, one a GPU (NCCL)",
+        strategy="checkpoint-restart",
+        ranks=2,
+        gpus=2,
+        shards=2,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """Seconds of a job: of its steps, from SIGKILL to detection, and to the next new step; ``note``: what was amiss."""
+    """Seconds of a job: of its steps, from SIGKILL to detection, and to the next new step;
+    ``note``: what was amiss.
+    """
 
     steps: list[float] = field(default_factory=list)
     detected: list[float] = field(default_factory=list)
@@ -96,18 +110,41 @@ class Job:
         self.ready: set[str] = set()
         self.gone: set[str] = set()
         command = [
-            sys.executable, "-m", "recovery.run", "--ranks", str(row.ranks), "--shards", str(row.shards),
-            "--strategy", row.strategy,
+            sys.executable,
+            "-m",
+            "recovery.run",
+            "--ranks",
+            str(row.ranks),
+            "--shards",
+            str(row.shards),
+            "--strategy",
+            row.strategy,
             *(["--spares", str(row.spares)] if row.strategy == "hot-spare" else []),
-            "--device", device, "--events", str(self._events), "--logs", str(folder / "logs"),
-            "--checkpoint-dir", str(folder / "checkpoints"), "--every", str(EVERY), "--keep", "1",
-            str(ROOT / "benchmarks" / "gpu_train.py"), size, str(batch),
-        ]  # fmt: skip
+            "--device",
+            device,
+            "--events",
+            str(self._events),
+            "--logs",
+            str(folder / "logs"),
+            "--checkpoint-dir",
+            str(folder / "checkpoints"),
+            "--every",
+            str(EVERY),
+            "--keep",
+            "1",
+            str(ROOT / "benchmarks" / "gpu_train.py"),
+            size,
+            str(batch),
+        ]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
         self._folder = folder
 
     def look(self) -> None:
@@ -134,7 +171,9 @@ class Job:
             self.gone.add(event.data["process"])
 
     def until(self, row: Row, step: int, until_s: float) -> None:
-        """Wait for a step of all ranks, with every spare ready. Raises JobFailed when it does not come in time."""
+        """Wait for a step of all ranks, with every spare ready. Raises JobFailed when it does not
+        come in time.
+        """
         limit_s = min(until_s, time.monotonic() + STEP_LIMIT_S)
         while not self._at(row, step):
             if time.monotonic() > limit_s:
@@ -144,7 +183,9 @@ class Job:
 
     def _at(self, row: Row, step: int) -> bool:
         whole = [
-            event for event in self.commits if (event.step or 0) >= step and event.data["world"] == row.ranks
+            event
+            for event in self.commits
+            if (event.step or 0) >= step and event.data["world"] == row.ranks
         ]
         return bool(whole) and len(self.ready - self.gone) >= row.ranks + row.spares
 
@@ -203,9 +244,14 @@ def _incident(job: Job, row: Row, number: int, until_s: float, measured: Measure
     limit_s = min(until_s, time.monotonic() + STEP_LIMIT_S)
     while True:
         job.look()
-        # A step that was on its way when the rank was killed may still have been committed by others.
+        # A step that was on its way when the rank was killed may still have been committed by
+        # others.
         later = [e for e in job.commits if (e.step or 0) > before and e.time_ns > moment]
-        if later and len(job.failures) > failures and later[-1].time_ns > job.failures[failures].time_ns:
+        if (
+            later
+            and len(job.failures) > failures
+            and later[-1].time_ns > job.failures[failures].time_ns
+        ):
             break
         if time.monotonic() > limit_s:
             raise JobFailed(f"no new step after incident {number + 1}")
@@ -237,7 +283,10 @@ def spread(values: Sequence[float], *, unit: float = 1.0, digits: int = 3) -> st
     if not values:
         return "0 | - | -"
     shown = [value * unit for value in values]
-    return f"{len(shown)} | {statistics.median(shown):.{digits}f} | {min(shown):.{digits}f} to {max(shown):.{digits}f}"
+    return (
+        f"{len(shown)} | {statistics.median(shown):.{digits}f} | {min(shown):.{digits}f} to"
+        f" {max(shown):.{digits}f}"
+    )
 
 
 def part(name: str, device: str, size: str, until_s: float) -> tuple[dict[str, Any], str]:
@@ -248,9 +297,13 @@ def part(name: str, device: str, size: str, until_s: float) -> tuple[dict[str, A
     index = f"{device}:0" if device == "cuda" else device
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_parts", name, index, size], cwd=ROOT, timeout=left_s,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "benchmarks.gpu_parts", name, index, size],
+            cwd=ROOT,
+            timeout=left_s,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return {}, f"not done within {left_s:.0f} s"
     lines = ran.stdout.strip().splitlines()
@@ -261,25 +314,44 @@ def part(name: str, device: str, size: str, until_s: float) -> tuple[dict[str, A
 
 
 def page(
-    device: str, size: str, batch: int, about: dict[str, Any], parts: dict[str, tuple[dict[str, Any], str]],
-    jobs: dict[str, Measured], skipped: dict[str, str],
-) -> str:  # fmt: skip
+    device: str,
+    size: str,
+    batch: int,
+    about: dict[str, Any],
+    parts: dict[str, tuple[dict[str, Any], str]],
+    jobs: dict[str, Measured],
+    skipped: dict[str, str],
+) -> str:
     """The whole of docs/gpu-results.md. ``skipped``: job -> why it was not run."""
     what = ", ".join(f"{name} {value}" for name, value in about.items())
     lines = [
-        "# Results on GPUs", "",
+        "# Results on GPUs",
+        "",
         f"Made by `make bench-gpu` ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC). {driver()}{what}.",
-    ]  # fmt: skip
+    ]
     if device == "cpu":
-        lines += ["", "**A rehearsal without a GPU: gloo on the CPU. None of these figures is of a GPU.**"]
+        lines += [
+            "",
+            "**A rehearsal without a GPU: gloo on the CPU. None of these figures is of a GPU.**",
+        ]
     lines += [
-        "", "Seconds unless said otherwise; n, median, smallest to largest.", "", "## Recovery", "",
-        f"Model {size}, global batch {batch}, AdamW, a checkpoint every {EVERY} steps, SIGKILL at a step boundary.", "",
+        "",
+        "Seconds unless said otherwise; n, median, smallest to largest.",
+        "",
+        "## Recovery",
+        "",
+        (
+            f"Model {size}, global batch {batch}, AdamW, a checkpoint every {EVERY} steps, SIGKILL"
+            " at a step boundary."
+        ),
+        "",
         "| job | step | | | SIGKILL to detection | | | SIGKILL to the next new step | | |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+    ]
     for name, job in jobs.items():
-        lines.append(f"| {name} | {spread(job.steps)} | {spread(job.detected)} | {spread(job.recovered)} |")
+        lines.append(
+            f"| {name} | {spread(job.steps)} | {spread(job.detected)} | {spread(job.recovered)} |"
+        )
     lines += [f"- {name}: {job.note}" for name, job in jobs.items() if job.note]
     lines += [f"- Not run: {name}: {why}" for name, why in skipped.items()]
     lines += [
@@ -290,15 +362,20 @@ def page(
         "| --- | --- | --- | --- |",
     ]
     words = {
-        "form_s": "form a group of one", "first_s": "its first all-reduce (4 MiB)",
+        "form_s": "form a group of one",
+        "first_s": "its first all-reduce (4 MiB)",
         "abort_s": "abort while the device is busy, until the training thread is free",
-        "plain_step_s": f"a step, {size}, plain torch", "step_s": "the same step with the job's reducer",
-        "digest_s": "digests of the whole state, for the log", "fingerprint_s": "fingerprint, to compare replicas",
+        "plain_step_s": f"a step, {size}, plain torch",
+        "step_s": "the same step with the job's reducer",
+        "digest_s": "digests of the whole state, for the log",
+        "fingerprint_s": "fingerprint, to compare replicas",
         "finite_s": "look for values that are not finite, before a save",
-    }  # fmt: skip
+    }
     for found, _ in parts.values():
         lines += [
-            f"| {text} | {spread(found[key], digits=5)} |" for key, text in words.items() if key in found
+            f"| {text} | {spread(found[key], digits=5)} |"
+            for key, text in words.items()
+            if key in found
         ]
     if "bytes" in parts["state"][0]:
         lines.append(f"\nThe state: {parts['state'][0]['bytes'] / 1e9:.2f} GB.")
@@ -307,15 +384,17 @@ def page(
     missed = [name for name, yes in landed.items() if not yes]
     where = " and ".join(parts["faults"][0].get("where", []))
     lines.append(
-        f"{len(landed) - len(missed)} of {len(landed)} landed on {where} tensors, by the rank's own digests"
-        f"{'; not ' + ', '.join(missed) if missed else ''}."
+        f"{len(landed) - len(missed)} of {len(landed)} landed on {where} tensors, by the rank's own"
+        f" digests{'; not ' + ', '.join(missed) if missed else ''}."
     )
     lines += [f"\n{name}: {reason}." for name, (_, reason) in parts.items() if reason]
     return "\n".join(lines) + "\n"
 
 
 def why_not(row: Row, gpus: int, sharding: str) -> str:
-    """Why a job cannot be run here; else empty. ``sharding``: why this torch cannot shard a model."""
+    """Why a job cannot be run here; else empty. ``sharding``: why this torch cannot shard
+    a model.
+    """
     if row.gpus > gpus:
         return f"it needs {row.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
     return sharding if row.shards > 1 else ""
@@ -325,9 +404,12 @@ def driver() -> str:
     """What nvidia-smi says of it."""
     try:
         ran = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True,
-            timeout=20, check=False,
-        )  # fmt: skip
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return f"driver {ran.stdout.split()[0]}, " if ran.returncode == 0 and ran.stdout.split() else ""
@@ -366,11 +448,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         share_s = max(0.0, jobs_until_s - time.monotonic()) / (len(rows) - place)
         print(f"{datetime.now(UTC):%H:%M:%S} {row.name}", file=sys.stderr, flush=True)
         jobs[row.name] = play(row, given.device, given.size, batch, time.monotonic() + share_s)
-    parts = {name: part(name, given.device, given.size, until_s) for name in ("faults", "nccl", "state")}
+    parts = {
+        name: part(name, given.device, given.size, until_s) for name in ("faults", "nccl", "state")
+    }
     text = page(given.device, given.size, batch, about, parts, jobs, skipped)
     given.out.write_text(text)
     print(text)
-    failed = reason or any(why for _, why in parts.values()) or any(job.note for job in jobs.values())
+    failed = (
+        reason or any(why for _, why in parts.values()) or any(job.note for job in jobs.values())
+    )
     return EXIT_FAIL if failed else EXIT_PASS
 
 

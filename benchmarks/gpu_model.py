@@ -1,4 +1,6 @@
-"""The models of the GPU benchmark: GPT-2 small (124 million parameters), and a tiny one to rehearse with."""
+"""The models of the GPU benchmark: GPT-2 small (124 million parameters), and a tiny one to rehearse
+with.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ def make_model(size: str) -> nn.Module:
     """On the CPU."""
     layers, heads, width = {"124m": (12, 12, 768), "tiny": (2, 2, 32)}[size]
     return Transformer(
-        vocabulary=VOCABULARY[size], layers=layers, heads=heads, width=width, block=LENGTHS[size], dropout=0.0
+        vocabulary=VOCABULARY[size],
+        layers=layers,
+        heads=heads,
+        width=width,
+        block=LENGTHS[size],
+        dropout=0.0,
     )
 
 

@@ -1,4 +1,5 @@
-"""Measurements of the GPU benchmark that need no supervisor, each in a process of its own; prints JSON.
+"""Measurements of the GPU benchmark that need no supervisor, each in a process of its own; prints
+JSON.
 
 python -m benchmarks.gpu_parts {machine,nccl,state,faults} DEVICE SIZE
 """
@@ -56,9 +57,15 @@ def timed(device: torch.device, act: Callable[[], Any]) -> float:
 def group_of(device: torch.device, generation: int, port: int, check: Callable[[], None]) -> Group:
     """Of this process alone: NCCL on a GPU."""
     return Group(
-        generation=generation, rank=0, world=1, store_port=port, timeout_s=LIMIT_S, check=check, device=str(device),
+        generation=generation,
+        rank=0,
+        world=1,
+        store_port=port,
+        timeout_s=LIMIT_S,
+        check=check,
+        device=str(device),
         backend="nccl" if device.type == "cuda" else "gloo",
-    )  # fmt: skip
+    )
 
 
 def machine(device: torch.device, size: str) -> Figures:
@@ -71,9 +78,11 @@ def machine(device: torch.device, size: str) -> Figures:
     }
     if device.type == "cuda":
         found |= {
-            "device": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count(),
-            "cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        }  # fmt: skip
+            "device": torch.cuda.get_device_name(device),
+            "gpus": torch.cuda.device_count(),
+            "cuda": str(torch.version.cuda),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
     from recovery.collectives.sharding import require_torch  # takes seconds, and is for this alone
 
     try:
@@ -84,7 +93,9 @@ def machine(device: torch.device, size: str) -> Figures:
 
 
 def nccl(device: torch.device, size: str) -> Figures:
-    """Forming, aborting while the device is busy, forming anew; and what a step costs over a plain one."""
+    """Forming, aborting while the device is busy, forming anew; and what a step costs over a plain
+    one.
+    """
     store, port = start_store()
     told = SimpleNamespace(aborted=False)
 
@@ -115,7 +126,9 @@ def _all_reduce(group: Group, values: Tensor) -> None:
 
 
 def _aborted(device: torch.device, group: Group, values: Tensor, told: SimpleNamespace) -> float:
-    """Seconds from an abort, while the training thread waits for a busy device, until that thread is free."""
+    """Seconds from an abort, while the training thread waits for a busy device, until that thread
+    is free.
+    """
     free = [0.0]
 
     def abort() -> None:
@@ -190,22 +203,28 @@ def state(device: torch.device, size: str) -> Figures:
     held.apply(0.0)
     figures: Figures = {"bytes": sum(part.nbytes for part in held.parts().values())}
     for name, act in (
-        ("digest_s", held.digests), ("fingerprint_s", lambda: fingerprint(held)), ("finite_s", held.not_finite),
-    ):  # fmt: skip
+        ("digest_s", held.digests),
+        ("fingerprint_s", lambda: fingerprint(held)),
+        ("finite_s", held.not_finite),
+    ):
         act()
         figures[name] = [timed(device, act) for _ in range(ROUNDS[device.type])]
     return figures
 
 
 def faults(device: torch.device, size: str) -> Figures:
-    """Every fault that changes a tensor: whether it did, by the rank's own digests. Each on a model of its own."""
+    """Every fault that changes a tensor: whether it did, by the rank's own digests. Each on a model
+    of its own.
+    """
     landed: dict[str, bool] = {}
     fields = TensorCorrupt.model_fields
     for surface, op in itertools.product(
         get_args(fields["surface"].annotation), get_args(fields["op"].annotation)
     ):
         with contextlib.suppress(ValidationError):
-            landed[f"{surface} {op}"] = _lands(TensorCorrupt(surface=surface, op=op), surface, device)
+            landed[f"{surface} {op}"] = _lands(
+                TensorCorrupt(surface=surface, op=op), surface, device
+            )
     landed["replica-desync"] = _lands(ReplicaDesync(), "parameter", device)
     return {"landed": landed, "where": [device.type]}
 
@@ -225,10 +244,14 @@ def _lands(fault: Any, surface: str, device: torch.device) -> bool:
         said.append(evidence["before"] != evidence["after"])
 
     target = SimpleNamespace(
-        seed=1, step=1, tensors=shim.stored, next_step=later.append, poison_loss=spoil.append,
+        seed=1,
+        step=1,
+        tensors=shim.stored,
+        next_step=later.append,
+        poison_loss=spoil.append,
         change_forward=lambda where, change: shim.change_forward(where, change, 1, say),
         change_rng=lambda change: shim.change_rng(change, say),
-    )  # fmt: skip
+    )
     seen: list[Any] = []
     for step in (1, 2):
         torch.manual_seed(step)
@@ -269,8 +292,11 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
     known: dict[str, Callable[[torch.device, str], Figures]] = {
-        "machine": machine, "nccl": nccl, "state": state, "faults": faults,
-    }  # fmt: skip
+        "machine": machine,
+        "nccl": nccl,
+        "state": state,
+        "faults": faults,
+    }
     print(json.dumps(known[part](device, size)))
 
 

@@ -1,4 +1,5 @@
-"""The job that ``benchmarks.gpu`` kills ranks of: a GPT on random tokens, on whatever device the supervisor gives.
+"""The job that ``benchmarks.gpu`` kills ranks of: a GPT on random tokens, on whatever device the
+supervisor gives.
 
 python -m recovery.run --ranks 2 benchmarks/gpu_train.py SIZE BATCH
 """

@@ -1,10 +1,12 @@
-"""How fast a rank that hangs is found and replaced, by the way in which it hangs: four families, at two step times.
+"""How fast a rank that hangs is found and replaced, by the way in which it hangs: four families, at
+two step times.
 
     python -m benchmarks.hangs [--seeds 6] [--long-seeds 2] [--runs runs/bench]
 
-Every arm meets all four, in an order, at ranks and at phases that its seed draws. A hang is to be declared within 8
-median steps of its begin, or within 0.6 s where that is more; the steps are those before it, by the event log. On a
-machine that does something else meanwhile this says little: such incidents are counted, and kept in.
+Every arm meets all four, in an order, at ranks and at phases that its seed draws. A hang is to be
+declared within 8 median steps of its begin, or within 0.6 s where that is more; the steps are those
+before it, by the event log. On a machine that does something else meanwhile this says little: such
+incidents are counted, and kept in.
 """
 
 from __future__ import annotations
@@ -33,14 +35,17 @@ FAMILIES = {
 }
 LOOKED_AT_S = 10.0
 OWN_WAIT, LEAST_WAIT, MOST_STEAL, MOST_WANTED = 1.5, 0.3, 0.05, 0.1
-"""Of a machine that is somebody else's too: ranks wait for processors so many times as long as they keep each other
-waiting, and so much longer; its hypervisor takes so much; and in so much of a silence somebody wants one in vain."""
+"""Of a machine that is somebody else's too: ranks wait for processors so many times as long as they
+keep each other waiting, and so much longer; its hypervisor takes so much; and in so much of a
+silence somebody wants one in vain.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """``batch``: global, which makes a step short or long; ``first``, ``gap``, ``last``: steps before the first hang,
-    between two, and after the last."""
+    """``batch``: global, which makes a step short or long; ``first``, ``gap``, ``last``: steps
+    before the first hang, between two, and after the last.
+    """
 
     batch: int
     first: int
@@ -56,7 +61,9 @@ PACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One hang. ``step_s``: the median step before it; ``busy``: what else the machine did meanwhile, if it did."""
+    """One hang. ``step_s``: the median step before it; ``busy``: what else the machine did
+    meanwhile, if it did.
+    """
 
     family: str
     detection_s: float
@@ -75,17 +82,22 @@ def scenario(seed: int, pace: Pace) -> str:
     draw = random.Random(seed)
     faults = []
     for number, family in enumerate(draw.sample(list(FAMILIES), len(FAMILIES))):
-        at = f"{{step: {pace.first + number * pace.gap}, phase: {draw.choice(('forward', 'backward'))}}}"
+        at = (
+            f"{{step: {pace.first + number * pace.gap}, phase:"
+            f" {draw.choice(('forward', 'backward'))}}}"
+        )
         name = family.replace(" ", "-")
         faults.append(
-            f"  - {{id: {name}, {FAMILIES[family]}, target: {{role: worker, select: one}}, at: {at}}}"
+            f"  - {{id: {name}, {FAMILIES[family]}, target: {{role: worker, select: one}}, at:"
+            f" {at}}}"
         )
     lines = "\n".join(faults)
     steps = pace.first + (len(FAMILIES) - 1) * pace.gap + pace.last
     return f"""version: 1
 name: bench-hangs
 seed: {seed}
-workload: {{kind: gpt, size: nano, ranks: 4, steps: {steps}, global_batch: {pace.batch}, checkpoint: {{every: 20}}}}
+workload: {{kind: gpt, size: nano, ranks: 4, steps: {steps}, global_batch: {pace.batch},
+  checkpoint: {{every: 20}}}}
 recovery: hot-spare
 faults:
 {lines}
@@ -107,16 +119,20 @@ def found_in(log: Log) -> list[Found]:
         until_ns = injected_ns + int(min(detection_s, 60.0) * NS)
         found.append(
             Found(
-                family=families.get(incident.fault, incident.fault), detection_s=detection_s,
+                family=families.get(incident.fault, incident.fault),
+                detection_s=detection_s,
                 recovery_s=math.inf if incident.recovery_time is None else incident.recovery_time,
-                step_s=step_before(log, injected_ns), busy=busy(log, injected_ns, until_ns),
+                step_s=step_before(log, injected_ns),
+                busy=busy(log, injected_ns, until_ns),
             )
-        )  # fmt: skip
+        )
     return found
 
 
 def step_before(log: Log, before_ns: int) -> float:
-    """The median of the last steps that all ranks had done by then; those of one generation follow each other."""
+    """The median of the last steps that all ranks had done by then; those of one generation follow
+    each other.
+    """
     done: dict[tuple[int, int], int] = {}
     for event in log.of(Kind.STEP_COMMITTED):
         if event.time_ns < before_ns and event.step is not None:
@@ -128,7 +144,9 @@ def step_before(log: Log, before_ns: int) -> float:
 
 
 def busy(log: Log, since_ns: int, until_ns: int) -> str:
-    """What else the machine did while a rank was silent, and shortly before; "": nothing that was recorded."""
+    """What else the machine did while a rank was silent, and shortly before; "": nothing that was
+    recorded.
+    """
     first_ns = min((event.time_ns for event in log.of(Kind.PRESSURE_READ)), default=since_ns)
     pressure = pressures_of(log, max(first_ns, since_ns - int(LOOKED_AT_S * NS)), until_ns).get(0)
     started = next(iter(log.of(Kind.RUN_STARTED)), None)
@@ -145,7 +163,9 @@ def busy(log: Log, since_ns: int, until_ns: int) -> str:
 
 
 def _wanted(log: Log, since_ns: int, until_ns: int) -> float:
-    """For how long of a silence, at least, somebody wanted a processor in vain: ranks that train do all the time."""
+    """For how long of a silence, at least, somebody wanted a processor in vain: ranks that train do
+    all the time.
+    """
     readings = [event for event in log.of(Kind.PRESSURE_READ) if event.data["some_s"] is not None]
     before = [event for event in readings if event.time_ns <= since_ns]
     after = [event for event in readings if event.time_ns >= until_ns]
@@ -178,10 +198,17 @@ def table(found: Mapping[str, Sequence[Found]]) -> str:
             step_s = median(one.step_s for one in ours)
             within = sum(one.detection_s <= one.bound_s for one in ours)
             rows.append(
-                [family, f"{1e3 * step_s:.0f} ms", str(len(ours)), _spread([one.detection_s for one in ours]),
-                 _spread([one.recovery_s for one in ours]), _range([one.bound_s for one in ours]),
-                 f"{within} of {len(ours)}", str(sum(bool(one.busy) for one in ours))]
-            )  # fmt: skip
+                [
+                    family,
+                    f"{1e3 * step_s:.0f} ms",
+                    str(len(ours)),
+                    _spread([one.detection_s for one in ours]),
+                    _spread([one.recovery_s for one in ours]),
+                    _range([one.bound_s for one in ours]),
+                    f"{within} of {len(ours)}",
+                    str(sum(bool(one.busy) for one in ours)),
+                ]
+            )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -202,7 +229,9 @@ def main() -> None:
     """Measure and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=6, help="arms with short steps")
-    parser.add_argument("--long-seeds", type=int, default=2, help="arms with steps of about a second")
+    parser.add_argument(
+        "--long-seeds", type=int, default=2, help="arms with steps of about a second"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
@@ -218,7 +247,10 @@ def main() -> None:
                 log = read_log(options.runs / results.scenario / results.run_id / arm.events)
                 found[name] += found_in(log)
     print(table(found))
-    print(f"\n{len(verdicts)} arms; verdicts other than pass: {len(verdicts) - verdicts.count('pass')}")
+    print(
+        f"\n{len(verdicts)} arms; verdicts other than pass:"
+        f" {len(verdicts) - verdicts.count('pass')}"
+    )
 
 
 if __name__ == "__main__":

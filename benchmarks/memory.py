@@ -1,10 +1,12 @@
-"""Checkpoints of 1 GB in memory, saved and restored with every byte verified, against a plain copy of the same bytes.
+"""Checkpoints of 1 GB in memory, saved and restored with every byte verified, against a plain copy
+of the same bytes.
 
     python -m benchmarks.memory [--rounds 7] [--mib 1024]
 
-The keepers are processes of their own. All arms of a round move the same bytes, one after the other, in an order that
-changes from round to round, and each ratio is of one round. A restore is all that a new rank does: ask which
-checkpoint is the newest, get it, compare it with its checksums, and only then copy it into the live state.
+The keepers are processes of their own. All arms of a round move the same bytes, one after the
+other, in an order that changes from round to round, and each ratio is of one round. A restore is
+all that a new rank does: ask which checkpoint is the newest, get it, compare it with its checksums,
+and only then copy it into the live state.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def _nothing() -> None:
 
 
 def measure(arms: Arms, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each arm, round by round; what the first rounds pay for (fresh memory) is left out."""
+    """Seconds of each arm, round by round; what the first rounds pay for (fresh memory) is left
+    out.
+    """
     acts: list[Callable[[], None]] = [arms.copy, arms.save, arms.restore]
     found: dict[str, list[float]] = {act.__name__: [] for act in acts}
     for _ in range(4):  # until every buffer exists
@@ -116,7 +120,8 @@ def main() -> None:
     state = state_of(given.mib)
 
     def start(config: bytes, fds: object) -> int:
-        return start_cold("recovery.checkpoint.memory.keeper", config, list(fds), rank_environment())  # type: ignore[call-overload]
+        held = list(fds)  # type: ignore[call-overload]
+        return start_cold("recovery.checkpoint.memory.keeper", config, held, rank_environment())
 
     keepers = Keepers(Here(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True)
     try:
@@ -137,17 +142,31 @@ def show(arms: Arms, found: dict[str, list[float]], peer: list[float]) -> None:
     print(f"checkpoints of {size:.2f} GB in memory, {len(rates)} rounds, {os.cpu_count()} cores")
     print("| what | goal | measured (median, min to max) | met |\n| --- | --- | --- | --- |")
     _row(
-        "verified restore, share of the copy rate", f">= {RESTORE_GOAL}", rates, median(rates) >= RESTORE_GOAL
+        "verified restore, share of the copy rate",
+        f">= {RESTORE_GOAL}",
+        rates,
+        median(rates) >= RESTORE_GOAL,
     )
-    _row("save: training stands still, in copies", f"<= {SAVE_GOAL}", stalls, median(stalls) <= SAVE_GOAL)
-    for name, seconds in (*found.items(), ("save until checked and copied to the peer", arms.kept_s)):
+    _row(
+        "save: training stands still, in copies",
+        f"<= {SAVE_GOAL}",
+        stalls,
+        median(stalls) <= SAVE_GOAL,
+    )
+    for name, seconds in (
+        *found.items(),
+        ("save until checked and copied to the peer", arms.kept_s),
+    ):
         _row(f"{name}, GB/s", "", [size / s for s in seconds], None)
     _row("restore from the peer's copy over TCP, GB/s", "", [size / s for s in peer], None)
 
 
 def _row(what: str, goal: str, values: list[float], met: bool | None) -> None:
     word = "" if met is None else "yes" if met else "no"
-    print(f"| {what} | {goal} | {median(values):.2f} ({min(values):.2f} to {max(values):.2f}) | {word} |")
+    print(
+        f"| {what} | {goal} | {median(values):.2f} ({min(values):.2f} to {max(values):.2f}) |"
+        f" {word} |"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""What a failure costs on nodes: a rank killed, a rank stopped, a node lost, under several launchers, interleaved.
+"""What a failure costs on nodes: a rank killed, a rank stopped, a node lost, under several
+launchers, interleaved.
 
-    python -m benchmarks.nodes [--launchers local,docker] [--incidents 20] [--node-kills 10] [--runs runs/bench-nodes]
+    python -m benchmarks.nodes [--launchers local,docker] [--incidents 20] [--node-kills 10]
+                               [--runs runs/bench-nodes]
 
-Ranks on four nodes, killed and stopped one at a time under drop-replica and hot-spare; then two ranks on each of two
-nodes, of which one is lost as a whole, with a third that stands by. ``slurm`` works inside an allocation of four nodes.
+Ranks on four nodes, killed and stopped one at a time under drop-replica and hot-spare; then two
+ranks on each of two nodes, of which one is lost as a whole, with a third that stands by. ``slurm``
+works inside an allocation of four nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +18,17 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import table
-from benchmarks.recovery import BATCH, EVERY, INVARIANTS, PER_ARM, RANKS, STEPS, Measured, faults, play
+from benchmarks.recovery import (
+    BATCH,
+    EVERY,
+    INVARIANTS,
+    PER_ARM,
+    RANKS,
+    STEPS,
+    Measured,
+    faults,
+    play,
+)
 from harness.judge.measure.measure import median_ci95
 
 STOP = 'stop_conditions: [{when: "no_committed_step_for > 60s"}]'
@@ -28,7 +41,8 @@ def on_ranks(kind: str, launcher: str, draw: random.Random, seed: int) -> str:
     return f"""version: 1
 name: bench-{launcher}-{kind}
 seed: {seed}
-workload: {{kind: gpt, size: nano, ranks: {RANKS}, steps: {STEPS}, global_batch: {BATCH}, checkpoint: {SAVES}}}
+workload: {{kind: gpt, size: nano, ranks: {RANKS}, steps: {STEPS}, global_batch: {BATCH},
+  checkpoint: {SAVES}}}
 launcher: {{kind: {launcher}, nodes: 4}}
 recovery: ${{matrix.recovery}}
 faults:
@@ -46,7 +60,8 @@ def of_a_node(launcher: str, draw: random.Random, seed: int) -> str:
     return f"""version: 1
 name: bench-{launcher}-node-kill
 seed: {seed}
-workload: {{kind: gpt, size: nano, ranks: 4, steps: {LOSS_STEPS}, global_batch: {BATCH}, checkpoint: {SAVES}}}
+workload: {{kind: gpt, size: nano, ranks: 4, steps: {LOSS_STEPS}, global_batch: {BATCH},
+  checkpoint: {SAVES}}}
 launcher: {{kind: {launcher}, nodes: 3}}
 recovery: {{strategy: hot-spare, spares: 2}}
 faults:
@@ -60,7 +75,8 @@ invariants: {INVARIANTS}
 def rows_of(measured: Measured) -> str:
     """Recovery, and what of it follows detection, as Markdown."""
     lines = [
-        "| recovery of | n | median s | 95 % CI | max s | detection, median s | after detection, median (max) s |"
+        "| recovery of | n | median s | 95 % CI | max s | detection, median s | after detection,"
+        " median (max) s |"
     ]
     lines.append("| --- " * 7 + "|")
     for row, values in measured.recovery.items():
@@ -68,8 +84,8 @@ def rows_of(measured: Measured) -> str:
         after = [whole - seen for whole, seen in zip(values, found, strict=True)]
         said = f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-"
         lines.append(
-            f"| {row} | {len(values)} | {median(values):.3f} | {said} | {max(values):.3f} | {median(found):.3f} | "
-            f"{median(after):.3f} ({max(after):.3f}) |"
+            f"| {row} | {len(values)} | {median(values):.3f} | {said} | {max(values):.3f} |"
+            f" {median(found):.3f} | {median(after):.3f} ({max(after):.3f}) |"
         )
     return "\n".join(lines)
 
@@ -84,10 +100,14 @@ def measure(launchers: Sequence[str], incidents: int, losses: int, runs: Path) -
                     text = on_ranks(kind, launcher, random.Random(number), number)
                     results = play(f"{launcher}-{kind}-{number}", text, runs)
                     measured.add(f"{word}, {launcher}", results)
-                    measured.steps += [v for cell in results.cells for v in cell.metrics["step_time"].values]
+                    measured.steps += [
+                        v for cell in results.cells for v in cell.metrics["step_time"].values
+                    ]
             if number < losses:
                 text = of_a_node(launcher, random.Random(number), number)
-                measured.add(f"node lost, {launcher}", play(f"{launcher}-loss-{number}", text, runs))
+                measured.add(
+                    f"node lost, {launcher}", play(f"{launcher}-loss-{number}", text, runs)
+                )
     return measured
 
 
@@ -102,7 +122,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/bench-nodes"))
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
-    measured = measure(options.launchers.split(","), options.incidents, options.node_kills, options.runs)
+    measured = measure(
+        options.launchers.split(","), options.incidents, options.node_kills, options.runs
+    )
     print(f"median step {median(measured.steps) * 1e3:.1f} ms (n={len(measured.steps)} arms)\n")
     print(rows_of(measured))
     print(f"\n{table.phases(measured.phases)}")

@@ -1,11 +1,11 @@
-"""Fault-free step time under recovery against the bare DistributedDataParallel loop of the same model, or with
-``--shards`` against a bare loop of FSDP2.
+"""Fault-free step time under recovery against the bare DistributedDataParallel loop of the same
+model, or with ``--shards`` against a bare loop of FSDP2.
 
     python -m benchmarks.overhead [--rounds 5] [--steps 150] [--shards 2]
 
-Both arms train the same gpt nano on the same data with the same optimizer at 4 ranks over gloo. Rounds
-alternate which arm goes first; each round gives one ratio of median step times. The first 20 steps and steps
-with a checkpoint do not count.
+Both arms train the same gpt nano on the same data with the same optimizer at 4 ranks over gloo.
+Rounds alternate which arm goes first; each round gives one ratio of median step times. The first 20
+steps and steps with a checkpoint do not count.
 """
 
 from __future__ import annotations
@@ -60,11 +60,14 @@ def bare(steps: int, corpus: Path, shards: int) -> float:
 
 
 def ours(steps: int, runs: Path, shards: int) -> tuple[float, RunDirectory]:
-    """Median step time of the same training under drop-replica, seconds: the slowest rank's; and its run directory."""
+    """Median step time of the same training under drop-replica, seconds: the slowest rank's; and
+    its run directory.
+    """
     path = runs / "overhead.yaml"
-    layout = "ddp" if shards == 1 else f"{{hsdp: {{replicas: {RANKS // shards}, shards: {shards}}}}}"
-    path.write_text(
-        f"""version: 1
+    layout = (
+        "ddp" if shards == 1 else f"{{hsdp: {{replicas: {RANKS // shards}, shards: {shards}}}}}"
+    )
+    path.write_text(f"""version: 1
 name: bench-overhead
 seed: 1
 workload:
@@ -73,8 +76,7 @@ workload:
 recovery: drop-replica
 baseline: none
 invariants: [evidence-complete]
-"""
-    )
+""")
     results = run_scenario(
         load(path, build_catalogue(), overrides=[], env={}),
         runs=runs,
@@ -117,7 +119,8 @@ def main() -> None:
         mine.append(m)
         ratios.append(m / b)
         print(
-            f"round {number + 1}: bare {b * 1e3:.1f} ms, under recovery {m * 1e3:.1f} ms, ratio {m / b:.3f}",
+            f"round {number + 1}: bare {b * 1e3:.1f} ms, under recovery {m * 1e3:.1f} ms, ratio"
+            f" {m / b:.3f}",
             flush=True,
         )
     loop = "bare DDP" if shards == 1 else "bare FSDP2"

@@ -1,10 +1,13 @@
-"""How long ``chaos fuzz`` takes to find each planted defect: ``python -m benchmarks.planted [--seeds N] [NAME...]``.
+"""How long ``chaos fuzz`` takes to find each planted defect: ``python -m benchmarks.planted
+[--seeds N] [NAME...]``.
 
-Each seed is a search of its own in one process; it ends with the first find, and counts the scenarios and the seconds
-of its processor until then. ``--apart`` has a defect that a story found searched for again without the stories that its
-scenario tells, to see what the others find. What was found is kept in ``docs/results/planted.jsonl``, a line a search,
-and shown in ``docs/search.md``; with ``--table`` it is only shown anew. ``--part I/N``: every Nth defect from I on, and
-``--into FILE`` instead, so that several processes can share the work; ``--table FILE...`` puts theirs together.
+Each seed is a search of its own in one process; it ends with the first find, and counts the
+scenarios and the seconds of its processor until then. ``--apart`` has a defect that a story found
+searched for again without the stories that its scenario tells, to see what the others find. What
+was found is kept in ``docs/results/planted.jsonl``, a line a search, and shown in
+``docs/search.md``; with ``--table`` it is only shown anew. ``--part I/N``: every Nth defect from I
+on, and ``--into FILE`` instead, so that several processes can share the work; ``--table FILE...``
+puts theirs together.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ Row = dict[str, Any]
 
 
 def searched(name: str, seed: int, *, apart: bool = False) -> Row:
-    """One search. ``told``: the stories of the scenario that showed it; ``apart``: scenarios until it was found without
-    them, 0: it was not."""
+    """One search. ``told``: the stories of the scenario that showed it; ``apart``: scenarios until
+    it was found without them, 0: it was not.
+    """
     since_s = time.process_time()
     search = sought(PLANTED[name], seed=f"{name} {seed}")
     seconds = round(time.process_time() - since_s, 1)
@@ -49,26 +53,38 @@ def searched(name: str, seed: int, *, apart: bool = False) -> Row:
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
-    """The last of each search, in the order of the defects; those of defects that are no more left out."""
+    """The last of each search, in the order of the defects; those of defects that are no more left
+    out.
+    """
     last = {(row["name"], row["seed"]): row for row in rows}
     return [row for name in PLANTED for (of, _), row in sorted(last.items()) if of == name]
 
 
 def read(paths: Sequence[Path]) -> list[Row]:
     """Lines of several files."""
-    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in paths
+        if path.exists()
+        for line in path.read_text().splitlines()
+    ]
 
 
 def table(rows: Sequence[Row]) -> str:
     """For the page."""
     plays = [row["plays"] for row in rows if row["shown"]]
     seconds = [row["seconds"] for row in rows if row["shown"]]
-    missed = [name for name in PLANTED if any(row["name"] == name and not row["shown"] for row in rows)]
+    missed = [
+        name for name in PLANTED if any(row["name"] == name and not row["shown"] for row in rows)
+    ]
     names = list(dict.fromkeys(row["name"] for row in rows))
     lines = [
-        f"{len(names)} defects, {len(rows)} searches: {len(plays)} found theirs, in a median of "
-        f"{statistics.median(plays):.0f} scenarios and {statistics.median(seconds):.1f} s of one processor, the "
-        f"longest in {max(plays)} and {max(seconds):.0f} s. {_missed(missed)}{_unsearched(names)}",
+        (
+            f"{len(names)} defects, {len(rows)} searches: {len(plays)} found theirs, in a median of"
+            f" {statistics.median(plays):.0f} scenarios and {statistics.median(seconds):.1f} s of"
+            f" one processor, the longest in {max(plays)} and {max(seconds):.0f} s."
+            f" {_missed(missed)}{_unsearched(names)}"
+        ),
         "",
         _by_stories(rows),
         "",
@@ -79,10 +95,16 @@ def table(rows: Sequence[Row]) -> str:
         mine = [row for row in rows if row["name"] == name]
         found = [row for row in mine if row["shown"]]
         plays, seconds = [row["plays"] for row in found], [row["seconds"] for row in found]
-        how = f"{statistics.median(plays):.0f} | {statistics.median(seconds):.1f}" if found else "- | -"
+        how = (
+            f"{statistics.median(plays):.0f} | {statistics.median(seconds):.1f}"
+            if found
+            else "- | -"
+        )
         by = found[0]["shown"].split(": ", 1)[1].split(" fail:")[0] if found else "-"
         strategy = PLANTED[name].strategy
-        lines.append(f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {_told(found)} | {by} |")
+        lines.append(
+            f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {_told(found)} | {by} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -97,14 +119,15 @@ def _by_stories(rows: Sequence[Row]) -> str:
     again = [row for row in told if "apart" in row]
     names = {name for row in told for name in row["told"].split("; ")}
     said = (
-        f"{len(found) - len(told)} of {len(found)} finds were made by faults that have nothing to do with each other, "
-        f"{len(told)} by {len(names)} of the {len(STORIES)} stories or by scenarios near one."
+        f"{len(found) - len(told)} of {len(found)} finds were made by faults that have nothing to"
+        f" do with each other, {len(told)} by {len(names)} of the {len(STORIES)} stories or by"
+        " scenarios near one."
     )
     if again:
         share = sum(row["apart"] > 0 for row in again)
         said += (
-            f" Searched for again without the stories that its scenario told, {share} of {len(again)} "
-            "were found all the same."
+            f" Searched for again without the stories that its scenario told, {share} of"
+            f" {len(again)} were found all the same."
         )
     return said
 
@@ -142,7 +165,10 @@ def main() -> int:
                 for name in names:
                     row = searched(name, seed, apart=given.apart)
                     print(json.dumps(row), file=stream, flush=True)
-                    print(f"{name}: {row['plays']} scenarios, {row['seconds']} s: {row['shown']}", flush=True)
+                    print(
+                        f"{name}: {row['plays']} scenarios, {row['seconds']} s: {row['shown']}",
+                        flush=True,
+                    )
         if given.into:
             return 0
     rows = merged(read([RESULTS, *(given.table or ())]))

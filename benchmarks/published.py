@@ -1,11 +1,13 @@
-"""The recovery times that README.md and docs/ state, each with its n, spread, commit and machine, from one register.
+"""The recovery times that README.md and docs/ state, each with its n, spread, commit and machine,
+from one register.
 
-    python -m benchmarks.published                 # does each page state what the register holds? exit status 1: not so
-    python -m benchmarks.published --write         # makes the table in docs/performance.md anew from the register
-    python -m benchmarks.published --rows FILE     # what an archived comparison measured, as lines for the register
+    python -m benchmarks.published               # compares pages with the register; else exit 1
+    python -m benchmarks.published --write       # writes the table in docs/performance.md
+    python -m benchmarks.published --rows FILE   # an archived comparison, as lines for the register
 
-The register is docs/results/recovery-times.yaml. Where a measurement names an archive (docs/results/*.tar.xz, made by
-``chaos compare --archive``), its rows must be those that ``chaos compare`` derives from that archive.
+The register is docs/results/recovery-times.yaml. Where a measurement names an archive
+(docs/results/*.tar.xz, made by ``chaos compare --archive``), its rows must be those that ``chaos
+compare`` derives from that archive.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ RESULTS = Path("docs/results")
 REGISTER = RESULTS / "recovery-times.yaml"
 TABLE_IN = "docs/performance.md"
 WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
-"""Pages that one command writes as a whole (benchmarks.gpu, harness.compare.result.definitions): no figure is
-copied there."""
+"""Pages that one command writes as a whole (benchmarks.gpu, harness.compare.result.definitions): no
+figure is copied there.
+"""
 MOST_ARCHIVED = 20 * 2**20
 """Bytes of one archive: it is kept in git for ever."""
 PLANTED = re.compile(r"<!-- planted: made by .*?<!-- planted: end -->", re.DOTALL)
@@ -42,8 +45,9 @@ PER_S = {"s": 0, "ms": -3}
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Name -> text of README.md and of all pages of docs/ whose figures are written by hand, with what a program has
-    written of the planted defects (``benchmarks.planted``) left blank."""
+    """Name -> text of README.md and of all pages of docs/ whose figures are written by hand, with
+    what a program has written of the planted defects (``benchmarks.planted``) left blank.
+    """
     found = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     named = {path.relative_to(root).as_posix(): path.read_text() for path in found}
     return {
@@ -76,7 +80,9 @@ def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
         for name in measurement.pages_of(figure):
             lacking = [value for value in figure.values if value not in told.get((name, id), ())]
             if lacking:
-                found.append(f"{name} does not state {', '.join(lacking)} of {id}, as the register says")
+                found.append(
+                    f"{name} does not state {', '.join(lacking)} of {id}, as the register says"
+                )
     found += [
         f"{one.file}: the register excuses {one.says!r} there, and there is no such page"
         for one in register.excused
@@ -89,7 +95,9 @@ def _wrong(register: Register, block: stated.Block) -> Iterator[str]:
     """What a block states that the register does not hold."""
     if not block.marks:
         if block.speaks_of_recovery():
-            yield f"states a time of recovery without a mark <!-- figures: ID -->: {block.text[:90]}"
+            yield (
+                f"states a time of recovery without a mark <!-- figures: ID -->: {block.text[:90]}"
+            )
         return
     known: dict[str, Figure] = {}
     for mark in block.marks:
@@ -111,7 +119,9 @@ def _wrong(register: Register, block: stated.Block) -> Iterator[str]:
 
 
 def table(register: Register) -> str:
-    """All recovery times that nothing newer supersedes as one table, like beside like, each in seconds."""
+    """All recovery times that nothing newer supersedes as one table, like beside like, each in
+    seconds.
+    """
     head = ["fault", "recovery of", "median s", "n", "spread", "measured with", "commit", "machine"]
     valid = [measurement for measurement in register.measurements if not measurement.superseded_by]
     rows = [
@@ -170,22 +180,27 @@ def _provenance(measurement: Measurement) -> list[str]:
 
 
 def archived(path: Path) -> Comparison:
-    """What ``chaos compare`` derives from an archive. Raises LogError for one that is damaged, or that holds anything
-    but plain files of bounded size (``harness.compare.result.archive.unpack``)."""
+    """What ``chaos compare`` derives from an archive. Raises LogError for one that is damaged, or
+    that holds anything but plain files of bounded size (``harness.compare.result.archive.unpack``).
+    """
     with tempfile.TemporaryDirectory(prefix="published-") as away:
         unpack(path, Path(away))
         return gather(Directory(Path(away)))
 
 
 def rows_of(made: Comparison) -> list[Figure]:
-    """The times of each stack under each family, and how many times as long as what it is set against its recovery and
-    its steps took. Rounded as the report rounds them (``chaos.events.figures``)."""
+    """The times of each stack under each family, and how many times as long as what it is set
+    against its recovery and its steps took. Rounded as the report rounds them
+    (``chaos.events.figures``).
+    """
     found = []
     for cell in made.cells:
         times = {
-            "recovery": cell.recovery, "detection": cell.detection, "full rate": cell.full_rate,
+            "recovery": cell.recovery,
+            "detection": cell.detection,
+            "full rate": cell.full_rate,
             "redundancy": cell.redundancy,
-        }  # fmt: skip
+        }
         for metric, of in times.items():
             if of is not None and of.median is not None:
                 found.append(_measured(cell.label, cell.family, metric, of.n, of.median, of.ci95))
@@ -193,7 +208,9 @@ def rows_of(made: Comparison) -> list[Figure]:
         name = {"recovery": "times", "step_time": "step times"}.get(ratio.metric)
         if name and ratio.value is not None:
             metric = f"{name} {ratio.against}"
-            found.append(_measured(ratio.label, ratio.family, metric, ratio.n, ratio.value, ratio.interval))
+            found.append(
+                _measured(ratio.label, ratio.family, metric, ratio.n, ratio.value, ratio.interval)
+            )
     return found
 
 
@@ -204,7 +221,12 @@ def _measured(
     better = "higher" if "times " in metric and median > 1 else "lower"
     low_high = tuple(figures.number(value, better) for value in interval) if interval else None
     return Figure(
-        of=of, fault=fault, metric=metric, n=n, median=figures.number(median, better), spread=low_high
+        of=of,
+        fault=fault,
+        metric=metric,
+        n=n,
+        median=figures.number(median, better),
+        spread=low_high,
     )
 
 
@@ -215,7 +237,8 @@ def departures(measurement: Measurement, made: Comparison) -> list[str]:
     commit = str(made.machine.get("commit", ""))
     if commit and not commit.startswith(measurement.commit or "?"):
         found.append(
-            f"{measurement.id}: the register has commit {measurement.commit or 'none'}, the archive {commit}"
+            f"{measurement.id}: the register has commit {measurement.commit or 'none'}, the archive"
+            f" {commit}"
         )
     for figure in measurement.figures:
         row = given.get(figure.id)
@@ -224,7 +247,8 @@ def departures(measurement: Measurement, made: Comparison) -> list[str]:
             found.append(f"{measurement.id}/{figure.id}: {measurement.archive} has no such row")
         elif mine != (row.n, row.median, row.spread):
             found.append(
-                f"{measurement.id}/{figure.id}: the register has {_said(figure)}, the archive {_said(row)}"
+                f"{measurement.id}/{figure.id}: the register has {_said(figure)}, the archive"
+                f" {_said(row)}"
             )
     return found
 
@@ -234,13 +258,18 @@ def _said(figure: Figure) -> str:
 
 
 def archives(register: Register, results: Path) -> list[str]:
-    """Where archives and register differ: an archive too large for git or that nothing names, one that is not there,
-    and every figure that does not come out of it."""
+    """Where archives and register differ: an archive too large for git or that nothing names, one
+    that is not there, and every figure that does not come out of it.
+    """
     there = {path.name for path in results.glob("*.tar.xz")}
     named = {one.archive for one in register.measurements if one.archive}
-    found = [f"{results / name}: no measurement of the register is of it" for name in sorted(there - named)]
+    found = [
+        f"{results / name}: no measurement of the register is of it"
+        for name in sorted(there - named)
+    ]
     found += [
-        f"{results / name}: the register names it, and it is not there" for name in sorted(named - there)
+        f"{results / name}: the register names it, and it is not there"
+        for name in sorted(named - there)
     ]
     for name in sorted(named & there):
         if (results / name).stat().st_size > MOST_ARCHIVED:
@@ -259,7 +288,8 @@ def yaml_of(rows: Sequence[Figure]) -> str:
         metric = "" if row.metric == "recovery" else f" metric: {row.metric},"
         spread = f", spread: [{', '.join(row.spread)}]" if row.spread else ""
         lines.append(
-            f"- {{of: {row.of}, fault: {row.fault},{metric} n: {row.n}, median: {row.median}{spread}}}"
+            f"- {{of: {row.of}, fault: {row.fault},{metric} n: {row.n}, median:"
+            f" {row.median}{spread}}}"
         )
     return "\n".join(lines)
 
@@ -284,13 +314,17 @@ def main() -> int:
         found = problems(register, texts)
         if stated.made(texts[TABLE_IN]) != table(register):
             found.append(
-                f"{TABLE_IN}: the table is not the register's: python -m benchmarks.published --write"
+                f"{TABLE_IN}: the table is not the register's: python -m benchmarks.published"
+                " --write"
             )
         found += archives(register, ROOT / RESULTS)
     except ChaosError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print("\n".join(found) or f"{sum(1 for _ in register.every())} figures, each where the register says")
+    print(
+        "\n".join(found)
+        or f"{sum(1 for _ in register.every())} figures, each where the register says"
+    )
     return 1 if found else 0
 
 

@@ -1,10 +1,12 @@
-"""What a failure costs: SIGKILL and SIGSTOP under each strategy, and under torchrun, in interleaved rounds.
+"""What a failure costs: SIGKILL and SIGSTOP under each strategy, and under torchrun, in interleaved
+rounds.
 
     python -m benchmarks.recovery [--incidents 20] [--no-torchrun] [--runs runs/bench]
 
-Every round plays one arm of each kind, with five incidents far enough apart to be independent; rank, phase and distance
-to the last checkpoint are drawn from the round's number. torchrun restarts the same model, data, global batch and
-checkpoints under the same injector and judge. The numbers come from the event logs, by the code that judges any run.
+Every round plays one arm of each kind, with five incidents far enough apart to be independent;
+rank, phase and distance to the last checkpoint are drawn from the round's number. torchrun restarts
+the same model, data, global batch and checkpoints under the same injector and judge. The numbers
+come from the event logs, by the code that judges any run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ STEPS = GAP * (PER_ARM + 1) + EVERY
 OFTEN = 2  # steps between checkpoints in memory
 COLD = "{strategy: checkpoint-restart, params: {restart: cold}}"
 WARM = "drop-replica, hot-spare, checkpoint-restart"
-INVARIANTS = "[fault-landed, sample-accounting, single-writer, no-lost-commit, liveness, no-orphans, evidence-complete]"
+INVARIANTS = (
+    "[fault-landed, sample-accounting, single-writer, no-lost-commit, liveness, no-orphans,"
+    " evidence-complete]"
+)
 SEEN_FROM_OUTSIDE = "[fault-landed, detection, liveness, no-orphans, evidence-complete]"
 IMPORT_LIMIT_S = 300.0
 
@@ -40,7 +45,9 @@ def _lists() -> dict[str, list[float]]:
 
 @dataclass(kw_only=True)
 class Measured:
-    """Seconds, by row of the table. ``steps``: median step of each arm; ``verdicts``: of all arms."""
+    """Seconds, by row of the table. ``steps``: median step of each arm; ``verdicts``: of
+    all arms.
+    """
 
     recovery: dict[str, list[float]] = field(default_factory=_lists)
     detection: dict[str, list[float]] = field(default_factory=_lists)
@@ -95,9 +102,18 @@ invariants: {INVARIANTS}
 def torchrun(draw: random.Random, seed: int, corpus: Path) -> str:
     """The scenario of torchrun as YAML text."""
     command = [
-        str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(RANKS), "--max-restarts", "99",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "benchmarks.torchrun_gpt",
-    ]  # fmt: skip
+        str(Path(sys.executable).with_name("torchrun")),
+        "--nproc-per-node",
+        str(RANKS),
+        "--max-restarts",
+        "99",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "-m",
+        "benchmarks.torchrun_gpt",
+    ]
     return f"""version: 1
 name: bench-torchrun
 seed: {seed}
@@ -135,7 +151,9 @@ def play(name: str, text: str, runs: Path) -> Results:
 
 
 def import_time_s() -> float:
-    """Seconds until as many new Pythons as there are ranks have all imported torch, as cold ranks do."""
+    """Seconds until as many new Pythons as there are ranks have all imported torch, as cold ranks
+    do.
+    """
     started = time.perf_counter()
     pythons = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(RANKS)]
     try:
@@ -157,7 +175,9 @@ def play_round(number: int, runs: Path, measured: Measured, *, peer: bool) -> No
     for cell in (*killed.cells, *stopped.cells):
         measured.steps += cell.metrics["step_time"].values
     measured.imports.append(import_time_s())
-    measured.add("cold, SIGKILL", play(f"cold-{number}", ours("process-kill", COLD, draw, number), runs))
+    measured.add(
+        "cold, SIGKILL", play(f"cold-{number}", ours("process-kill", COLD, draw, number), runs)
+    )
     in_memory = ours(
         "process-kill", "checkpoint-restart", draw, number, saves=f", memory: {{every: {OFTEN}}}"
     )
@@ -171,7 +191,9 @@ def play_round(number: int, runs: Path, measured: Measured, *, peer: bool) -> No
 def main() -> None:
     """Measure and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--incidents", type=int, default=20, help=f"of each kind, in rounds of {PER_ARM}")
+    parser.add_argument(
+        "--incidents", type=int, default=20, help=f"of each kind, in rounds of {PER_ARM}"
+    )
     parser.add_argument("--no-torchrun", action="store_true", help="leave the peer out")
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
@@ -180,7 +202,9 @@ def main() -> None:
     for number in range(-(-options.incidents // PER_ARM)):
         play_round(number, options.runs, measured, peer=not options.no_torchrun)
     print(
-        table.recovery(measured.recovery, measured.detection, steps=measured.steps, imports=measured.imports)
+        table.recovery(
+            measured.recovery, measured.detection, steps=measured.steps, imports=measured.imports
+        )
     )
     print(table.phases(measured.phases))
     bad = [verdict for verdict in measured.verdicts if not verdict.endswith("pass")]

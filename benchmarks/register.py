@@ -1,4 +1,6 @@
-"""The register of recovery times, docs/results/recovery-times.yaml: what was measured, how often and where."""
+"""The register of recovery times, docs/results/recovery-times.yaml: what was measured, how often
+and where.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ruamel.yaml import YAML, YAMLError
 from chaos.errors import ScenarioError
 
 Value = Annotated[str, Field(pattern=r"^(\d+(\.\d+)?|never)$")]
-"""A number as it is printed, so that 0.130 stays 0.130; ``never``: a median of which more than half never recovered."""
+"""A number as it is printed, so that 0.130 stays 0.130; ``never``: a median of which more than half
+never recovered.
+"""
 
 
 class Model(BaseModel):
@@ -25,8 +29,10 @@ class Model(BaseModel):
 
 
 class Figure(Model):
-    """What was measured of one stack or strategy (``of``) under one fault. ``metric``: recovery, or what else;
-    ``also``: more values of the same trials, by name; ``stated``: in which pages, empty: those of the measurement."""
+    """What was measured of one stack or strategy (``of``) under one fault. ``metric``: recovery, or
+    what else; ``also``: more values of the same trials, by name; ``stated``: in which pages, empty:
+    those of the measurement.
+    """
 
     of: str = Field(min_length=1)
     fault: str = Field(min_length=1)
@@ -48,16 +54,20 @@ class Figure(Model):
     def values(self) -> list[str]:
         """All that a page states of it."""
         return [
-            value for value in (self.median, *(self.spread or ()), *self.also.values()) if value != "never"
+            value
+            for value in (self.median, *(self.spread or ()), *self.also.values())
+            if value != "never"
         ]
 
 
 class Measurement(Model):
-    """Figures of one session. ``what``: the scenario or the benchmark; ``commit``: of the code, empty: not known, and
-    the date stands for it; ``machine``: one of the register's; ``source``: the command, or what else it is from;
-    ``archive``: file below docs/results that holds the runs; ``superseded_by``: the newer measurement of the same,
-    where a page still shows the old one beside it; ``spread``: what two numbers beside a median are, unless a
-    figure's note says; ``stated``: the pages that state it."""
+    """Figures of one session. ``what``: the scenario or the benchmark; ``commit``: of the code,
+    empty: not known, and the date stands for it; ``machine``: one of the register's; ``source``:
+    the command, or what else it is from; ``archive``: file below docs/results that holds the runs;
+    ``superseded_by``: the newer measurement of the same, where a page still shows the old one
+    beside it; ``spread``: what two numbers beside a median are, unless a figure's note says;
+    ``stated``: the pages that state it.
+    """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     what: str = Field(min_length=1)
@@ -77,7 +87,9 @@ class Measurement(Model):
         silent = self.spread in ("not kept", "none, one trial each")
         for one in self.figures:
             if silent and one.spread is not None:
-                raise ValueError(f"{one.id} has a spread, where the measurement says {self.spread!r}")
+                raise ValueError(
+                    f"{one.id} has a spread, where the measurement says {self.spread!r}"
+                )
             if not silent and one.spread is None and one.n > 1 and not one.note:
                 raise ValueError(
                     f"{one.id} has no spread of its {one.n} values: give it, or say why in its note"
@@ -98,7 +110,9 @@ class Excused(Model):
 
 
 class Register(Model):
-    """``machines``: name -> what it is; ``excused``: what pages say of recovery in seconds that is no measurement."""
+    """``machines``: name -> what it is; ``excused``: what pages say of recovery in seconds that is
+    no measurement.
+    """
 
     machines: dict[str, str]
     measurements: list[Measurement]
@@ -111,9 +125,15 @@ class Register(Model):
                 raise ValueError(f"{name} is there {count} times")
         for one in self.measurements:
             if one.machine not in self.machines:
-                raise ValueError(f"{one.id}: machine {one.machine!r} is none of {', '.join(self.machines)}")
-            if one.superseded_by and one.superseded_by not in {other.id for other in self.measurements}:
-                raise ValueError(f"{one.id}: no measurement {one.superseded_by!r}, which is to supersede it")
+                raise ValueError(
+                    f"{one.id}: machine {one.machine!r} is none of {', '.join(self.machines)}"
+                )
+            if one.superseded_by and one.superseded_by not in {
+                other.id for other in self.measurements
+            }:
+                raise ValueError(
+                    f"{one.id}: no measurement {one.superseded_by!r}, which is to supersede it"
+                )
         return self
 
     def every(self) -> Iterator[tuple[str, Measurement, Figure]]:
@@ -124,7 +144,9 @@ class Register(Model):
 
     def named(self, mark: str) -> dict[str, Figure]:
         """The figures that a mark names: one, or all below that id."""
-        return {id: figure for id, _, figure in self.every() if id == mark or id.startswith(f"{mark}/")}
+        return {
+            id: figure for id, _, figure in self.every() if id == mark or id.startswith(f"{mark}/")
+        }
 
 
 def load(path: Path) -> Register:
@@ -136,5 +158,7 @@ def load(path: Path) -> Register:
     except YAMLError as error:
         raise ScenarioError(f"{path}: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        lines = [
+            f"{path}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+        ]
         raise ScenarioError("\n".join(lines)) from error

@@ -1,7 +1,9 @@
-"""What a page of documentation states about recovery: its figures, and the measurements that its marks name.
+"""What a page of documentation states about recovery: its figures, and the measurements that its
+marks name.
 
-A page is read in blocks: a paragraph, an item of a list, a table, a fenced text. The mark ``<!-- figures: ID ... -->``,
-in a block or on the line above it, says which measurements the figures in it are of; readers do not see it.
+A page is read in blocks: a paragraph, an item of a list, a table, a fenced text. The mark ``<!--
+figures: ID ... -->``, in a block or on the line above it, says which measurements the figures in it
+are of; readers do not see it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ END = "<!-- end of recovery times -->"
 
 _SPEAKS = re.compile(
     r"\brecover|\bnew step\b|\bregroup|\bstood still\b|\bstandstill\b"
-    r"|\b(?:back|restart(?:s|ed)?|replaced|goes? on|went on|takes? over|took over) (?:after|in|within)\b",
+    r"|\b(?:back|restart(?:s|ed)?|replaced|goes? on|went on|takes? over|took over)"
+    r" (?:after|in|within)\b",
     re.I,
 )
 _CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->|\b[\w-]+\.md\b")
@@ -30,8 +33,9 @@ _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """``kind``: text, table or fence; ``marks``: ids of measurements; ``text``: on one line, without marks; ``above``:
-    the text of the block before it, which says what a table is of."""
+    """``kind``: text, table or fence; ``marks``: ids of measurements; ``text``: on one line,
+    without marks; ``above``: the text of the block before it, which says what a table is of.
+    """
 
     line: int
     kind: str
@@ -40,7 +44,9 @@ class Block:
     above: str = ""
 
     def figures(self) -> list[str]:
-        """Measured values: fractions, times, multiples, intervals, and numbers that are all a table's cell holds."""
+        """Measured values: fractions, times, multiples, intervals, and numbers that are all a
+        table's cell holds.
+        """
         inside = [found.span() for found in _INTERVAL.finditer(self.text)]
         return [
             found.group()
@@ -63,7 +69,9 @@ class Block:
         return timed and bool(_SPEAKS.search(plain))
 
     def says(self, count: int) -> bool:
-        """Whether it, or the block above it, says a number of trials: in digits, or as a word up to ten."""
+        """Whether it, or the block above it, says a number of trials: in digits, or as a word up to
+        ten.
+        """
         words = [str(count), *_WORDS[count - 1 : count], *(["single"] if count == 1 else [])]
         said = f"{self.above} {self.text}"
         return any(re.search(rf"(?<![\w.]){word}(?![\w]|\.\d)", said, re.I) for word in words)
@@ -82,8 +90,9 @@ def _blanked(text: str) -> str:
 
 
 def blocks(page: str, excused: Sequence[str] = ()) -> Iterator[Block]:
-    """The blocks of a page, but for the table that is made from the register. ``excused``: phrases that are not read,
-    as what they say was not measured."""
+    """The blocks of a page, but for the table that is made from the register. ``excused``: phrases
+    that are not read, as what they say was not measured.
+    """
     above, pending = "", []
     for first, kind, lines in _cut(_without_made(page)):
         raw = "\n".join(lines)
@@ -99,7 +108,9 @@ def blocks(page: str, excused: Sequence[str] = ()) -> Iterator[Block]:
 
 
 def flat(page: str) -> str:
-    """The text of a page, but for the table that is made, on one line: a phrase is found wherever lines end."""
+    """The text of a page, but for the table that is made, on one line: a phrase is found wherever
+    lines end.
+    """
     return " ".join(_without_made(page).split())
 
 

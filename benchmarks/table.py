@@ -38,7 +38,8 @@ class Goal:
 def goals(step_s: float, import_s: float) -> dict[str, Goal]:
     """What the project set out to reach with 4 ranks of gpt nano on 2 cores.
 
-    ``step_s``: median step; ``import_s``: as many imports of torch at once as ranks; both of the same run.
+    ``step_s``: median step; ``import_s``: as many imports of torch at once as ranks; both of the
+    same run.
     """
     detected = max(8 * step_s, 0.25)
     return {
@@ -46,17 +47,27 @@ def goals(step_s: float, import_s: float) -> dict[str, Goal]:
         "hot-spare SIGKILL": Goal(seconds=step_s + 0.06, words="step + 60 ms"),
         "checkpoint-restart SIGKILL": Goal(seconds=0.5, words="0.5 s"),
         "checkpoint-restart in memory, SIGKILL": Goal(seconds=0.5, words="0.5 s"),
-        "checkpoint-restart cold, SIGKILL": Goal(seconds=1.3 * import_s, words="1.3 x import torch"),
+        "checkpoint-restart cold, SIGKILL": Goal(
+            seconds=1.3 * import_s, words="1.3 x import torch"
+        ),
         "drop-replica SIGSTOP": Goal(
             seconds=detected + step_s + 0.03, words="8 steps (0.25 s) + step + 30 ms"
         ),
-        "hot-spare SIGSTOP": Goal(seconds=detected + step_s + 0.06, words="8 steps (0.25 s) + step + 60 ms"),
-        "checkpoint-restart SIGSTOP": Goal(seconds=detected + 0.5, words="8 steps (0.25 s) + 0.5 s"),
+        "hot-spare SIGSTOP": Goal(
+            seconds=detected + step_s + 0.06, words="8 steps (0.25 s) + step + 60 ms"
+        ),
+        "checkpoint-restart SIGSTOP": Goal(
+            seconds=detected + 0.5, words="8 steps (0.25 s) + 0.5 s"
+        ),
     }
 
 
-def recovery(recovered: Values, detected: Values, *, steps: Sequence[float], imports: Sequence[float]) -> str:
-    """Time from the fault to the first new committed step, one row a kind, and how much faster than torchrun."""
+def recovery(
+    recovered: Values, detected: Values, *, steps: Sequence[float], imports: Sequence[float]
+) -> str:
+    """Time from the fault to the first new committed step, one row a kind, and how much faster than
+    torchrun.
+    """
     step_s, import_s = median(steps), median(imports)
     wanted = goals(step_s, import_s)
     head = [
@@ -74,14 +85,21 @@ def recovery(recovered: Values, detected: Values, *, steps: Sequence[float], imp
     for row, values in recovered.items():
         goal, peer = wanted.get(row), recovered.get(TORCHRUN)
         rows.append(
-            [NAMES.get(row, row), str(len(values)), *_figures(values), _s(_median(detected[row])),
-             f"{goal.seconds:.3f} ({goal.words})" if goal else "-", _met(values, goal),
-             _times(values, peer, AHEAD_OF_TORCHRUN.get(row))]
-        )  # fmt: skip
+            [
+                NAMES.get(row, row),
+                str(len(values)),
+                *_figures(values),
+                _s(_median(detected[row])),
+                f"{goal.seconds:.3f} ({goal.words})" if goal else "-",
+                _met(values, goal),
+                _times(values, peer, AHEAD_OF_TORCHRUN.get(row)),
+            ]
+        )
     facts = (
-        f"gpt nano, 4 ranks, CPU gloo, {platform.machine()}, {describe()['cores']} cores; median step "
-        f"{step_s * 1e3:.1f} ms (n={len(steps)} arms, {min(steps) * 1e3:.1f}-{max(steps) * 1e3:.1f}); "
-        f"4 imports of torch at once {import_s:.2f} s (n={len(imports)})"
+        f"gpt nano, 4 ranks, CPU gloo, {platform.machine()}, {describe()['cores']} cores; median"
+        f" step {step_s * 1e3:.1f} ms (n={len(steps)} arms,"
+        f" {min(steps) * 1e3:.1f}-{max(steps) * 1e3:.1f}); 4 imports of torch at once"
+        f" {import_s:.2f} s (n={len(imports)})"
     )
     return f"{facts}\n\n{_markdown(rows)}\n"
 
@@ -104,8 +122,10 @@ def phases(found: Mapping[str, Values]) -> str:
 def _figures(values: Sequence[float]) -> list[str]:
     interval = median_ci95(values)
     return [
-        _s(_median(values)), f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-", _s(max(values, default=None))
-    ]  # fmt: skip
+        _s(_median(values)),
+        f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-",
+        _s(max(values, default=None)),
+    ]
 
 
 def _median(values: Sequence[float]) -> float | None:

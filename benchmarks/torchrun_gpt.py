@@ -1,7 +1,9 @@
-"""The peer of the recovery benchmark: the same gpt nano as a plain DDP script, for torchrun with restarts.
+"""The peer of the recovery benchmark: the same gpt nano as a plain DDP script, for torchrun with
+restarts.
 
-Environment: DATA (the corpus), CHECKPOINT_DIR, STEPS, EVERY. One line a step; a checkpoint by rank 0 each EVERY steps,
-which every start loads. Nothing of ``recovery`` but the order of samples is used.
+Environment: DATA (the corpus), CHECKPOINT_DIR, STEPS, EVERY. One line a step; a checkpoint by rank
+0 each EVERY steps, which every start loads. Nothing of ``recovery`` but the order of samples is
+used.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     rank, world = dist.get_rank(), dist.get_world_size()
-    data, steps, every = Path(os.environ["DATA"]), int(os.environ["STEPS"]), int(os.environ["EVERY"])
+    data, steps, every = (
+        Path(os.environ["DATA"]),
+        int(os.environ["STEPS"]),
+        int(os.environ["EVERY"]),
+    )
     checkpoint = Path(os.environ["CHECKPOINT_DIR"]) / "checkpoint.pt"
     built = Gpt().build(BuildContext(data=data, device="cpu", seed=1, steps=steps))
     done = _load(built, checkpoint)
@@ -64,7 +70,12 @@ def _load(built: Trainable, checkpoint: Path) -> int:
 def _save(built: Trainable, checkpoint: Path, step: int) -> None:
     assert built.scheduler is not None
     model, optimizer = built.model.state_dict(), built.optimizer.state_dict()
-    state = {"model": model, "optimizer": optimizer, "scheduler": built.scheduler.state_dict(), "step": step}
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": built.scheduler.state_dict(),
+        "step": step,
+    }
     torch.save(state, checkpoint.with_suffix(".tmp"))
     checkpoint.with_suffix(".tmp").rename(checkpoint)
 

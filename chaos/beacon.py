@@ -1,4 +1,5 @@
-"""Tells a chaos run how far training is, and lets it act at named places of a step; nothing at all outside a run.
+"""Tells a chaos run how far training is, and lets it act at named places of a step; nothing at all
+outside a run.
 
     from chaos import beacon
 
@@ -8,9 +9,10 @@
     with beacon.busy("evaluation"):
         evaluate(model)
 
-Standard library only; the file may also be copied beside a script whose environment lacks this package. Outside a
-run a call is one look-up. In a run ``step`` appends one short line to a file in a single write: it never blocks on the
-harness, never raises, and takes a few microseconds. ``point`` holds only where a fault is planned.
+Standard library only; the file may also be copied beside a script whose environment lacks this
+package. Outside a run a call is one look-up. In a run ``step`` appends one short line to a file in
+a single write: it never blocks on the harness, never raises, and takes a few microseconds.
+``point`` holds only where a fault is planned.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ _ROUNDS = 50_000  # some hundredths of a second
 def step(step: int, *, loss: float | None = None, samples: int | None = None) -> None:
     """Say that training step ``step`` is done.
 
-    ``loss``: of the step; a tensor works too, if its ``float()`` costs you nothing. ``samples``: that this
-    process used in the step. Any rank may call it, or only one: a step counts as done when the first says so.
+    ``loss``: of the step; a tensor works too, if its ``float()`` costs you nothing. ``samples``:
+    that this process used in the step. Any rank may call it, or only one: a step counts as done
+    when the first says so.
     """
     path = os.environ.get(VARIABLE)
     if path is None:
@@ -59,7 +62,9 @@ def step(step: int, *, loss: float | None = None, samples: int | None = None) ->
 
 
 def _number(loss: float | None) -> str:
-    """A dash where none was given, ``?`` for what is none: the step was done all the same, and that is said."""
+    """A dash where none was given, ``?`` for what is none: the step was done all the same, and that
+    is said.
+    """
     try:
         return "-" if loss is None else repr(float(loss))
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -77,10 +82,11 @@ class _Busy:
 
 
 def busy(what: str, *, limit_s: float = 3600.0) -> _Busy:
-    """Say that this process does something else than training, such as an evaluation, for ``limit_s`` seconds at most:
-    that no step is reported meanwhile is then no hang.
+    """Say that this process does something else than training, such as an evaluation, for
+    ``limit_s`` seconds at most: that no step is reported meanwhile is then no hang.
 
-    ``with beacon.busy("evaluation"):`` around it; or a call before it, which holds until the process's next ``step``.
+    ``with beacon.busy("evaluation"):`` around it; or a call before it, which holds until the
+    process's next ``step``.
     """
     _say_busy(what, limit_s)
     return _Busy()
@@ -101,13 +107,14 @@ def _say_busy(what: str, limit_s: float) -> None:
 
 
 def point(name: str, step: int) -> str | None:
-    """Say that training step ``step``, counted from 1, is at the place ``name``, and hold there if a fault is planned.
+    """Say that training step ``step``, counted from 1, is at the place ``name``, and hold there if
+    a fault is planned.
 
-    ``name``: ``data``, ``forward``, ``backward``, ``gradient`` (gradients are there, and not reduced yet),
-    ``optimizer`` or ``saving`` (in the middle of writing the checkpoint of ``step``). Returns None: go on; or
-    ``"nan"``: fill this rank's gradients with NaN, and call ``did``. The process may be killed or stopped while it
-    holds, and may hang here for as long as a fault says. Raises RuntimeError where an exception is planned, and nothing
-    else.
+    ``name``: ``data``, ``forward``, ``backward``, ``gradient`` (gradients are there, and not
+    reduced yet), ``optimizer`` or ``saving`` (in the middle of writing the checkpoint of ``step``).
+    Returns None: go on; or ``"nan"``: fill this rank's gradients with NaN, and call ``did``. The
+    process may be killed or stopped while it holds, and may hang here for as long as a fault says.
+    Raises RuntimeError where an exception is planned, and nothing else.
     """
     path = os.environ.get(POINTS)
     if path is None:
@@ -131,7 +138,8 @@ def point(name: str, step: int) -> str | None:
 def did(what: str, step: int, *, before: float | None = None, after: float | None = None) -> None:
     """Say that what ``point`` asked for in step ``step`` was done; never raises.
 
-    ``what``: ``"nan"``. ``before``, ``after``: some number of the gradients, such as their sum, by which it shows.
+    ``what``: ``"nan"``. ``before``, ``after``: some number of the gradients, such as their sum, by
+    which it shows.
     """
     path = os.environ.get(POINTS)
     points = _points(path) if path is not None else None
@@ -147,8 +155,9 @@ def did(what: str, step: int, *, before: float | None = None, after: float | Non
 def hang(how: str, seconds: float) -> str:
     """Keep this thread from going on for so long, whatever it is told; returns how it is done.
 
-    ``how``: ``sleep``, in a lock that is never released; ``spin``, in Python code; ``kernel``, as if for a kernel of a
-    GPU: in C code that uses a processor and has released the interpreter's lock. Raises ValueError for anything else.
+    ``how``: ``sleep``, in a lock that is never released; ``spin``, in Python code; ``kernel``, as
+    if for a kernel of a GPU: in C code that uses a processor and has released the interpreter's
+    lock. Raises ValueError for anything else.
     """
     deadline = time.monotonic() + min(seconds, HANG_LIMIT_S)
     if how == "sleep":
@@ -164,7 +173,9 @@ def hang(how: str, seconds: float) -> str:
         import hashlib
 
         while time.monotonic() < deadline:
-            hashlib.pbkdf2_hmac("sha256", b"no kernel of a GPU is run", b"but a processor is busy", _ROUNDS)
+            hashlib.pbkdf2_hmac(
+                "sha256", b"no kernel of a GPU is run", b"but a processor is busy", _ROUNDS
+            )
         return "emulated: a busy wait in C, with the interpreter's lock released"
     raise ValueError(f"there is no such hang: {how}")
 
@@ -179,10 +190,11 @@ def _hang_as_told(answer: str) -> None:
 
 
 class _Points:
-    """What the harness wrote of one arm's points, and this process's way to it. Forked children stay silent.
+    """What the harness wrote of one arm's points, and this process's way to it. Forked children
+    stay silent.
 
-    The file: ``1 <socket>``, then a line for each point, ``<1 armed, 0 not> <step> <name>``; only the first
-    character of a line ever changes.
+    The file: ``1 <socket>``, then a line for each point, ``<1 armed, 0 not> <step> <name>``; only
+    the first character of a line ever changes.
     """
 
     def __init__(self, path: str) -> None:
@@ -293,9 +305,12 @@ def _points(path: str) -> _Points | None:
 
 
 def _rank() -> str:
-    """As the environment has it now: a job that goes on without somebody may number its ranks anew."""
+    """As the environment has it now: a job that goes on without somebody may number its
+    ranks anew.
+    """
     return next(
-        (v for n in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK") if (v := os.environ.get(n))), "-"
+        (v for n in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK") if (v := os.environ.get(n))),
+        "-",
     )
 
 

@@ -32,24 +32,35 @@ KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics"
 ALSO = {"recovery": "strategies"}  # the key a strategy stands under
 EPILOG = """\b
 Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario, 3 inconclusive,
-4 harness or infrastructure broke, 5 unsafe (something is left behind), 6 halted by a stop condition,
-7 nothing ran (capability missing), 130 interrupted, 143 terminated."""
+4 harness or infrastructure broke, 5 unsafe (something is left behind),
+6 halted by a stop condition, 7 nothing ran (capability missing),
+130 interrupted, 143 terminated."""
 
 _PATH: click.Path = click.Path(path_type=Path)
 _SCENARIO = click.argument("scenario", type=_PATH)
 _RUN = click.argument("run", type=_PATH)
 _SET = click.option(
-    "--set", "sets", multiple=True, metavar="A.B=VALUE", help="Change a value of the scenario; repeatable."
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="Change a value of the scenario; repeatable.",
 )
 _RUNS = click.option(
     "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where run directories lie."
 )
 _FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
     help="Output format.",
-)  # fmt: skip
+)
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
-_SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Instead of the scenario's seed.")
+_SEED = click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), help="Instead of the scenario's seed."
+)
 _REPEAT = click.option("--repeat", type=int, help="Instead of the scenario's repeat.")
 _LAUNCHER = click.option("--launcher", help="Instead of the scenario's launcher.")
 _CELL = click.option(
@@ -58,7 +69,8 @@ _CELL = click.option(
 
 
 @click.group(
-    epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="trainchaos", prog_name="chaos")
 def cli() -> None:
@@ -75,12 +87,20 @@ def cli() -> None:
 @_CELL
 @_FORMAT
 @_QUIET
-@click.option("--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration.")
+@click.option(
+    "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
+)
 @gate_options
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 @click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
 def run(
-    scenario: Path, runs: Path, form: str, quiet: bool, verbose: bool, no_color: bool, **choices: Any
+    scenario: Path,
+    runs: Path,
+    form: str,
+    quiet: bool,
+    verbose: bool,
+    no_color: bool,
+    **choices: Any,
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
     from chaos.loading.cells import chosen
@@ -96,9 +116,14 @@ def run(
     cells = chosen(loaded, choices["only"])
     _heal_before(runs)
     results = run_scenario(
-        loaded, runs=runs, seed=choices["seed"], live=form == "text" and not quiet, argv=sys.argv[1:],
-        launcher=choices["launcher"], only=tuple(cell.id for cell in cells),
-    )  # fmt: skip
+        loaded,
+        runs=runs,
+        seed=choices["seed"],
+        live=form == "text" and not quiet,
+        argv=sys.argv[1:],
+        launcher=choices["launcher"],
+        only=tuple(cell.id for cell in cells),
+    )
     directory = RunDirectory(runs / results.scenario / results.run_id)
     render_all(directory, results)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
@@ -136,7 +161,9 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_FORMAT
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm, instead.")
 def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
-    """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches nothing."""
+    """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches
+    nothing.
+    """
     from chaos.loading.cells import chosen
     from chaos.planning import planview
 
@@ -161,7 +188,9 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
 @click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
 @_FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> int:
-    """List what a scenario may name: faults, strategies, workloads, launchers, checkers, metrics."""
+    """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
+    metrics.
+    """
     from chaos.planning import listing
 
     found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
@@ -189,7 +218,9 @@ def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
 @_RUN
 @_QUIET
 def report(run: Path, quiet: bool) -> int:
-    """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom, trace.json."""
+    """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom,
+    trace.json.
+    """
     from reports import render_all
 
     directory, results = _judged(run)
@@ -208,8 +239,8 @@ def report(run: Path, quiet: bool) -> int:
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
     """Undo what killed runs have left behind.
 
-    That is processes, containers, mounts, limits, shared memory and files. A run whose harness is alive is not touched.
-    Exit code 5: something could not be undone.
+    That is processes, containers, mounts, limits, shared memory and files. A run whose harness is
+    alive is not touched. Exit code 5: something could not be undone.
     """
     from harness.run import heal as healing
 
@@ -241,7 +272,9 @@ def ps(runs: Path, form: str) -> int:
 
 @cli.command()
 def schema() -> int:
-    """Print the JSON Schema of scenario files, for editors (save it beside them as scenario.schema.json)."""
+    """Print the JSON Schema of scenario files, for editors (save it beside them as
+    scenario.schema.json).
+    """
     from chaos.scenario.schema import scenario_schema
 
     say(json.dumps(scenario_schema(build_catalogue()), indent=2))
@@ -285,7 +318,9 @@ def invoke(argv: Sequence[str]) -> int:
     Errors for people go to standard error, never as a traceback.
     """
     try:
-        return int(cli.main(args=list(argv), prog_name="chaos", standalone_mode=False) or errors.EXIT_PASS)
+        return int(
+            cli.main(args=list(argv), prog_name="chaos", standalone_mode=False) or errors.EXIT_PASS
+        )
     except click.ClickException as error:
         error.show()
         return errors.EXIT_USAGE
@@ -306,7 +341,9 @@ def invoke(argv: Sequence[str]) -> int:
         return errors.EXIT_HARNESS
 
 
-def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = None) -> LoadedScenario:
+def _load(
+    path: Path, choices: dict[str, Any], catalogue: Catalogue | None = None
+) -> LoadedScenario:
     """Load with ``--set``, ``--repeat`` and ``--launcher`` applied."""
     from chaos.loading.load import load
     from chaos.loading.overrides import of_option
@@ -321,7 +358,9 @@ def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = Non
 
 
 def _heal_before(runs: Path) -> None:
-    """Undo what dead runs have left, before another one starts; says only what it did or could not do."""
+    """Undo what dead runs have left, before another one starts; says only what it did or could not
+    do.
+    """
     from harness.run.heal import heal_all
 
     for one in heal_all(runs):
@@ -347,7 +386,9 @@ def _judged(path: Path) -> tuple[RunDirectory, Results]:
     return directory, results
 
 
-def _show(results: Results, directory: RunDirectory, *, form: str, quiet: bool, verbose: bool) -> None:
+def _show(
+    results: Results, directory: RunDirectory, *, form: str, quiet: bool, verbose: bool
+) -> None:
     """The outcome on standard output: the closing summary, one line, or all of ``results.json``."""
     from reports._text import summary
 
@@ -357,7 +398,9 @@ def _show(results: Results, directory: RunDirectory, *, form: str, quiet: bool, 
     text = summary(results, directory)
     if quiet:
         line = text.split("\n", 1)[0]
-        text = line if not results.exit_code or results.reason in line else f"{line}\n{results.reason}"
+        text = (
+            line if not results.exit_code or results.reason in line else f"{line}\n{results.reason}"
+        )
     say(text)
     for cell in results.cells if verbose else ():
         say(f"invariants of {cell.id}")
@@ -389,7 +432,8 @@ def _entries(kind: str) -> list[Entry]:
         launchers = cast("dict[str, type[Any]]", catalogue.launchers)
         able = {name: None if each.emulates else each for name, each in launchers.items()}
         return [
-            listing.fault_entry(name, cast("Any", model), able) for name, model in catalogue.faults.items()
+            listing.fault_entry(name, cast("Any", model), able)
+            for name, model in catalogue.faults.items()
         ]
     models = cast("dict[str, type[Any]]", getattr(catalogue, kind))
     return [listing.model_entry(name, model) for name, model in models.items()]

@@ -1,6 +1,7 @@
 """Errors meant for people: what went wrong, where, and what to do about it.
 
-Each carries the exit code the command line returns. A dead rank is not an error; it is data in the event log.
+Each carries the exit code the command line returns. A dead rank is not an error; it is data in the
+event log.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class InfrastructureError(ChaosError):
 
 
 class MissingCapability(ChaosError):
-    """This machine or launcher lacks what the scenario requires; the run is skipped, never passed."""
+    """This machine or launcher lacks what the scenario requires; the run is skipped, never
+    passed.
+    """
 
     exit_code = EXIT_SKIPPED
 

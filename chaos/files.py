@@ -1,8 +1,10 @@
-"""How files are read that somebody else may have written, and written where somebody else may have put something.
+"""How files are read that somebody else may have written, and written where somebody else may have
+put something.
 
-Everything in a run directory may have been damaged, or made by whoever handed it over: a pipe that nobody writes to, a
-device without an end, a link out of the directory, ten gigabytes of nothing, JSON that nests for ever. All readers and
-writers of such files come through here, so that each of these is one clear error, found at once and in bounded memory.
+Everything in a run directory may have been damaged, or made by whoever handed it over: a pipe that
+nobody writes to, a device without an end, a link out of the directory, ten gigabytes of nothing,
+JSON that nests for ever. All readers and writers of such files come through here, so that each of
+these is one clear error, found at once and in bounded memory.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ Found = TypeVar("Found", bound="BaseModel")
 def open_regular(
     path: Path, *, follow: bool = False, flags: int = os.O_RDONLY, most: float = math.inf
 ) -> BinaryIO:
-    """A regular file, opened without waiting for anybody. ``follow``: where a person has named the file, which may well
-    be a link then; ``most``: bytes that it may hold. Raises OSError, whose ``strerror`` says what is there instead."""
+    """A regular file, opened without waiting for anybody. ``follow``: where a person has named the
+    file, which may well be a link then; ``most``: bytes that it may hold. Raises OSError, whose
+    ``strerror`` says what is there instead.
+    """
     # A pipe would wait for its other end.
     more = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -51,7 +55,9 @@ def open_regular(
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     if found.st_size > most:
         os.close(fd)
-        words = f"holds {found.st_size / 1e6:.0f} MB, more than the {most / 1e6:.0f} MB that are read"
+        words = (
+            f"holds {found.st_size / 1e6:.0f} MB, more than the {most / 1e6:.0f} MB that are read"
+        )
         raise OSError(errno.EFBIG, words, str(path))
     return os.fdopen(fd, "rb" if flags == os.O_RDONLY else "r+b")
 
@@ -63,12 +69,16 @@ def read_bytes(path: Path, *, most: int = MAX_BYTES, follow: bool = False) -> by
 
 
 def parse_json(data: bytes, *, halves: bool = False) -> Any:
-    """JSON as its standard has it: no NaN, no number beyond what a float holds. ``halves``: of surrogate pairs, which
-    names of files may hold, and nothing that is to be shown. Raises ValueError, whatever is wrong."""
+    """JSON as its standard has it: no NaN, no number beyond what a float holds. ``halves``: of
+    surrogate pairs, which names of files may hold, and nothing that is to be shown. Raises
+    ValueError, whatever is wrong.
+    """
     if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES} values")
     try:
-        found = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+        found = json.loads(
+            data.decode(), parse_constant=_no_number, parse_float=_finite, parse_int=_whole
+        )
         if not halves and _HALF.search(data):
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -84,7 +94,9 @@ def read_json(path: Path, *, follow: bool = False) -> Any:
 
 
 def read_model(path: Path, kind: type[Found], *, follow: bool = False) -> Found:
-    """What a JSON file holds, as a model. Raises OSError, and ValueError for a file of another form."""
+    """What a JSON file holds, as a model. Raises OSError, and ValueError for a file of another
+    form.
+    """
     return parse_model(read_bytes(path, follow=follow), kind)
 
 
@@ -94,7 +106,9 @@ def parse_model(data: bytes, kind: type[Found]) -> Found:
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, in one short line; of many things that are wrong with a model the first."""
+    """Why a file could not be read, in one short line; of many things that are wrong with a model
+    the first.
+    """
     if hasattr(error, "errors"):  # pydantic's
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -102,27 +116,36 @@ def reason(error: Exception) -> str:
     elif isinstance(error, UnicodeDecodeError):
         text = "it is no text"
     else:
-        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        text = (
+            (error.strerror if isinstance(error, OSError) else None)
+            or str(error)
+            or type(error).__name__
+        )
     flat = " ".join(text.split())
     return flat if len(flat) <= _LONGEST_REASON else f"{flat[:_LONGEST_REASON]}…"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all, in place of whatever has its name: what a link leads to stays as it is. What
-    no encoding takes becomes a question mark. Raises OSError."""
+    """Write a file, whole or not at all, in place of whatever has its name: what a link leads to
+    stays as it is. What no encoding takes becomes a question mark. Raises OSError.
+    """
     with replacing(path) as stream:
         stream.write(text.encode(errors="replace"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name of another when it is complete; left by an error, nothing has changed. Raises
-    OSError."""
-    # A name of its own for each process, and never a file that is there already: that could be a link.
+    """A new file that takes the name of another when it is complete; left by an error, nothing has
+    changed. Raises OSError.
+    """
+    # A name of its own for each process, and never a file that is there already: that could be a
+    # link.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(FileNotFoundError):
         temporary.unlink()  # of an earlier process with this number
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+    )
     try:
         with os.fdopen(fd, "wb") as stream:
             yield stream
@@ -134,7 +157,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a text names something directly below a directory: no way out of it, and no way further down."""
+    """Whether a text names something directly below a directory: no way out of it, and no way
+    further down.
+    """
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 

@@ -1,4 +1,6 @@
-"""Finds plugins: one module in a package is one plugin, and the module's name (with dashes) is its name in YAML."""
+"""Finds plugins: one module in a package is one plugin, and the module's name (with dashes) is its
+name in YAML.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ T = TypeVar("T")
 
 @cache
 def load(package_name: str, base: type[T]) -> dict[str, type[T]]:
-    """Every plugin of a package: YAML name -> the one public subclass of ``base`` its module defines.
+    """Every plugin of a package: YAML name -> the one public subclass of ``base`` its module
+    defines.
 
     Raises TypeError when a module defines none or several.
     """
@@ -29,7 +32,8 @@ def load(package_name: str, base: type[T]) -> dict[str, type[T]]:
 
 @cache
 def one(package_name: str, base: type[T], name: str) -> type[T]:
-    """The plugin of a package by its YAML name. Unlike ``load`` it imports nothing else of the package.
+    """The plugin of a package by its YAML name. Unlike ``load`` it imports nothing else of the
+    package.
 
     Raises ModuleNotFoundError, TypeError as ``load``.
     """
@@ -45,10 +49,13 @@ def _only_class(module: ModuleType, base: type[T]) -> type[T]:
     classes = [
         member
         for name, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, base) and member.__module__ == module.__name__ and not name.startswith("_")
+        if issubclass(member, base)
+        and member.__module__ == module.__name__
+        and not name.startswith("_")
     ]
     if len(classes) != 1:
         raise TypeError(
-            f"{module.__name__} must define exactly one public {base.__name__}, it defines {len(classes)}"
+            f"{module.__name__} must define exactly one public {base.__name__}, it defines"
+            f" {len(classes)}"
         )
     return classes[0]

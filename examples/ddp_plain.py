@@ -1,4 +1,4 @@
-"""Trains a small network with several ranks on synthetic data. An argument sets the number of epochs, else 10."""
+"""Trains a small network with several ranks on synthetic data, for 10 or the given epochs."""
 
 import sys
 
@@ -31,7 +31,7 @@ class Waves(data.Dataset):
 def network():
     """Three layers, and dropout, so that random numbers matter too."""
     return nn.Sequential(
-        nn.Linear(8, 64), nn.Tanh(), nn.Dropout(0.05), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+        nn.Linear(8, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
     )
 
 

@@ -1,8 +1,10 @@
-"""As ddp_recoverable.py, with workers that load the data, and the same result however many ranks are there.
+"""As ddp_recoverable.py, with workers that load the data, and the same result however many ranks
+are there.
 
     python -m recovery.run --ranks 4 --strategy drop-replica examples/loader_recoverable.py
 
-Kill ranks while it runs: what they print in the end is the same. It needs torchdata (the extra `data`).
+Kill ranks while it runs: what they print in the end is the same. It needs torchdata (the extra
+`data`).
 """
 
 import sys
@@ -40,7 +42,11 @@ class Waves(data.Dataset):
 def main():
     """Build, train, say what came of it."""
     job = recovery.join(
-        samples=SAMPLES, steps=STEPS, global_batch=BATCH, checkpoint_dir="checkpoints", determinism="elastic"
+        samples=SAMPLES,
+        steps=STEPS,
+        global_batch=BATCH,
+        checkpoint_dir="checkpoints",
+        determinism="elastic",
     )
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(0.05), nn.Linear(64, 1))
@@ -56,7 +62,10 @@ def main():
                 step.backward(nn.functional.mse_loss(model(inputs), targets, reduction="sum"))
             step.commit()
     if job.rank == 0:
-        print(f"sum of the averaged weights {sum(p.double().sum().item() for p in average.parameters())!r}")
+        print(
+            "sum of the averaged weights"
+            f" {sum(p.double().sum().item() for p in average.parameters())!r}"
+        )
 
 
 if __name__ == "__main__":

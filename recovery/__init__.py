@@ -1,7 +1,8 @@
-"""The recovery stack: detection, strategies, mechanisms. Usable without the harness: see ``docs/recovery.md``.
+"""The recovery stack: detection, strategies, mechanisms. Usable without the harness: see
+``docs/recovery.md``.
 
-Public names: ``join``, ``Job`` and ``Step`` (what a training script holds), ``JoinError``. ``Job`` and ``Step`` are
-imported with torch, on first use.
+Public names: ``join``, ``Job`` and ``Step`` (what a training script holds), ``JoinError``. ``Job``
+and ``Step`` are imported with torch, on first use.
 """
 
 from __future__ import annotations

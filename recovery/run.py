@@ -1,9 +1,12 @@
-"""``python -m recovery.run --ranks 4 --spares 1 train.py [ARGS]``: runs a script with ``recovery.join()`` in its loop.
+"""``python -m recovery.run --ranks 4 --spares 1 train.py [ARGS]``: runs a script with
+``recovery.join()`` in its loop.
 
-With ``--nodes`` its ranks are on nodes, each with an agent (``python -m recovery.nodes.serve``) that dials this
-process. They train on when this process is killed; started again with ``--adopt`` it takes the job over.
+With ``--nodes`` its ranks are on nodes, each with an agent (``python -m recovery.nodes.serve``)
+that dials this process. They train on when this process is killed; started again with ``--adopt``
+it takes the job over.
 
-Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage, 130 and 143 interrupted.
+Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage, 130 and 143
+interrupted.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ def _folders(given: argparse.Namespace) -> Path:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make {folder}: {error.strerror}; choose --events and --logs") from error
+        raise UsageError(
+            f"cannot make {folder}: {error.strerror}; choose --events and --logs"
+        ) from error
     if any(events.glob("*.jsonl")) and not given.adopt:
         raise UsageError(f"{events} holds the events of another job: choose a new directory")
     return events
@@ -76,15 +81,28 @@ def _folders(given: argparse.Namespace) -> Path:
 
 def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "nccl"]) -> JobSpec:
     return JobSpec(
-        script=given.script.resolve(), args=tuple(given.args), ranks=given.ranks, shards=given.shards, events=events,
-        backend=backend, checkpoint_dir=given.checkpoint_dir, checkpoint_every=given.every,
-        checkpoint_keep=given.keep, saves=saves_of(given.saves), verify_every=given.verify_every,
-        log_limit_bytes=int(given.log_limit * 1e9), logs=given.logs.resolve() if given.logs else None,
-        memory_every=given.memory_checkpoints or 0, memory_bytes=int(given.memory_limit * 1e6), fresh=given.fresh,
-    )  # fmt: skip
+        script=given.script.resolve(),
+        args=tuple(given.args),
+        ranks=given.ranks,
+        shards=given.shards,
+        events=events,
+        backend=backend,
+        checkpoint_dir=given.checkpoint_dir,
+        checkpoint_every=given.every,
+        checkpoint_keep=given.keep,
+        saves=saves_of(given.saves),
+        verify_every=given.verify_every,
+        log_limit_bytes=int(given.log_limit * 1e9),
+        logs=given.logs.resolve() if given.logs else None,
+        memory_every=given.memory_checkpoints or 0,
+        memory_bytes=int(given.memory_limit * 1e6),
+        fresh=given.fresh,
+    )
 
 
-def _here(given: argparse.Namespace, events: Path, wanted: int) -> tuple[Home, Literal["gloo", "nccl"]]:
+def _here(
+    given: argparse.Namespace, events: Path, wanted: int
+) -> tuple[Home, Literal["gloo", "nccl"]]:
     places, backend = _places(given.device, wanted)
     return ThisMachine(places, events, given.logs.resolve() if given.logs else None), backend
 
@@ -95,13 +113,17 @@ def _on_nodes(
     prepare_store()  # agents that have dialled would hear nothing meanwhile
     host, port = given.listen
     limits = FleetLimits(node_s=given.node_timeout)
-    fleet = Fleet(token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits)
+    fleet = Fleet(
+        token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits
+    )
     nodes = Nodes(fleet, nodes=given.nodes, size=wanted, device=given.device, events=events)
     return nodes, "nccl" if given.device == "cuda" else "gloo"
 
 
 def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", "nccl"]]:
-    """Devices to deal out, and the backend: NCCL where every process, spares too, gets a GPU of its own."""
+    """Devices to deal out, and the backend: NCCL where every process, spares too, gets a GPU of its
+    own.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
     count = listed or len([path for path in _DEVICES.glob("nvidia[0-9]*") if path.is_char_device()])
@@ -133,7 +155,11 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
     events = _folders(given)
     held = lock(events)
     try:
-        estate = read_estate(events) if given.adopt and (events / f"{ORCHESTRATOR}.jsonl").exists() else None
+        estate = (
+            read_estate(events)
+            if given.adopt and (events / f"{ORCHESTRATOR}.jsonl").exists()
+            else None
+        )
         if isinstance(estate, str):
             say(f"the job in {events} is over: {estate}")
             return EXIT_PASS if estate == "completed" else EXIT_FAIL
@@ -144,7 +170,9 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             home, backend = _on_nodes(given, events, wanted, estate.epoch if estate else 1)
         spec = _spec(given, events, backend)
         shown = Shown(estate)
-        supervisor = Supervisor(spec, strategy, timing, home=home, listener=shown, stop=stop, estate=estate)
+        supervisor = Supervisor(
+            spec, strategy, timing, home=home, listener=shown, stop=stop, estate=estate
+        )
         outcome = supervisor.run()
     finally:
         os.close(held)

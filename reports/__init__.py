@@ -1,4 +1,6 @@
-"""Reports: each reads a finished run and its results, and writes one file into the run directory."""
+"""Reports: each reads a finished run and its results, and writes one file into the run
+directory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def names() -> list[str]:
 
 
 def render(name: str, run: RunDirectory, results: Results) -> Path:
-    """Write one report and return its path. Raises ModuleNotFoundError for a name not in ``names()``."""
+    """Write one report and return its path. Raises ModuleNotFoundError for a name not in
+    ``names()``.
+    """
     path: Path = importlib.import_module(f"{__name__}.{name}").render(run, results)
     return path
 

@@ -1,4 +1,6 @@
-"""What every report says in the same words: tallies, the strategy comparison, where recovery time went."""
+"""What every report says in the same words: tallies, the strategy comparison, where recovery time
+went.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.host.rundir import RunDirectory
-from harness.judge.results import PHASE_NAMES, ArmResult, CellResult, Incident, Metric, Results, SlaResult
+from harness.judge.results import (
+    PHASE_NAMES,
+    ArmResult,
+    CellResult,
+    Incident,
+    Metric,
+    Results,
+    SlaResult,
+)
 from reports._format import plural
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
@@ -18,7 +28,9 @@ VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One line of the comparison of strategies; ``note`` names a price that the numbers alone do not show."""
+    """One line of the comparison of strategies; ``note`` names a price that the numbers alone do
+    not show.
+    """
 
     cell: CellResult
     label: str
@@ -36,7 +48,9 @@ class Strategy:
 
 
 def degraded(results: Results) -> list[str]:
-    """A line for each incident after which a command went on with fewer ranks to its end: that is no recovery."""
+    """A line for each incident after which a command went on with fewer ranks to its end: that is
+    no recovery.
+    """
     return [
         f"{i.fault} in {i.cell}, repeat {i.repeat}: {i.evidence['ranks']}"
         for i in results.faults
@@ -74,12 +88,14 @@ def _strategy(results: Results, cell: CellResult, label: str) -> Strategy:
         provisioned=ranks,
         never=sum(i.recovery_time == float("inf") for i in incidents_of(results, cell.id)),
         note="spares count as provisioned: the time they wait lowers goodput" if waiting else "",
-    )  # fmt: skip
+    )
 
 
 def arms_of(results: Results, cell: str, kind: str) -> list[ArmResult]:
     """The arms of one cell and kind, by repeat."""
-    return sorted((a for a in results.arms if a.cell == cell and a.arm == kind), key=lambda a: a.repeat)
+    return sorted(
+        (a for a in results.arms if a.cell == cell and a.arm == kind), key=lambda a: a.repeat
+    )
 
 
 def incidents_of(results: Results, cell: str) -> list[Incident]:
@@ -98,7 +114,9 @@ def median_incident(results: Results, cell: str) -> Incident | None:
 
 
 def phase_medians(incidents: Iterable[Incident]) -> dict[str, float]:
-    """Median seconds of each recovery phase over the incidents that have it, in the order of the phases."""
+    """Median seconds of each recovery phase over the incidents that have it, in the order of the
+    phases.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in PHASE_NAMES}
     for incident in incidents:
         for phase in incident.phases:
@@ -107,7 +125,9 @@ def phase_medians(incidents: Iterable[Incident]) -> dict[str, float]:
 
 
 def tallies(results: Results) -> list[str]:
-    """``4 of 5 SLAs``, invariants, faults landed and healed: how much held, of how much was asked."""
+    """``4 of 5 SLAs``, invariants, faults landed and healed: how much held, of how much
+    was asked.
+    """
     invariants = [f for cell in results.cells for f in cell.invariants.values()]
     parts = []
     if results.slas:
@@ -115,7 +135,9 @@ def tallies(results: Results) -> list[str]:
     if invariants:
         parts.append(_of((f.verdict == "pass" for f in invariants), "invariant"))
     if results.faults:
-        parts.append(_of((i.landed and i.healed for i in results.faults), "fault") + " landed and healed")
+        parts.append(
+            _of((i.landed and i.healed for i in results.faults), "fault") + " landed and healed"
+        )
     return parts
 
 
@@ -131,8 +153,8 @@ def failing_slas(results: Results) -> list[SlaResult]:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node over all arms. ``processes``: of the first arm that had it; ``lost``: arm and why; ``clock_bound_s``: the
-    worst.
+    """A node over all arms. ``processes``: of the first arm that had it; ``lost``: arm and why;
+    ``clock_bound_s``: the worst.
     """
 
     number: int
@@ -145,7 +167,9 @@ class Node:
 
 
 def nodes(results: Results) -> list[Node]:
-    """Every machine that was a node of an arm, by number; a node that two machines were in turn has two rows."""
+    """Every machine that was a node of an arm, by number; a node that two machines were in turn has
+    two rows.
+    """
     found: dict[tuple[int, str, str], Node] = {}
     for arm in results.arms:
         for one in arm.nodes:
@@ -153,22 +177,29 @@ def nodes(results: Results) -> list[Node]:
             known = found.get(key)
             lost = tuple(f"{arm.id} {why}" for why in one.lost)
             found[key] = Node(
-                number=one.node, host=one.host, address=one.address, devices=", ".join(one.devices),
+                number=one.node,
+                host=one.host,
+                address=one.address,
+                devices=", ".join(one.devices),
                 processes=known.processes if known else ", ".join(one.processes),
                 lost=(*(known.lost if known else ()), *lost),
                 clock_bound_s=max(one.clock_bound_s, known.clock_bound_s if known else 0.0),
-            )  # fmt: skip
+            )
     return [found[key] for key in sorted(found)]
 
 
 def where(results: Results, incident: Incident) -> str:
     """``node 1 (gpu07)``, of an incident; empty where there are no nodes, or too many to name."""
     hosts = {
-        one.node: one.host for arm in results.arms for one in arm.nodes
+        one.node: one.host
+        for arm in results.arms
+        for one in arm.nodes
         if (arm.cell, arm.repeat, arm.arm) == (incident.cell, incident.repeat, "faulted")
-    }  # fmt: skip
+    }
     known = [number for number in incident.nodes if number in hosts]
-    return ", ".join(f"node {number} ({hosts[number]})" for number in known) if len(known) <= 4 else ""
+    return (
+        ", ".join(f"node {number} ({hosts[number]})" for number in known) if len(known) <= 4 else ""
+    )
 
 
 def place(results: Results, sla: SlaResult) -> str:

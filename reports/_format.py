@@ -1,4 +1,6 @@
-"""Numbers and words as people read them; the rule of rounding is that of ``chaos.events.figures``."""
+"""Numbers and words as people read them; the rule of rounding is that of
+``chaos.events.figures``.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,40 @@ from chaos.events.figures import MISSING, NEVER, counted, number, quantity, with
 from harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Metric, Survival
 
 __all__ = [
-    "MISSING", "NEVER", "Clause", "alarms", "align", "count_of", "counted", "few", "flatten", "median_of", "number",
-    "pairs", "parse_clause", "percent", "plural", "quantity", "range_of", "scalar", "survived", "visible", "with_unit",
-]  # fmt: skip
+    "MISSING",
+    "NEVER",
+    "Clause",
+    "alarms",
+    "align",
+    "count_of",
+    "counted",
+    "few",
+    "flatten",
+    "median_of",
+    "number",
+    "pairs",
+    "parse_clause",
+    "percent",
+    "plural",
+    "quantity",
+    "range_of",
+    "scalar",
+    "survived",
+    "visible",
+    "with_unit",
+]
 _CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
 _TO_BASE = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "%": 0.01,
-}  # fmt: skip
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "%": 0.01,
+}
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories of what is no visible character and no space."""
 _FIGURE_SPACE = "\u2007"
@@ -26,8 +55,10 @@ _POINT_SPACE = "\u2008"
 
 
 def median_of(metric: Metric | None, *, unit: bool = False, alone: bool = True) -> str:
-    """The median of a metric, rounded against us, with its unit where that is asked for, and with how many values it is
-    of where not everything gave one. ``alone``: no column beside it says how many."""
+    """The median of a metric, rounded against us, with its unit where that is asked for, and with
+    how many values it is of where not everything gave one. ``alone``: no column beside it says how
+    many.
+    """
     if metric is None or metric.median is None:
         return MISSING
     text = with_unit if unit else quantity
@@ -67,7 +98,9 @@ def survived(one: Survival | None) -> str:
 
 
 def alarms(one: FalseAlarms) -> tuple[str, str, str]:
-    """How many, in how many rank-hours, and how many per rank-hour, of few hours only what it is below."""
+    """How many, in how many rank-hours, and how many per rank-hour, of few hours only what it is
+    below.
+    """
     if one.rate is None:
         return MISSING, MISSING, "no unfaulted time"
     rate = number(one.rate) if one.enough else f"too few hours ({LEAST_RANK_HOURS:g} needed)"
@@ -76,10 +109,14 @@ def alarms(one: FalseAlarms) -> tuple[str, str, str]:
 
 
 def align(texts: Sequence[str]) -> list[str]:
-    """Pad numbers on the right with figure spaces, so that the points of a right-aligned column line up."""
+    """Pad numbers on the right with figure spaces, so that the points of a right-aligned column
+    line up.
+    """
     decimals = [len(t.partition(".")[2]) if _is_number(t) else None for t in texts]
     widest = max((d for d in decimals if d is not None), default=0)
-    return [t if d is None else t + _padding(d, widest) for t, d in zip(texts, decimals, strict=True)]
+    return [
+        t if d is None else t + _padding(d, widest) for t, d in zip(texts, decimals, strict=True)
+    ]
 
 
 def _is_number(text: str) -> bool:
@@ -103,7 +140,9 @@ class Clause:
 
 
 def parse_clause(text: str) -> Clause | None:
-    """Take ``"median < 500ms"`` apart. None for another form: the report then shows only the text."""
+    """Take ``"median < 500ms"`` apart. None for another form: the report then shows only
+    the text.
+    """
     match = _CLAUSE.match(text)
     if match is None:
         return None
@@ -149,6 +188,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Text in which control characters, bidirectional ones included, are spelt out; lines, tabs and spaces stay. Names
-    come from YAML and logs: an escape sequence among them must reach neither a terminal nor a page."""
+    """Text in which control characters, bidirectional ones included, are spelt out; lines, tabs and
+    spaces stay. Names come from YAML and logs: an escape sequence among them must reach neither a
+    terminal nor a page.
+    """
     return "".join(c if c in "\n\t" or category(c) not in UNSEEN else ascii(c)[1:-1] for c in text)

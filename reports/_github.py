@@ -1,6 +1,7 @@
 """What GitHub Actions shows of a run: annotations on the scenario's lines, and the step summary.
 
-Everything that a scenario or a log has written is escaped: it must not become a workflow command of its own.
+Everything that a scenario or a log has written is escaped: it must not become a workflow command of
+its own.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ CUT = "\n\nCut here; everything is in the report of the run.\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """A remark on a line of a file. ``file``: relative to the repository; ``line``: from 1, None: the file as a
-    whole."""
+    """A remark on a line of a file. ``file``: relative to the repository; ``line``: from 1, None:
+    the file as a whole.
+    """
 
     level: Literal["error", "warning"]
     title: str
@@ -42,16 +44,21 @@ class Annotation:
 
 
 def remarks(results: Results, env: Mapping[str, str]) -> list[Annotation]:
-    """What did not pass, errors first; of more than MAX_EACH of a level, the last one says how many more there are.
+    """What did not pass, errors first; of more than MAX_EACH of a level, the last one says how many
+    more there are.
 
     An SLA's is on its clause's line, an invariant's and a run's on the file.
     """
     file = _in_repository(results.source, env)
     found = [*_of_slas(results, file), *_of_invariants(results, file)]
     if results.verdict not in ("pass", "skipped") and not found:
-        level: Literal["error", "warning"] = "warning" if results.verdict == "inconclusive" else "error"
+        level: Literal["error", "warning"] = (
+            "warning" if results.verdict == "inconclusive" else "error"
+        )
         title = f"{results.scenario}: {results.verdict}"
-        found.append(Annotation(level=level, title=title, message=results.reason, file=file, line=None))
+        found.append(
+            Annotation(level=level, title=title, message=results.reason, file=file, line=None)
+        )
     return [
         *_few([a for a in found if a.level == "error"]),
         *_few([a for a in found if a.level == "warning"]),
@@ -73,7 +80,8 @@ def append_summary(text: str, path: Path) -> None:
             stream.write(data)
     except OSError as error:
         raise InfrastructureError(
-            f"cannot write the step summary {path}: {error.strerror}", hint="say --no-github to leave it out"
+            f"cannot write the step summary {path}: {error.strerror}",
+            hint="say --no-github to leave it out",
         ) from error
 
 
@@ -88,9 +96,12 @@ def _of_slas(results: Results, file: str) -> Iterator[Annotation]:
             continue
         broken = sla.verdict == "fail" and sla.severity == "fail"
         yield Annotation(
-            level="error" if broken else "warning", title=f"{sla.metric} {sla.clause}: {sla.verdict}",
-            message=f"{sla.cell}: {sla.detail}{_went(results, sla)}", file=file, line=sla.line,
-        )  # fmt: skip
+            level="error" if broken else "warning",
+            title=f"{sla.metric} {sla.clause}: {sla.verdict}",
+            message=f"{sla.cell}: {sla.detail}{_went(results, sla)}",
+            file=file,
+            line=sla.line,
+        )
 
 
 def _went(results: Results, sla: SlaResult) -> str:
@@ -107,9 +118,11 @@ def _of_invariants(results: Results, file: str) -> Iterator[Annotation]:
             if finding.verdict != "pass":
                 yield Annotation(
                     level="error" if finding.verdict == "fail" else "warning",
-                    title=f"{name}: {finding.verdict}", message=f"{cell.id}: {finding.witness}", file=file,
+                    title=f"{name}: {finding.verdict}",
+                    message=f"{cell.id}: {finding.witness}",
+                    file=file,
                     line=None,
-                )  # fmt: skip
+                )
 
 
 def _few(found: list[Annotation]) -> list[Annotation]:
@@ -118,15 +131,20 @@ def _few(found: list[Annotation]) -> list[Annotation]:
     more = len(found) - MAX_EACH + 1
     last = found[MAX_EACH - 1]
     told = Annotation(
-        level=last.level, title=f"{more} more", message=f"{more} more are in the summary and in the report",
-        file=last.file, line=None,
-    )  # fmt: skip
+        level=last.level,
+        title=f"{more} more",
+        message=f"{more} more are in the summary and in the report",
+        file=last.file,
+        line=None,
+    )
     return [*found[: MAX_EACH - 1], told]
 
 
 def _in_repository(source: str, env: Mapping[str, str]) -> str:
     root, full = env.get("GITHUB_WORKSPACE", ""), os.path.abspath(source)
-    inside = bool(root) and os.path.commonpath([os.path.abspath(root), full]) == os.path.abspath(root)
+    inside = bool(root) and os.path.commonpath([os.path.abspath(root), full]) == os.path.abspath(
+        root
+    )
     return os.path.relpath(full, root) if inside else source
 
 

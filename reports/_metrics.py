@@ -1,4 +1,6 @@
-"""Every metric of every cell, and the rates over its arms, as rows of text that all reports share."""
+"""Every metric of every cell, and the rates over its arms, as rows of text that all
+reports share.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,32 @@ from reports._facts import labels
 from reports._format import MISSING, alarms, counted, median_of, number, percent, quantity, survived
 
 HEAD = (
-    "strategy", "metric", "unit", "median", "min", "max", "95 % interval", "p95", "p99", "values", "arms",
-)  # fmt: skip
+    "strategy",
+    "metric",
+    "unit",
+    "median",
+    "min",
+    "max",
+    "95 % interval",
+    "p95",
+    "p99",
+    "values",
+    "arms",
+)
 SIDES = "lllrrrlrrrr"
 RATES = (
-    "strategy", "survived", "survival, 95 % interval", "false alarms", "unfaulted rank-hours",
-    "false alarms per rank-hour", "spares", "idle rank-hours", "share", "memory of one (MiB)", "cores of one",
-)  # fmt: skip
+    "strategy",
+    "survived",
+    "survival, 95 % interval",
+    "false alarms",
+    "unfaulted rank-hours",
+    "false alarms per rank-hour",
+    "spares",
+    "idle rank-hours",
+    "share",
+    "memory of one (MiB)",
+    "cores of one",
+)
 RATE_SIDES = "lrlrrlrrrrr"
 
 
@@ -32,7 +53,9 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 
 def absent(results: Results) -> list[str]:
     """Why metrics have no value, once for all cells with one reason."""
-    found = (f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items())
+    found = (
+        f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items()
+    )
     return list(dict.fromkeys(found))
 
 
@@ -43,10 +66,16 @@ def _row(metric: Metric) -> tuple[str, ...]:
         between = "[{}, {}]".format(*(quantity(end, "ratio", metric.better) for end in metric.ci95))
     return (
         metric.unit,
-        *(quantity(value, metric.unit, metric.better) for value in (metric.median, metric.min, metric.max)),
-        between or "needs 6", _quantile(metric, "p95"), _quantile(metric, "p99"), metric.counted,
+        *(
+            quantity(value, metric.unit, metric.better)
+            for value in (metric.median, metric.min, metric.max)
+        ),
+        between or "needs 6",
+        _quantile(metric, "p95"),
+        _quantile(metric, "p99"),
+        metric.counted,
         counted(arms, metric.of_arms),
-    )  # fmt: skip
+    )
 
 
 def _quantile(metric: Metric, name: str) -> str:
@@ -82,13 +111,23 @@ def _spares(one: Spares) -> tuple[str, ...]:
         return "0", "0", "0 %", MISSING, MISSING
     memory = MISSING if one.memory_mib is None else f"{one.memory_mib:.0f}"
     cores = MISSING if one.cores is None else number(one.cores, "lower")
-    return str(one.provisioned), number(one.idle_rank_hours, "lower"), percent(one.share), memory, cores
+    return (
+        str(one.provisioned),
+        number(one.idle_rank_hours, "lower"),
+        percent(one.share),
+        memory,
+        cores,
+    )
 
 
 def _few(cell: CellResult) -> list[str]:
     """What a terminal says of a cell's metrics beside its table."""
     parts = []
-    for name, words in (("ettr", "ETTR {}"), ("mfu", "MFU {}"), ("failure_cost", "a failure costs {}")):
+    for name, words in (
+        ("ettr", "ETTR {}"),
+        ("mfu", "MFU {}"),
+        ("failure_cost", "a failure costs {}"),
+    ):
         metric = cell.metrics.get(name)
         if metric is not None and metric.values:
             parts.append(words.format(median_of(metric, unit=True)))
@@ -100,7 +139,9 @@ def _few(cell: CellResult) -> list[str]:
 
 
 def short(results: Results) -> list[str]:
-    """A line for each cell, for a terminal: who survived, how often somebody was suspected for nothing, what waits."""
+    """A line for each cell, for a terminal: who survived, how often somebody was suspected for
+    nothing, what waits.
+    """
     names = labels(results)
     measured = {names[cell.id]: _few(cell) for cell in results.cells}
     lines = []
@@ -112,6 +153,8 @@ def short(results: Results) -> list[str]:
         if spares != "0":
             _, share, memory, cores = rest
             many = "spare" if spares == "1" else "spares"
-            parts.append(f"{spares} {many}: {share} of the rank time, {memory} MiB and {cores} cores each")
+            parts.append(
+                f"{spares} {many}: {share} of the rank time, {memory} MiB and {cores} cores each"
+            )
         lines.append(f"  {name}  " + "; ".join([*parts, *measured.get(name, ())]))
     return [*lines, *(f"  {line}" for line in absent(results))]

@@ -1,6 +1,8 @@
-"""Incidents as OpenTelemetry spans: one for each arm, below it one for each incident, below that its phases.
+"""Incidents as OpenTelemetry spans: one for each arm, below it one for each incident, below that
+its phases.
 
-The spans are made here without OpenTelemetry; ``export`` needs its software development kit (``trainchaos[otel]``).
+The spans are made here without OpenTelemetry; ``export`` needs its software development kit
+(``trainchaos[otel]``).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something that took time. ``start_ns``, ``end_ns``: unix time; ``failed``: why it counts as an error, or
-    empty."""
+    """Something that took time. ``start_ns``, ``end_ns``: unix time; ``failed``: why it counts as
+    an error, or empty.
+    """
 
     name: str
     start_ns: int
@@ -38,15 +41,17 @@ class Span:
 
 
 def spans(run: RunDirectory, results: Results) -> tuple[list[Span], list[str]]:
-    """A span for each faulted arm that has incidents, with them and their phases; and a line for each arm left out, as
-    its log does not say when it began.
+    """A span for each faulted arm that has incidents, with them and their phases; and a line for
+    each arm left out, as its log does not say when it began.
 
-    An incident that the job never recovered from lasts until the end of its arm; one with nothing to recover from, as
-    long as its detection.
+    An incident that the job never recovered from lasts until the end of its arm; one with nothing
+    to recover from, as long as its detection.
     """
     found, left_out = [], []
     for arm in results.arms:
-        mine = [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
+        mine = [
+            i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired
+        ]
         if arm.arm != "faulted" or not mine:
             continue
         start = _began(run, arm)
@@ -58,10 +63,11 @@ def spans(run: RunDirectory, results: Results) -> tuple[list[Span], list[str]]:
 
 
 def export(found: Sequence[Span], results: Results, exporter: SpanExporter | None = None) -> int:
-    """Send spans and return how many. ``exporter``: None for OTLP over HTTP as the OTEL_EXPORTER_OTLP_... variables
-    say.
+    """Send spans and return how many. ``exporter``: None for OTLP over HTTP as the
+    OTEL_EXPORTER_OTLP_... variables say.
 
-    Raises MissingCapability where OpenTelemetry is not installed, InfrastructureError where nobody takes them.
+    Raises MissingCapability where OpenTelemetry is not installed, InfrastructureError where nobody
+    takes them.
     """
     try:
         from opentelemetry.sdk.resources import Resource
@@ -76,17 +82,23 @@ def export(found: Sequence[Span], results: Results, exporter: SpanExporter | Non
     except ImportError as error:
         raise MissingCapability(f"OpenTelemetry is not there ({error})", hint=INSTALL) from error
     resource = Resource.create({"service.name": "trainchaos", "service.version": _version(results)})
-    provider, memory = TracerProvider(resource=resource, shutdown_on_exit=False), InMemorySpanExporter()
+    provider, memory = (
+        TracerProvider(resource=resource, shutdown_on_exit=False),
+        InMemorySpanExporter(),
+    )
     provider.add_span_processor(SimpleSpanProcessor(memory))
     for span in found:
         _emit(provider, span, None)
     try:
-        # in one batch, and not by a processor, which would keep it to itself when nobody takes the spans
+        # in one batch, and not by a processor, which would keep it to itself when nobody takes the
+        # spans
         if (
             memory.get_finished_spans()
             and exporter.export(memory.get_finished_spans()) is not SpanExportResult.SUCCESS
         ):
-            raise InfrastructureError("the spans were not taken", hint="see OTEL_EXPORTER_OTLP_ENDPOINT")
+            raise InfrastructureError(
+                "the spans were not taken", hint="see OTEL_EXPORTER_OTLP_ENDPOINT"
+            )
         return len(memory.get_finished_spans())
     finally:
         exporter.shutdown()
@@ -111,17 +123,24 @@ def _emit(provider: object, span: Span, parent: object) -> None:
 def _arm(results: Results, arm: ArmResult, incidents: Sequence[Incident], start: int) -> Span:
     end = start + _ns(arm.wall_s)
     return Span(
-        name=f"{results.scenario} {arm.cell}", start_ns=start, end_ns=end,
+        name=f"{results.scenario} {arm.cell}",
+        start_ns=start,
+        end_ns=end,
         attributes=_present(
             {
-                "trainchaos.scenario": results.scenario, "trainchaos.run": results.run_id, "trainchaos.cell": arm.cell,
-                "trainchaos.repeat": arm.repeat, "trainchaos.seed": arm.seed, "trainchaos.outcome": arm.outcome,
-                "trainchaos.goodput": arm.goodput, "trainchaos.committed_step": arm.committed_step,
+                "trainchaos.scenario": results.scenario,
+                "trainchaos.run": results.run_id,
+                "trainchaos.cell": arm.cell,
+                "trainchaos.repeat": arm.repeat,
+                "trainchaos.seed": arm.seed,
+                "trainchaos.outcome": arm.outcome,
+                "trainchaos.goodput": arm.goodput,
+                "trainchaos.committed_step": arm.committed_step,
             }
         ),
         failed="" if arm.outcome == "completed" else arm.reason or arm.outcome,
         children=tuple(_incident(i, start, end) for i in incidents),
-    )  # fmt: skip
+    )
 
 
 def _incident(i: Incident, start: int, arm_end: int) -> Span:
@@ -130,32 +149,49 @@ def _incident(i: Incident, start: int, arm_end: int) -> Span:
     end = arm_end if lasted is not None and math.isinf(lasted) else begin + _ns(lasted or 0.0)
     phases = tuple(
         Span(
-            name=p.name, start_ns=begin + _ns(p.start), end_ns=begin + _ns(p.start + p.seconds), attributes={}
+            name=p.name,
+            start_ns=begin + _ns(p.start),
+            end_ns=begin + _ns(p.start + p.seconds),
+            attributes={},
         )
         for p in i.phases
     )
     return Span(
-        name=f"{i.kind} {i.fault}", start_ns=begin, end_ns=max(begin, end), children=phases,
+        name=f"{i.kind} {i.fault}",
+        start_ns=begin,
+        end_ns=max(begin, end),
+        children=phases,
         attributes=_present(
             {
-                "trainchaos.fault": i.fault, "trainchaos.kind": i.kind, "trainchaos.occurrence": i.occurrence,
-                "trainchaos.step": i.step, "trainchaos.target": scalar(i.target), "trainchaos.landed": i.landed,
-                "trainchaos.witness": i.witness, "trainchaos.healed": i.healed, "trainchaos.outcome": i.outcome,
-                "trainchaos.detected_by": i.detected_by, "trainchaos.blamed_rank": i.blamed_rank,
+                "trainchaos.fault": i.fault,
+                "trainchaos.kind": i.kind,
+                "trainchaos.occurrence": i.occurrence,
+                "trainchaos.step": i.step,
+                "trainchaos.target": scalar(i.target),
+                "trainchaos.landed": i.landed,
+                "trainchaos.witness": i.witness,
+                "trainchaos.healed": i.healed,
+                "trainchaos.outcome": i.outcome,
+                "trainchaos.detected_by": i.detected_by,
+                "trainchaos.blamed_rank": i.blamed_rank,
                 "trainchaos.detection_seconds": _finite(i.detection_time),
                 "trainchaos.recovery_seconds": _finite(i.recovery_time),
                 "trainchaos.full_rate_seconds": _finite(i.time_to_full_rate),
                 "trainchaos.redundancy_seconds": _finite(i.time_to_redundancy),
-                "trainchaos.never_recovered": i.never_recovered, "trainchaos.steps_lost": i.steps_lost,
-                "trainchaos.decision": i.decision, "trainchaos.clock_bound_seconds": i.clock_bound_s,
+                "trainchaos.never_recovered": i.never_recovered,
+                "trainchaos.steps_lost": i.steps_lost,
+                "trainchaos.decision": i.decision,
+                "trainchaos.clock_bound_seconds": i.clock_bound_s,
             }
         ),
         failed="" if i.outcome in ("masked", "recovered") else i.outcome,
-    )  # fmt: skip
+    )
 
 
 def _began(run: RunDirectory, arm: ArmResult) -> int | None:
-    """Unix nanoseconds of ``run_started``: its monotonic time, by the pair that the log's first event holds."""
+    """Unix nanoseconds of ``run_started``: its monotonic time, by the pair that the log's first
+    event holds.
+    """
     try:
         log = read_log(Path(run.root / arm.events))
     except LogError:

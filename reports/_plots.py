@@ -35,18 +35,31 @@ from reports._svg import (
 )
 
 WIDE, HALF = 560.0, 400.0
-# Hatches carry the meaning where colour cannot; the fault's colour is the time before anybody noticed it.
+# Hatches carry the meaning where colour cannot; the fault's colour is the time before anybody
+# noticed it.
 PHASE_LOOKS = {
-    "detect": (FAULT, ""), "abort": (RECOVERY, "||||"), "regroup": (RECOVERY, "////"),
-    "restore": (RECOVERY, ""), "redo": (RECOVERY_SOFT, "\\\\\\\\"), "first step": (RECOVERY_SOFT, ""),
-}  # fmt: skip
+    "detect": (FAULT, ""),
+    "abort": (RECOVERY, "||||"),
+    "regroup": (RECOVERY, "////"),
+    "restore": (RECOVERY, ""),
+    "redo": (RECOVERY_SOFT, "\\\\\\\\"),
+    "first step": (RECOVERY_SOFT, ""),
+}
 CLASS_LOOKS = {
-    "useful": (GREY_LIGHT, ""), "detection": (FAULT, ""), "regroup": (RECOVERY, "////"),
-    "restore": (RECOVERY, ""), "recomputation": (RECOVERY_SOFT, "\\\\\\\\"),
-    "degraded world": (RECOVERY_SOFT, ""), "initialisation": (GREY_DARK, ""), "data": (GREY_DARK, "||||"),
-    "checkpoint save": (GREY_MID, "////"), "straggling": (GREY_MID, "xxxx"),
-    "spare idle": (GREY_LIGHT, "////"), "shutdown": (GREY_DARK, "////"), "other": (GREY_MID, ""),
-}  # fmt: skip
+    "useful": (GREY_LIGHT, ""),
+    "detection": (FAULT, ""),
+    "regroup": (RECOVERY, "////"),
+    "restore": (RECOVERY, ""),
+    "recomputation": (RECOVERY_SOFT, "\\\\\\\\"),
+    "degraded world": (RECOVERY_SOFT, ""),
+    "initialisation": (GREY_DARK, ""),
+    "data": (GREY_DARK, "||||"),
+    "checkpoint save": (GREY_MID, "////"),
+    "straggling": (GREY_MID, "xxxx"),
+    "spare idle": (GREY_LIGHT, "////"),
+    "shutdown": (GREY_DARK, "////"),
+    "other": (GREY_MID, ""),
+}
 STANDS_OUT = 5.0  # times the usual gap between two steps
 _OTHER_LOOK = (GREY_MID, "----")
 
@@ -61,7 +74,9 @@ class Plot:
 
 
 def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> Plot | None:
-    """Recovery by phase: the median incident of each cell, and every incident's total as a point."""
+    """Recovery by phase: the median incident of each cell, and every incident's total as a
+    point.
+    """
     rows = [
         (cell, label, found)
         for cell, label in zip(cells, labels, strict=True)
@@ -95,7 +110,10 @@ def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> 
         ]
         _legend(fig, [(p, *PHASE_LOOKS[p]) for p in used])
         svg = to_svg(
-            fig, "waterfall", title, f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}."
+            fig,
+            "waterfall",
+            title,
+            f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}.",
         )
     note = "Bar: the incident of median recovery time. Circles: every incident's recovery time."
     return Plot(title=title, svg=svg, note=note)
@@ -106,7 +124,9 @@ def _timed(results: Results, cell: str) -> list[Incident]:
 
 
 def _end(incident: Incident) -> float:
-    """Where an incident's drawing ends: its recovery, or its last known phase when it never recovered."""
+    """Where an incident's drawing ends: its recovery, or its last known phase when it never
+    recovered.
+    """
     last = max((p.start + p.seconds for p in incident.phases), default=0.0)
     recovery = incident.recovery_time or 0.0
     return last if math.isinf(recovery) else max(last, recovery)
@@ -134,11 +154,20 @@ def _recovery_points(ax: Axes, y: float, incidents: Sequence[Incident], span: fl
     never = len(times) - len(finite)
     if never:
         ax.plot([span * 0.985], [y + 0.34], ">", ms=6, color=INK, clip_on=False)
-        ax.text(span * 0.965, y + 0.35, f"{never} of {len(times)} never", ha="right", va="center", color=INK)
+        ax.text(
+            span * 0.965,
+            y + 0.35,
+            f"{never} of {len(times)} never",
+            ha="right",
+            va="center",
+            color=INK,
+        )
 
 
 def _waterfall_finding(rows: Sequence[tuple[str, str, list[Incident]]]) -> str:
-    medians = {label: statistics.median(i.recovery_time or 0.0 for i in found) for _, label, found in rows}
+    medians = {
+        label: statistics.median(i.recovery_time or 0.0 for i in found) for _, label, found in rows
+    }
     best, worst = min(medians, key=lambda k: medians[k]), max(medians, key=lambda k: medians[k])
     if math.isinf(medians[best]):
         return "No strategy recovered"
@@ -154,7 +183,9 @@ def _waterfall_finding(rows: Sequence[tuple[str, str, list[Incident]]]) -> str:
 
 
 def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
-    """Samples per second of new steps over time, with the span from injection to recovery shaded."""
+    """Samples per second of new steps over time, with the span from injection to recovery
+    shaded.
+    """
     faulted = pair.faulted.throughput()
     control = pair.control.throughput() if pair.control else None
     title = _throughput_finding(pair, faulted, control)
@@ -164,7 +195,9 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
         for incident in pair.incidents:
             _shade(ax, pair, incident, limits[0])
         if control is not None:
-            ax.plot(control["time_s"], control["rate"], color=GREY_MID, lw=2.8, drawstyle="steps-pre")
+            ax.plot(
+                control["time_s"], control["rate"], color=GREY_MID, lw=2.8, drawstyle="steps-pre"
+            )
         ax.plot(faulted["time_s"], faulted["rate"], color=INK, lw=1.1, drawstyle="steps-pre")
         ax.set(
             xlim=(0, limits[0]),
@@ -172,7 +205,9 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
             xlabel="seconds since the start",
             ylabel=f"{pair.faulted.rate_unit}, new steps",
         )
-        svg = to_svg(fig, f"throughput{index}", title, "Line of throughput over time; the fault is shaded.")
+        svg = to_svg(
+            fig, f"throughput{index}", title, "Line of throughput over time; the fault is shaded."
+        )
     return Plot(title=title, svg=svg)
 
 
@@ -189,7 +224,9 @@ def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
 def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
     """Fault colour until it is noticed (or healed), recovery colour until the first new step."""
     start = incident.injected_s
-    healed = max(pair.faulted.healed.get((incident.fault, number), start) for number in incident.occurrences)
+    healed = max(
+        pair.faulted.healed.get((incident.fault, number), start) for number in incident.occurrences
+    )
     if incident.recovery_time is None:
         ax.axvspan(start, max(healed, start), color=FAULT_WASH, lw=0)
     else:
@@ -197,7 +234,9 @@ def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
         ax.axvspan(start, noticed, color=FAULT_WASH, lw=0)
         ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, lw=0)
     ax.axvline(start, color=FAULT, lw=1.6)
-    ax.plot([start], [0.985], "v", color=FAULT, ms=7, transform=ax.get_xaxis_transform(), clip_on=False)
+    ax.plot(
+        [start], [0.985], "v", color=FAULT, ms=7, transform=ax.get_xaxis_transform(), clip_on=False
+    )
 
 
 def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None) -> str:
@@ -208,17 +247,28 @@ def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame
         return "never commits a new step after the fault"
     stalled = sum(i.recovery_time or 0.0 for i in pair.incidents)
     stalled = stalled or _standstill(faulted["time_s"], min(i.injected_s for i in pair.incidents))
-    text = f"{number(stalled, 'lower')} s without a new step" if stalled else "goes on through the fault"
+    text = (
+        f"{number(stalled, 'lower')} s without a new step"
+        if stalled
+        else "goes on through the fault"
+    )
     after = faulted[faulted["time_s"] > last.injected_s + (last.recovery_time or 0.0)]["rate"]
     if control is None or after.empty or control.empty:
         return text
-    return f"{text}, then {percent(float(after.median() / control['rate'].median()))} of the control's rate"
+    return (
+        f"{text}, then {percent(float(after.median() / control['rate'].median()))} of the control's"
+        " rate"
+    )
 
 
 def _standstill(times_s: pd.Series, since_s: float) -> float:
-    """The longest time between two new steps that ended after ``since_s``, if it stands out; else 0. Seconds."""
+    """The longest time between two new steps that ended after ``since_s``, if it stands out; else
+    0. Seconds.
+    """
     gaps = times_s.sort_values().diff().dropna()
-    longest = float(gaps[times_s > since_s].max()) if (times_s > since_s).any() and len(gaps) else 0.0
+    longest = (
+        float(gaps[times_s > since_s].max()) if (times_s > since_s).any() and len(gaps) else 0.0
+    )
     return longest if longest > STANDS_OUT * float(gaps.median() if len(gaps) else 0.0) else 0.0
 
 
@@ -279,7 +329,9 @@ def _loss_finding(difference: pd.Series, *, printed: bool) -> str:
 
 
 def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot | None:
-    """Stacked bars of ``table``: index (cell, arm kind), mean seconds of each class, ``useful`` first."""
+    """Stacked bars of ``table``: index (cell, arm kind), mean seconds of each class, ``useful``
+    first.
+    """
     if table.empty:
         return None
     title = _wall_finding(table)
@@ -304,16 +356,30 @@ def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot 
             left += widths
         for y, key in enumerate(table.index):
             ax.text(
-                0, y - 0.28, labels[key], va="bottom", ha="left", color=INK if key[1] == "faulted" else MUTED
+                0,
+                y - 0.28,
+                labels[key],
+                va="bottom",
+                ha="left",
+                color=INK if key[1] == "faulted" else MUTED,
             )
         ax.set(xlim=(0, float(left.max()) * 1.02 or 1.0), ylim=(len(table) - 0.6, -0.72), yticks=[])
         ax.set(xlabel="seconds of wall clock, mean over the repeats")
         ax.spines["left"].set_visible(False)
-        _legend(fig, [(c, *CLASS_LOOKS.get(c, _OTHER_LOOK)) for c in table.columns if table[c].sum() > 0])
-        svg = to_svg(
-            fig, "wallclock", title, f"Stacked bars of {', '.join(map(str, table.columns))} in seconds."
+        _legend(
+            fig,
+            [(c, *CLASS_LOOKS.get(c, _OTHER_LOOK)) for c in table.columns if table[c].sum() > 0],
         )
-    note = "Useful time first, the rest is badput; waiting spares included; a bar ends at the wall clock."
+        svg = to_svg(
+            fig,
+            "wallclock",
+            title,
+            f"Stacked bars of {', '.join(map(str, table.columns))} in seconds.",
+        )
+    note = (
+        "Useful time first, the rest is badput; waiting spares included; a bar ends at the wall"
+        " clock."
+    )
     return Plot(title=title, svg=svg, note=note)
 
 
@@ -323,7 +389,11 @@ def _wall_finding(table: pd.DataFrame) -> str:
     share = chosen["useful"] / chosen.sum(axis=1)
     rest = chosen.drop(columns="useful").sum()
     low, high = percent(float(share.min())), percent(float(share.max()))
-    lead = f"Training that counts takes {low}" + (f" to {high}" if high != low else "") + " of the wall clock"
+    lead = (
+        f"Training that counts takes {low}"
+        + (f" to {high}" if high != low else "")
+        + " of the wall clock"
+    )
     return f"{lead}; most of the rest is {rest.idxmax()}" if len(rest) and rest.max() > 0 else lead
 
 
@@ -332,9 +402,16 @@ def _legend(fig: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
     # matplotlib fills column by column; people read row by row.
     by_row = [entry for column in range(columns) for entry in entries[column::columns]]
     handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=name) for name, colour, hatch in by_row
+        Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=name)
+        for name, colour, hatch in by_row
     ]
     fig.legend(
-        handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.1, handlelength=1.4,
-        handletextpad=0.5, borderpad=0.2, alignment="left",
-    )  # fmt: skip
+        handles=handles,
+        loc="outside lower left",
+        ncols=columns,
+        columnspacing=1.1,
+        handlelength=1.4,
+        handletextpad=0.5,
+        borderpad=0.2,
+        alignment="left",
+    )

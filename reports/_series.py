@@ -30,16 +30,21 @@ class ArmSeries:
     healed: dict[tuple[str, int], float]
 
     def throughput(self) -> pd.DataFrame:
-        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again is none. Steps of one
-        moment, as lines of a command that were heard together, count together."""
+        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again is
+        none. Steps of one moment, as lines of a command that were heard together, count together.
+        """
         frame = self.steps
         seen = frame["step"].cummax().shift(fill_value=0)
         new = frame[frame["step"] > seen].groupby("time_s", as_index=False)["samples"].sum()
         stride = max(1, -(-len(new) // MAX_POINTS))
         groups = new.groupby(pd.RangeIndex(len(new)).to_numpy() // stride)
-        thinned = pd.DataFrame({"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()})
+        thinned = pd.DataFrame(
+            {"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()}
+        )
         # The first interval would count the start-up as a slow step; it is in the badput instead.
-        return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[["time_s", "rate"]].iloc[1:]
+        return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[
+            ["time_s", "rate"]
+        ].iloc[1:]
 
     @property
     def rate_unit(self) -> str:
@@ -47,8 +52,12 @@ class ArmSeries:
         return "steps/s" if self.observed and (self.steps["samples"] == 1).all() else "samples/s"
 
     def losses(self) -> pd.Series:
-        """Loss by step; of a step committed more than once, the last, which the final state rests on."""
-        return self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"].sort_index()
+        """Loss by step; of a step committed more than once, the last, which the final state rests
+        on.
+        """
+        return (
+            self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"].sort_index()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +72,23 @@ class Pair:
 
 
 def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
-    """The series of an arm; None when its log is missing, unreadable or without a committed step."""
+    """The series of an arm; None when its log is missing, unreadable or without a
+    committed step.
+    """
     try:
         log = read_log(run.events(arm.id))
     except (LogError, OSError):
         return None
     zero = start_ns(log)
     rows = [
-        (e.generation, e.step, e.data["rank"], (e.time_ns - zero) / 1e9, e.data["samples"], e.data["loss"])
+        (
+            e.generation,
+            e.step,
+            e.data["rank"],
+            (e.time_ns - zero) / 1e9,
+            e.data["samples"],
+            e.data["loss"],
+        )
         for e in commits_of(log)
         if e.step is not None
     ]
@@ -79,9 +97,12 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     columns = ["generation", "step", "rank", "time_s", "samples", "loss"]
     frame = pd.DataFrame(rows, columns=columns).astype({"loss": float, "time_s": float})
     # Every rank records the same global loss; one record for each commit is enough.
-    frame = frame.sort_values(["generation", "step", "rank"]).drop_duplicates(["generation", "step"])
+    frame = frame.sort_values(["generation", "step", "rank"]).drop_duplicates(
+        ["generation", "step"]
+    )
     healed = {
-        (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9 for e in log.of(Kind.FAULT_HEALED)
+        (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9
+        for e in log.of(Kind.FAULT_HEALED)
     }
     return ArmSeries(
         arm=arm,
@@ -92,7 +113,9 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
 
 
 def commits_of(log: Log) -> list[Event]:
-    """Commits as the ranks logged them; of a command, what its reports come to, at the moment each step ended."""
+    """Commits as the ranks logged them; of a command, what its reports come to, at the moment each
+    step ended.
+    """
     if not _observed(log):
         return list(log.of(Kind.STEP_COMMITTED))
     return [replace(run.commits[0], time_ns=run.end_ns) for run in history_of(log).runs]
@@ -111,7 +134,9 @@ def start_ns(log: Log) -> int:
 
 
 def read_pairs(run: RunDirectory, results: Results, limit: int) -> list[Pair]:
-    """For each of the first ``limit`` cells the repeat with the median recovery, if its log can be read."""
+    """For each of the first ``limit`` cells the repeat with the median recovery, if its log can be
+    read.
+    """
     pairs = [_read_pair(run, results, cell.id, cell.strategy) for cell in results.cells[:limit]]
     return [pair for pair in pairs if pair is not None]
 
@@ -123,9 +148,14 @@ def _read_pair(run: RunDirectory, results: Results, cell: str, strategy: str) ->
     series = next((s for arm in faulted if (s := read_series(run, arm)) is not None), None)
     if series is None:
         return None
-    twin = next((a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None)
+    twin = next(
+        (a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None
+    )
     struck = (i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat and i.fired)
     return Pair(
-        cell=cell, strategy=strategy, faulted=series, control=read_series(run, twin) if twin else None,
+        cell=cell,
+        strategy=strategy,
+        faulted=series,
+        control=read_series(run, twin) if twin else None,
         incidents=tuple(struck),
-    )  # fmt: skip
+    )

@@ -23,8 +23,12 @@ def strip(sla: SlaResult) -> Markup:
         return Markup("")
     clause = parse_clause(sla.clause)
     limit = clause.limit if clause else None
-    forbidden = {"<": "right", "<=": "right", ">": "left", ">=": "left"}.get(clause.op) if clause else None
-    scale = _Scale([v for v in sla.values if math.isfinite(v)] + ([limit] if limit is not None else []))
+    forbidden = (
+        {"<": "right", "<=": "right", ">": "left", ">=": "left"}.get(clause.op) if clause else None
+    )
+    scale = _Scale(
+        [v for v in sla.values if math.isfinite(v)] + ([limit] if limit is not None else [])
+    )
     middle = HEIGHT / 2
     parts = [
         Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
@@ -37,12 +41,15 @@ def strip(sla: SlaResult) -> Markup:
         parts.append(_point(scale, value, _breaks(value, limit, forbidden), middle))
     label = _label(sla, limit)
     return Markup(
-        '<svg class="strip" viewBox="0 0 {} {}" role="img" aria-label="{}"><title>{}</title>{}</svg>'
+        '<svg class="strip" viewBox="0 0 {} {}" role="img"'
+        ' aria-label="{}"><title>{}</title>{}</svg>'
     ).format(_n(WIDTH), _n(HEIGHT), label, label, Markup("").join(parts))
 
 
 class _Scale:
-    """Values to horizontal positions; zero is always on it, and infinity is kept off the end of the axis."""
+    """Values to horizontal positions; zero is always on it, and infinity is kept off the end of the
+    axis.
+    """
 
     def __init__(self, values: Sequence[float]) -> None:
         low, high = min([0.0, *values]), max([0.0, *values])
@@ -53,7 +60,9 @@ class _Scale:
 
 
 def _limit(x: float, forbidden: str | None) -> list[Markup]:
-    line = Markup('<line class="limit" x1="{0}" x2="{0}" y1="2" y2="{1}"/>').format(_n(x), _n(HEIGHT - 2))
+    line = Markup('<line class="limit" x1="{0}" x2="{0}" y1="2" y2="{1}"/>').format(
+        _n(x), _n(HEIGHT - 2)
+    )
     if forbidden is None:
         return [line]
     start, end = (x, WIDTH - PAD) if forbidden == "right" else (PAD, x)
@@ -73,8 +82,12 @@ def _point(scale: _Scale, value: float, broken: bool, y: float) -> Markup:
     kind = "point out" if broken else "point"
     if math.isinf(value):
         x = WIDTH - PAD - 7
-        return Markup('<path class="{}" d="M{} {}l7 4.5l-7 4.5z"/>').format(kind, _n(x), _n(y - 4.5))
-    return Markup('<circle class="{}" cx="{}" cy="{}" r="3.4"/>').format(kind, _n(scale(value)), _n(y))
+        return Markup('<path class="{}" d="M{} {}l7 4.5l-7 4.5z"/>').format(
+            kind, _n(x), _n(y - 4.5)
+        )
+    return Markup('<circle class="{}" cx="{}" cy="{}" r="3.4"/>').format(
+        kind, _n(scale(value)), _n(y)
+    )
 
 
 def _label(sla: SlaResult, limit: float | None) -> str:

@@ -1,4 +1,6 @@
-"""matplotlib figures as inline SVG in CSS variables, so one drawing serves light, dark and print."""
+"""matplotlib figures as inline SVG in CSS variables, so one drawing serves light, dark and
+print.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# matplotlib needs a real colour to draw with; these near-blacks are replaced by variables afterwards.
+# matplotlib needs a real colour to draw with; these near-blacks are replaced by variables
+# afterwards.
 INK, MUTED, RULE, PAPER = "#010203", "#020304", "#030405", "#040506"
 FAULT, FAULT_WASH, RECOVERY, RECOVERY_SOFT, RECOVERY_WASH = (
     "#050607",
@@ -24,26 +27,58 @@ FAULT, FAULT_WASH, RECOVERY, RECOVERY_SOFT, RECOVERY_WASH = (
 )
 GREY_DARK, GREY_MID, GREY_LIGHT = "#0a0b0c", "#0b0c0d", "#0c0d0e"
 _VARIABLES = (
-    (INK, "ink"), (MUTED, "muted"), (RULE, "rule"), (PAPER, "paper"), (FAULT, "fault"),
-    (FAULT_WASH, "fault-wash"), (RECOVERY, "recovery"), (RECOVERY_SOFT, "recovery-soft"),
-    (RECOVERY_WASH, "recovery-wash"), (GREY_DARK, "grey-dark"), (GREY_MID, "grey-mid"),
+    (INK, "ink"),
+    (MUTED, "muted"),
+    (RULE, "rule"),
+    (PAPER, "paper"),
+    (FAULT, "fault"),
+    (FAULT_WASH, "fault-wash"),
+    (RECOVERY, "recovery"),
+    (RECOVERY_SOFT, "recovery-soft"),
+    (RECOVERY_WASH, "recovery-wash"),
+    (GREY_DARK, "grey-dark"),
+    (GREY_MID, "grey-mid"),
     (GREY_LIGHT, "grey-light"),
-)  # fmt: skip
+)
 _STYLE: dict[str, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "trainchaos", "font.size": 11, "axes.labelsize": 11,
-    "xtick.labelsize": 10.5, "ytick.labelsize": 10.5, "legend.fontsize": 10.5, "text.color": INK,
-    "axes.labelcolor": MUTED, "axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
-    "axes.facecolor": "none", "figure.facecolor": "none", "axes.spines.top": False,
-    "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True, "grid.color": RULE,
-    "grid.linewidth": 0.7, "axes.axisbelow": True, "legend.frameon": False, "hatch.linewidth": 1.1,
-    "lines.linewidth": 1.3, "xtick.major.size": 3, "ytick.major.size": 0, "axes.labelpad": 5,
-    "savefig.facecolor": "none", "font.family": "sans-serif", "text.parse_math": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trainchaos",
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "legend.fontsize": 10.5,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "hatch.linewidth": 1.1,
+    "lines.linewidth": 1.3,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "axes.labelpad": 5,
+    "savefig.facecolor": "none",
+    "font.family": "sans-serif",
+    "text.parse_math": False,
+}
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw and save within this: the styles of every plot, without touching the process's defaults."""
+    """Draw and save within this: the styles of every plot, without touching the process's
+    defaults.
+    """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
@@ -64,7 +99,9 @@ def axes(fig: Figure, *, grid: str = "y") -> Axes:
 
 
 def to_svg(fig: Figure, name: str, title: str, description: str) -> str:
-    """A well-formed ``<svg>`` element; ``name`` keeps its ids apart from those of other plots on the page."""
+    """A well-formed ``<svg>`` element; ``name`` keeps its ids apart from those of other plots on
+    the page.
+    """
     buffer = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     fig.savefig(buffer, format="svg", metadata=nothing)
@@ -87,8 +124,12 @@ def _labelled(text: str, name: str, title: str, description: str) -> str:
     head = re.sub(r'\s(?:width|height)="[^"]*"', "", text[:end])
     box = re.search(r'viewBox="0 0 ([0-9.]+)', head)
     width = float(box[1]) if box else 600.0
-    head += f' role="img" aria-labelledby="{name}-title {name}-desc" style="max-width: {width * 1.15:.0f}px"'
+    head += (
+        f' role="img" aria-labelledby="{name}-title {name}-desc" style="max-width:'
+        f' {width * 1.15:.0f}px"'
+    )
     names = (
-        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+        f'<title id="{name}-title">{escape(title)}</title><desc'
+        f' id="{name}-desc">{escape(description)}</desc>'
     )
     return head + ">" + names + text[end + 1 :]

@@ -40,9 +40,20 @@ FINEST_S = 1e-4
 WALL_FINEST_S = 1e-3
 # The order of one arm's life: start, steady work, the fault and its repair, what is left.
 WALL_CLASSES = (
-    "useful", "initialisation", "data", "checkpoint save", "detection", "regroup", "restore", "recomputation",
-    "degraded world", "straggling", "spare idle", "shutdown", "other",
-)  # fmt: skip
+    "useful",
+    "initialisation",
+    "data",
+    "checkpoint save",
+    "detection",
+    "regroup",
+    "restore",
+    "recomputation",
+    "degraded world",
+    "straggling",
+    "spare idle",
+    "shutdown",
+    "other",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +75,21 @@ class Table:
     left_out: int = 0
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> Table:
-    """Build a table: numbers of a column are aligned at the decimal point, plain strings are escaped."""
+def table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> Table:
+    """Build a table: numbers of a column are aligned at the decimal point, plain strings are
+    escaped.
+    """
     kept = [list(row) for row in rows[:MAX_ROWS]]
     for i, column in enumerate(columns):
         if column.kind == "number":
             for row, text in zip(kept, align([row[i] for row in kept]), strict=True):
                 row[i] = text if not isinstance(row[i], Markup) else row[i]
     cells = tuple(tuple(escape(cell) for cell in row) for row in kept)
-    return Table(columns=tuple(columns), rows=cells, notes=tuple(notes), left_out=len(rows) - len(kept))
+    return Table(
+        columns=tuple(columns), rows=cells, notes=tuple(notes), left_out=len(rows) - len(kept)
+    )
 
 
 def _number(name: str, unit: str = "") -> Column:
@@ -90,13 +107,21 @@ def mark(verdict: str, label: str | None = None) -> Markup:
 def comparison(results: Results) -> Table:
     """Strategies side by side: what they give and what they cost."""
     columns = (
-        Column(name="strategy"), Column(name="verdict"), _number("recovery", "s, median"),
-        Column(name="range", unit="s"), _number("n"), _number("full rate", "s, median"),
-        _number("redundant", "s, median"), _number("cost", "rank-hours a failure"), _number("lost steps", "median"),
-        _number("lost samples", "median"), _number("goodput", "ratio, median"),
-        _number("badput", "s, median"), Column(name="same result as without the fault"),
+        Column(name="strategy"),
+        Column(name="verdict"),
+        _number("recovery", "s, median"),
+        Column(name="range", unit="s"),
+        _number("n"),
+        _number("full rate", "s, median"),
+        _number("redundant", "s, median"),
+        _number("cost", "rank-hours a failure"),
+        _number("lost steps", "median"),
+        _number("lost samples", "median"),
+        _number("goodput", "ratio, median"),
+        _number("badput", "s, median"),
+        Column(name="same result as without the fault"),
         _number("provisioned", "ranks"),
-    )  # fmt: skip
+    )
     entries = strategies(results)
     notes = sorted({f"* {e.note}" for e in entries if e.note})
     return table(columns, [_comparison_row(e) for e in entries], notes)
@@ -105,26 +130,49 @@ def comparison(results: Results) -> Table:
 def _comparison_row(e: Strategy) -> list[str]:
     star = "*" if e.note else ""
     return [
-        e.label, mark(e.cell.verdict), median_of(e.recovery, alone=False), range_of(e.recovery),
-        count_of(e.recovery), median_of(e.full_rate), median_of(e.redundancy),
-        median_of(e.cost), median_of(e.steps_lost), median_of(e.samples_lost),
-        median_of(e.goodput), number(e.badput_s), e.cell.exactness,
+        e.label,
+        mark(e.cell.verdict),
+        median_of(e.recovery, alone=False),
+        range_of(e.recovery),
+        count_of(e.recovery),
+        median_of(e.full_rate),
+        median_of(e.redundancy),
+        median_of(e.cost),
+        median_of(e.steps_lost),
+        median_of(e.samples_lost),
+        median_of(e.goodput),
+        number(e.badput_s),
+        e.cell.exactness,
         MISSING if e.provisioned is None else f"{e.provisioned}{star}",
-    ]  # fmt: skip
+    ]
 
 
 def slas(results: Results) -> Table:
     """Every clause with all its points against the limit."""
     columns = (
-        Column(name="cell"), Column(name="metric"), Column(name="clause"), Column(name="verdict"),
-        _number("observed"), Column(name="unit"), _number("n"),
-        Column(name="every point, limit as a line"), Column(name="detail", kind="wide"),
-    )  # fmt: skip
+        Column(name="cell"),
+        Column(name="metric"),
+        Column(name="clause"),
+        Column(name="verdict"),
+        _number("observed"),
+        Column(name="unit"),
+        _number("n"),
+        Column(name="every point, limit as a line"),
+        Column(name="detail", kind="wide"),
+    )
     names, rows = labels(results), []
     better = {(c.id, n): m.better for c in results.cells for n, m in c.metrics.items()}
     for sla in results.slas:
-        where = Markup(' <span class="quiet">line {}</span>').format(sla.line) if sla.line is not None else ""
-        soft = Markup('<span class="quiet under">warning only</span>') if sla.severity == "warn" else ""
+        where = (
+            Markup(' <span class="quiet">line {}</span>').format(sla.line)
+            if sla.line is not None
+            else ""
+        )
+        soft = (
+            Markup('<span class="quiet under">warning only</span>')
+            if sla.severity == "warn"
+            else ""
+        )
         observed = quantity(sla.observed, sla.unit, better.get((sla.cell, sla.metric), "neither"))
         rows.append(
             [
@@ -136,7 +184,9 @@ def slas(results: Results) -> Table:
                 "" if sla.unit in ("1", "") else sla.unit,
                 sla.counted,
                 strip(sla),
-                Markup("{}{}").format(sla.detail or _margin(sla.clause, sla.observed, sla.unit), where),
+                Markup("{}{}").format(
+                    sla.detail or _margin(sla.clause, sla.observed, sla.unit), where
+                ),
             ]
         )
     return table(columns, rows)
@@ -152,15 +202,24 @@ def _margin(text: str, observed: float | None, unit: str) -> str:
 def faults(results: Results) -> Table:
     """Every incident: what was done, who saw it land, what the system made of it."""
     columns = (
-        Column(name="cell"), Column(name="fault"), Column(name="target"),
-        Column(name="struck at"), Column(name="landed, seen by"), Column(name="detected by"),
-        _number("detection", "s"), _number("recovery", "s"), _number("full rate", "s"), _number("redundant", "s"),
-        _number("lost steps"), Column(name="outcome"),
+        Column(name="cell"),
+        Column(name="fault"),
+        Column(name="target"),
+        Column(name="struck at"),
+        Column(name="landed, seen by"),
+        Column(name="detected by"),
+        _number("detection", "s"),
+        _number("recovery", "s"),
+        _number("full rate", "s"),
+        _number("redundant", "s"),
+        _number("lost steps"),
+        Column(name="outcome"),
         Column(name="decision", kind="wide"),
-    )  # fmt: skip
+    )
     names = labels(results)
     return table(
-        columns, [_fault_row(names.get(i.cell, i.cell), i, where(results, i)) for i in results.faults]
+        columns,
+        [_fault_row(names.get(i.cell, i.cell), i, where(results, i)) for i in results.faults],
     )
 
 
@@ -172,13 +231,19 @@ def _fault_row(cell: str, i: Incident, there: str) -> list[str]:
     landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
     return [
         _two(cell, f"repeat {i.repeat}"),
-        _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), _two(pairs(i.target), there),
-        struck, _two(landed, pairs(i.evidence)),
-        _two(i.detected_by or MISSING, blamed), number(i.detection_time, "lower", FINEST_S),
-        number(i.recovery_time, "lower", FINEST_S), number(i.time_to_full_rate, "lower", FINEST_S),
-        number(i.time_to_redundancy, "lower", FINEST_S), lost_steps(i),
-        _two(i.outcome, _healed(i)), i.decision,
-    ]  # fmt: skip
+        _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind),
+        _two(pairs(i.target), there),
+        struck,
+        _two(landed, pairs(i.evidence)),
+        _two(i.detected_by or MISSING, blamed),
+        number(i.detection_time, "lower", FINEST_S),
+        number(i.recovery_time, "lower", FINEST_S),
+        number(i.time_to_full_rate, "lower", FINEST_S),
+        number(i.time_to_redundancy, "lower", FINEST_S),
+        lost_steps(i),
+        _two(i.outcome, _healed(i)),
+        i.decision,
+    ]
 
 
 def lost_steps(i: Incident) -> str:
@@ -191,14 +256,18 @@ def lost_steps(i: Incident) -> str:
 def metrics(results: Results) -> Table:
     """Every metric of every cell."""
     kinds = ["number" if side == "r" else "text" for side in _metrics.SIDES]
-    columns = [Column(name=name, kind=kind) for name, kind in zip(_metrics.HEAD, kinds, strict=True)]
+    columns = [
+        Column(name=name, kind=kind) for name, kind in zip(_metrics.HEAD, kinds, strict=True)
+    ]
     return table(columns, [list(row) for row in _metrics.rows(results)], _metrics.absent(results))
 
 
 def rates(results: Results) -> Table:
     """Survival, false alarms and spares of every cell."""
     kinds = ["number" if side == "r" else "text" for side in _metrics.RATE_SIDES]
-    columns = [Column(name=name, kind=kind) for name, kind in zip(_metrics.RATES, kinds, strict=True)]
+    columns = [
+        Column(name=name, kind=kind) for name, kind in zip(_metrics.RATES, kinds, strict=True)
+    ]
     return table(columns, [list(row) for row in _metrics.rates(results)])
 
 
@@ -222,7 +291,9 @@ def phases(results: Results) -> Table:
         medians = phase_medians(found)
         if medians:
             cells = [number(medians.get(name), finest=FINEST_S) for name in PHASE_NAMES]
-            rows.append([names[cell.id], *cells, counted(sum(bool(i.phases) for i in found), len(found))])
+            rows.append(
+                [names[cell.id], *cells, counted(sum(bool(i.phases) for i in found), len(found))]
+            )
     return table(columns, rows)
 
 
@@ -237,7 +308,9 @@ def wall_seconds(results: Results) -> pd.DataFrame:
         return pd.DataFrame()
     frame = pd.DataFrame(rows).fillna(0.0).groupby(["cell", "arm"], sort=False).mean()
     known = {cell.id: n for n, cell in enumerate(results.cells)}
-    order = sorted(frame.index, key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted"))
+    order = sorted(
+        frame.index, key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted")
+    )
     others = [c for c in frame.columns if c not in WALL_CLASSES and c != "unexplained"]
     columns = [*(c for c in WALL_CLASSES if c in frame.columns), *others, "unexplained"]
     return frame.loc[order, columns]
@@ -261,27 +334,45 @@ def wall_table(frame: pd.DataFrame, names: dict[str, str]) -> Table:
 def machines(results: Results) -> Table:
     """Every node of the run: which machine it was, who ran there, how it was lost."""
     columns = (
-        Column(name="node"), Column(name="host"), Column(name="address"), Column(name="devices"),
-        Column(name="processes", kind="wide"), _number("clock", "±s"), Column(name="lost", kind="wide"),
-    )  # fmt: skip
+        Column(name="node"),
+        Column(name="host"),
+        Column(name="address"),
+        Column(name="devices"),
+        Column(name="processes", kind="wide"),
+        _number("clock", "±s"),
+        Column(name="lost", kind="wide"),
+    )
     rows = [
         [
-            str(n.number), n.host, n.address, n.devices, n.processes,
-            number(n.clock_bound_s) if n.clock_bound_s else MISSING, "; ".join(n.lost),
+            str(n.number),
+            n.host,
+            n.address,
+            n.devices,
+            n.processes,
+            number(n.clock_bound_s) if n.clock_bound_s else MISSING,
+            "; ".join(n.lost),
         ]
         for n in nodes(results)
-    ]  # fmt: skip
+    ]
     return table(columns, rows)
 
 
 def arms(results: Results) -> Table:
     """Every run of training, faulted and control."""
     columns = (
-        Column(name="arm"), _number("seed"), Column(name="outcome"), _number("steps", "committed"),
-        _number("asked", "steps"), _number("wall clock", "s"), _number("useful", "s"),
-        _number("goodput", "ratio"), _number("unexplained", "s"), _number("step time", "s, median"),
-        _number("provisioned", "ranks"), Column(name="reason", kind="wide"),
-    )  # fmt: skip
+        Column(name="arm"),
+        _number("seed"),
+        Column(name="outcome"),
+        _number("steps", "committed"),
+        _number("asked", "steps"),
+        _number("wall clock", "s"),
+        _number("useful", "s"),
+        _number("goodput", "ratio"),
+        _number("unexplained", "s"),
+        _number("step time", "s, median"),
+        _number("provisioned", "ranks"),
+        Column(name="reason", kind="wide"),
+    )
     rows = [
         [
             a.id,
@@ -326,7 +417,9 @@ def invariants(results: Results) -> list[InvariantRow]:
                 cells=tuple(Markup(MISSING) if f is None else mark(f.verdict) for _, f in found),
                 loud=tuple((cell, f) for cell, f in present if f.verdict != "pass"),
                 findings=present,
-                arms=tuple((a.id, a.invariants[name]) for a in results.arms if name in a.invariants),
+                arms=tuple(
+                    (a.id, a.invariants[name]) for a in results.arms if name in a.invariants
+                ),
             )
         )
     return rows

@@ -1,4 +1,6 @@
-"""The closing words of a run in a terminal: verdict, what failed and why, strategies, what to do next."""
+"""The closing words of a run in a terminal: verdict, what failed and why, strategies, what to do
+next.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _HEAD = (
 
 
 def summary(results: Results, run: RunDirectory) -> str:
-    """The closing block as plain text, no newline at the end; control characters are made visible."""
+    """The closing block as plain text, no newline at the end; control characters are made
+    visible.
+    """
     blocks = [
         _verdict(results),
         *_failures(results),
@@ -58,7 +62,8 @@ def _verdict(results: Results) -> str:
     tail = "" if results.verdict == "pass" or failing_slas(results) else results.reason
     witnesses = [finding.witness for cell in results.cells for finding in cell.invariants.values()]
     if any(witness in tail for witness in witnesses if witness):
-        tail = tail.split("\n")[0].removesuffix("; its last lines:")  # the lines quoted follow below
+        # the lines quoted follow below
+        tail = tail.split("\n")[0].removesuffix("; its last lines:")
     return "   ".join(part for part in (line, facts, tail) if part)
 
 
@@ -79,7 +84,8 @@ def _failures(results: Results) -> list[str]:
         phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
         if phases:
             lines.append(
-                "    where it went (s): " + " · ".join(f"{n} {number(s)}" for n, s in phases.items())
+                "    where it went (s): "
+                + " · ".join(f"{n} {number(s)}" for n, s in phases.items())
             )
     if len(failing) > MAX_FAILURES:
         lines.append(f"  and {len(failing) - MAX_FAILURES} more failing clauses, in the report")
@@ -133,7 +139,9 @@ def _row(entry: Strategy) -> tuple[str, ...]:
 
 def _lost_nodes(results: Results) -> list[str]:
     """A line for each node that an incident took, or that went of itself."""
-    return [f"  node {n.number} ({n.host}) was lost in {why}" for n in nodes(results) for why in n.lost]
+    return [
+        f"  node {n.number} ({n.host}) was lost in {why}" for n in nodes(results) for why in n.lost
+    ]
 
 
 def _next(results: Results, run: RunDirectory) -> str:

@@ -22,7 +22,9 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(run: RunDirectory, results: Results) -> Path:
-    """Write ``report.html`` and return its path. A missing event log costs only the plots that need it."""
+    """Write ``report.html`` and return its path. A missing event log costs only the plots that need
+    it.
+    """
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -57,9 +59,13 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
         "phases": _tables.phases(results),
         "metrics": _tables.metrics(results),
         "rates": _tables.rates(results),
-        "waterfall": _plots.waterfall(results, [c.id for c in plotted], [labels[c.id] for c in plotted]),
+        "waterfall": _plots.waterfall(
+            results, [c.id for c in plotted], [labels[c.id] for c in plotted]
+        ),
         "wall": _tables.wall_table(wall, labels) if len(wall) else None,
-        "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names) if len(wall) else None,
+        "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names)
+        if len(wall)
+        else None,
         "series": _series(pairs, labels),
         "undrawn": _undrawn(results, pairs, labels),
         "nodes": _tables.machines(results),
@@ -103,9 +109,13 @@ def _undrawn(results: Results, pairs: list[Pair], labels: dict[str, str]) -> lis
     notes = []
     beyond = len(results.cells) - MAX_PLOTTED_CELLS
     if beyond > 0:
-        notes.append(f"Plots show the first {MAX_PLOTTED_CELLS} cells; {beyond} more are in the tables.")
+        notes.append(
+            f"Plots show the first {MAX_PLOTTED_CELLS} cells; {beyond} more are in the tables."
+        )
     drawn = {pair.cell for pair in pairs}
     missing = [labels[c.id] for c in results.cells[:MAX_PLOTTED_CELLS] if c.id not in drawn]
     if missing:
-        notes.append(f"No readable event log with a committed step, so no series: {', '.join(missing)}.")
+        notes.append(
+            f"No readable event log with a committed step, so no series: {', '.join(missing)}."
+        )
     return notes

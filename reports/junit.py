@@ -39,7 +39,9 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 
 def write(run: RunDirectory, results: Results, path: Path) -> Path:
-    """Write the file for results as they are given, such as those a gate has judged; returns ``path``."""
+    """Write the file for results as they are given, such as those a gate has judged; returns
+    ``path``.
+    """
     tree = ET.ElementTree(_suites(run, results))
     ET.indent(tree)
     with replacing(path) as stream:
@@ -54,7 +56,8 @@ def cases(results: Results) -> list[Case]:
         found += [_invariant(cell.id, name, finding) for name, finding in cell.invariants.items()]
     found += [_fault(incident) for incident in results.faults]
     found += [
-        Case(group=skip.cell, name="cell", problem="skipped", message=skip.reason) for skip in results.skipped
+        Case(group=skip.cell, name="cell", problem="skipped", message=skip.reason)
+        for skip in results.skipped
     ]
     return _unique(found + _run_case(results, bool(found)))
 
@@ -70,22 +73,31 @@ def _sla(results: Results, sla: SlaResult) -> Case:
     lost = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
     went = f"\nwhere it went, medians in seconds: {lost}" if lost and sla.verdict == "fail" else ""
     return Case(
-        group=f"{sla.cell}.sla", name=f"{sla.metric} {sla.clause}", problem=problem, line=sla.line,
+        group=f"{sla.cell}.sla",
+        name=f"{sla.metric} {sla.clause}",
+        problem=problem,
+        line=sla.line,
         message=f"{sla.metric} {sla.clause}: observed {observed}, n={sla.counted}",
         detail=f"{sla.detail}\nvalues ({sla.unit}): {values}{went}".strip(),
         output=f"{note}observed {observed}, values {values or 'none'}. {sla.detail}".strip(),
-    )  # fmt: skip
+    )
 
 
 def _invariant(cell: str, name: str, finding: Finding) -> Case:
     return Case(
-        group=f"{cell}.invariant", name=name, problem=_problem(finding.verdict), detail=finding.witness,
-        message=f"{name}: {finding.verdict}", output=finding.witness,
-    )  # fmt: skip
+        group=f"{cell}.invariant",
+        name=name,
+        problem=_problem(finding.verdict),
+        detail=finding.witness,
+        message=f"{name}: {finding.verdict}",
+        output=finding.witness,
+    )
 
 
 def _fault(i: Incident) -> Case:
-    """A fault passes when it landed and was healed; SLAs and invariants judge what the system made of it."""
+    """A fault passes when it landed and was healed; SLAs and invariants judge what the system made
+    of it.
+    """
     problem: Literal["failure", "error"] | None = None
     message = ""
     if not i.fired:
@@ -95,25 +107,37 @@ def _fault(i: Incident) -> Case:
     elif not i.landed:
         problem, message = "error", f"{i.kind} {i.fault} did not land: nothing was tested"
     story = (
-        f"{i.kind} on {pairs(i.target)} at step {i.step}: outcome {i.outcome}, "
-        f"detected by {i.detected_by} in {number(i.detection_time, 'lower')} s, "
-        f"recovered in {number(i.recovery_time, 'lower')} s, at full rate in {number(i.time_to_full_rate, 'lower')} s, "
-        f"redundant in {number(i.time_to_redundancy, 'lower')} s, "
-        f"{'all' if i.never_recovered else i.steps_lost} steps lost. "
-        f"Witness {i.witness}: {pairs(i.evidence)}. {i.decision}"
+        f"{i.kind} on {pairs(i.target)} at step {i.step}: outcome {i.outcome}, detected by"
+        f" {i.detected_by} in {number(i.detection_time, 'lower')} s, recovered in"
+        f" {number(i.recovery_time, 'lower')} s, at full rate in"
+        f" {number(i.time_to_full_rate, 'lower')} s, redundant in"
+        f" {number(i.time_to_redundancy, 'lower')} s,"
+        f" {'all' if i.never_recovered else i.steps_lost} steps lost. Witness {i.witness}:"
+        f" {pairs(i.evidence)}. {i.decision}"
     )
     name = f"{i.fault} repeat {i.repeat} occurrence {i.occurrence}"
     return Case(
-        group=f"{i.cell}.fault", name=name, problem=problem, message=message, detail=story, output=story
+        group=f"{i.cell}.fault",
+        name=name,
+        problem=problem,
+        message=message,
+        detail=story,
+        output=story,
     )
 
 
 def _run_case(results: Results, tested: bool) -> list[Case]:
-    """A case of its own for a run that ended early or tested nothing, lest CI take silence for a pass."""
+    """A case of its own for a run that ended early or tested nothing, lest CI take silence for a
+    pass.
+    """
     if tested and results.verdict in ("pass", "fail", "inconclusive"):
         return []
     problem: Literal["error", "skipped"] = "skipped" if results.verdict == "skipped" else "error"
-    return [Case(group="run", name="run", problem=problem, message=f"{results.verdict}: {results.reason}")]
+    return [
+        Case(
+            group="run", name="run", problem=problem, message=f"{results.verdict}: {results.reason}"
+        )
+    ]
 
 
 def _problem(verdict: Verdict) -> Literal["failure", "error"] | None:
@@ -141,10 +165,15 @@ def _suites(run: RunDirectory, results: Results) -> ET.Element:
         element.set("time", f"{wall_s:.3f}")
     properties = ET.SubElement(suite, "properties")
     facts = {
-        "verdict": results.verdict, "exit_code": results.exit_code, "reason": results.reason,
-        "run": results.run_id, "seed": results.seed, "reproduce": results.reproduce,
-        "analyze": analyze_command(run), "system": results.system,
-    }  # fmt: skip
+        "verdict": results.verdict,
+        "exit_code": results.exit_code,
+        "reason": results.reason,
+        "run": results.run_id,
+        "seed": results.seed,
+        "reproduce": results.reproduce,
+        "analyze": analyze_command(run),
+        "system": results.system,
+    }
     for name, value in flatten(facts):
         ET.SubElement(properties, "property", {"name": _text(name), "value": _text(value)})
     for case in found:
@@ -165,7 +194,9 @@ def _element(results: Results, case: Case) -> ET.Element:
         attributes |= {"file": _text(results.source), "line": str(case.line)}
     element = ET.Element("testcase", attributes)
     if case.problem:
-        problem = ET.SubElement(element, _PROBLEM_TAGS[case.problem], {"message": _text(case.message)})
+        problem = ET.SubElement(
+            element, _PROBLEM_TAGS[case.problem], {"message": _text(case.message)}
+        )
         problem.text = _text(case.detail)
     elif case.output:
         ET.SubElement(element, "system-out").text = _text(case.output)

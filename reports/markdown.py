@@ -35,8 +35,9 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 
 def write(run: RunDirectory, results: Results, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Write the summary of results as they are given, such as those a gate has judged; returns ``path``. ``notes``: on
-    how they were judged."""
+    """Write the summary of results as they are given, such as those a gate has judged; returns
+    ``path``. ``notes``: on how they were judged.
+    """
     write_whole(path, _bounded(_lines(run, results, notes)))
     return path
 
@@ -55,7 +56,9 @@ def _bounded(lines: Iterator[str]) -> str:
 
 def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> Iterator[str]:
     mark = VERDICT_MARKS.get(results.verdict, "?")
-    yield f"## {mark} {results.verdict.upper()} {escape(results.scenario)} (exit {results.exit_code})"
+    yield (
+        f"## {mark} {results.verdict.upper()} {escape(results.scenario)} (exit {results.exit_code})"
+    )
     yield ""
     yield escape(results.reason)
     facts = tallies(results)
@@ -93,10 +96,21 @@ def _comparison(results: Results) -> Iterator[str]:
     if not entries:
         return
     head = (
-        "strategy", "verdict", "recovery, median (s)", "range (s)", "n", "full rate (s)", "redundant (s)",
-        "cost (rank-hours a failure)", "lost steps", "lost samples",
-        "goodput", "badput (s)", "same result as without the fault", "provisioned ranks",
-    )  # fmt: skip
+        "strategy",
+        "verdict",
+        "recovery, median (s)",
+        "range (s)",
+        "n",
+        "full rate (s)",
+        "redundant (s)",
+        "cost (rank-hours a failure)",
+        "lost steps",
+        "lost samples",
+        "goodput",
+        "badput (s)",
+        "same result as without the fault",
+        "provisioned ranks",
+    )
     yield from section("Strategies")
     yield from table(head, [_row(entry) for entry in entries], "llrlrrrrrrrrlr")
     for note in sorted({entry.note for entry in entries if entry.note}):
@@ -107,11 +121,21 @@ def _comparison(results: Results) -> Iterator[str]:
 def _row(e: Strategy) -> tuple[str, ...]:
     ranks = MISSING if e.provisioned is None else str(e.provisioned)
     return (
-        e.label, f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}", median_of(e.recovery, alone=False),
-        range_of(e.recovery), count_of(e.recovery), median_of(e.full_rate),
-        median_of(e.redundancy), median_of(e.cost), median_of(e.steps_lost), median_of(e.samples_lost),
-        median_of(e.goodput), number(e.badput_s), e.cell.exactness, ranks + ("*" if e.note else ""),
-    )  # fmt: skip
+        e.label,
+        f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}",
+        median_of(e.recovery, alone=False),
+        range_of(e.recovery),
+        count_of(e.recovery),
+        median_of(e.full_rate),
+        median_of(e.redundancy),
+        median_of(e.cost),
+        median_of(e.steps_lost),
+        median_of(e.samples_lost),
+        median_of(e.goodput),
+        number(e.badput_s),
+        e.cell.exactness,
+        ranks + ("*" if e.note else ""),
+    )
 
 
 def _clauses(results: Results) -> Iterator[str]:
@@ -141,7 +165,9 @@ def _clauses(results: Results) -> Iterator[str]:
             )
         )
     yield from section("Clauses that did not pass")
-    yield from table(("where", "cell", "clause", "verdict", "observed", "n", "detail"), rows, "llllrrl")
+    yield from table(
+        ("where", "cell", "clause", "verdict", "observed", "n", "detail"), rows, "llllrrl"
+    )
 
 
 def _findings(results: Results) -> Iterator[str]:
@@ -155,11 +181,16 @@ def _findings(results: Results) -> Iterator[str]:
         yield from section("Invariants that did not pass")
         yield from table(("cell", "invariant", "verdict", "witness"), rows, "llll")
     missed = [
-        (i.cell, f"{i.fault} ({i.kind})", str(i.repeat), "landed" if i.landed else "did not land",
-         "healed" if i.healed else "NOT HEALED" if i.fired else "never fired")
+        (
+            i.cell,
+            f"{i.fault} ({i.kind})",
+            str(i.repeat),
+            "landed" if i.landed else "did not land",
+            "healed" if i.healed else "NOT HEALED" if i.fired else "never fired",
+        )
         for i in results.faults
         if not (i.landed and i.healed)
-    ]  # fmt: skip
+    ]
     if missed:
         yield from section("Faults that did not land or heal")
         yield from table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
@@ -167,10 +198,18 @@ def _findings(results: Results) -> Iterator[str]:
 
 def _nodes(results: Results) -> Iterator[str]:
     rows = [
-        (str(n.number), n.host, n.address, n.processes, f"{n.clock_bound_s * 1e3:.3g}" if n.clock_bound_s else MISSING,
-         "; ".join(n.lost))
+        (
+            str(n.number),
+            n.host,
+            n.address,
+            n.processes,
+            f"{n.clock_bound_s * 1e3:.3g}" if n.clock_bound_s else MISSING,
+            "; ".join(n.lost),
+        )
         for n in nodes(results)
-    ]  # fmt: skip
+    ]
     if rows:
         yield from section("Nodes")
-        yield from table(("node", "host", "address", "processes", "clock (±ms)", "lost"), rows, "rlllrl")
+        yield from table(
+            ("node", "host", "address", "processes", "clock (±ms)", "lost"), rows, "rlllrl"
+        )

@@ -1,7 +1,7 @@
 """``metrics.prom``: the run as gauges in the OpenMetrics text format, for those who scrape.
 
-Gauges only, without time stamps: what the text format of Prometheus (node exporter's textfile collector) reads as
-well.
+Gauges only, without time stamps: what the text format of Prometheus (node exporter's textfile
+collector) reads as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from harness.judge.results import Results
 PREFIX = "trainchaos"
 VERDICTS = ("pass", "fail", "inconclusive")
 UNITS: Mapping[str, str] = {"s": "seconds", "ms": "milliseconds", "samples/s": "samples_per_second"}
-"""Units that the format has a word for, or that have signs it does not allow; others are their own."""
+"""Units that the format has a word for, or that have signs it does not allow; others are their own.
+"""
 
 
 @dataclass
@@ -96,11 +97,14 @@ def _started(results: Results) -> Family:
 
 
 def _metrics(results: Results) -> list[Family]:
-    """A family for each metric: smallest, median and largest value of each cell, and how many there are."""
+    """A family for each metric: smallest, median and largest value of each cell, and how many there
+    are.
+    """
     found: dict[str, Family] = {}
     counts = Family(f"{PREFIX}_metric_values", "how many values a metric has")
     could = Family(
-        f"{PREFIX}_metric_values_possible", "incidents or arms that could have given a metric a value"
+        f"{PREFIX}_metric_values_possible",
+        "incidents or arms that could have given a metric a value",
     )
     for cell in results.cells:
         labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
@@ -124,9 +128,14 @@ def _clauses(results: Results) -> Family:
     for sla in results.slas:
         for verdict in VERDICTS:
             family.add(
-                float(verdict == sla.verdict), scenario=results.scenario, cell=sla.cell, metric=sla.metric,
-                clause=sla.clause, severity=sla.severity, verdict=verdict,
-            )  # fmt: skip
+                float(verdict == sla.verdict),
+                scenario=results.scenario,
+                cell=sla.cell,
+                metric=sla.metric,
+                clause=sla.clause,
+                severity=sla.severity,
+                verdict=verdict,
+            )
     return family
 
 
@@ -136,9 +145,12 @@ def _invariants(results: Results) -> Family:
         for name, finding in cell.invariants.items():
             for verdict in VERDICTS:
                 family.add(
-                    float(verdict == finding.verdict), scenario=results.scenario, cell=cell.id, invariant=name,
+                    float(verdict == finding.verdict),
+                    scenario=results.scenario,
+                    cell=cell.id,
+                    invariant=name,
                     verdict=verdict,
-                )  # fmt: skip
+                )
     return family
 
 
@@ -146,27 +158,46 @@ def _incidents(results: Results) -> Family:
     family = Family(f"{PREFIX}_incidents", "faults of the run by what became of the job")
     tally = Counter((i.cell, i.fault, i.kind, i.outcome) for i in results.faults)
     for (cell, fault, kind, outcome), count in tally.items():
-        family.add(count, scenario=results.scenario, cell=cell, fault=fault, kind=kind, outcome=outcome)
+        family.add(
+            count, scenario=results.scenario, cell=cell, fault=fault, kind=kind, outcome=outcome
+        )
     return family
 
 
 def _rates(results: Results) -> list[Family]:
     """Survival, false alarms and spares, each with its bounds."""
     told = {
-        "survival_ratio": Family(f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"),
+        "survival_ratio": Family(
+            f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"
+        ),
         "alarms": Family(f"{PREFIX}_false_alarms", "suspicions of a detector while no fault acted"),
-        "hours": Family(f"{PREFIX}_unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"),
-        "rate": Family(f"{PREFIX}_false_alarm_rate", "false alarms per unfaulted rank-hour, with its 95 % upper bound"),
+        "hours": Family(
+            f"{PREFIX}_unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"
+        ),
+        "rate": Family(
+            f"{PREFIX}_false_alarm_rate",
+            "false alarms per unfaulted rank-hour, with its 95 % upper bound",
+        ),
         "idle": Family(f"{PREFIX}_spare_idle_rank_hours", "spares x wall time, all arms", "hours"),
-        "memory": Family(f"{PREFIX}_spare_memory_bytes", "peak resident memory of a spare that never trained", "bytes"),
-        "cores": Family(f"{PREFIX}_spare_cores", "processor time per second of a spare that never trained"),
-    }  # fmt: skip
+        "memory": Family(
+            f"{PREFIX}_spare_memory_bytes",
+            "peak resident memory of a spare that never trained",
+            "bytes",
+        ),
+        "cores": Family(
+            f"{PREFIX}_spare_cores", "processor time per second of a spare that never trained"
+        ),
+    }
     for cell in results.cells:
         one = cell.reliability
         if one is None:
             continue
         labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
-        bounds = {"value": one.survival.probability, "low": one.survival.low, "high": one.survival.high}
+        bounds = {
+            "value": one.survival.probability,
+            "low": one.survival.low,
+            "high": one.survival.high,
+        }
         known = [("survival_ratio", value, {"statistic": name}) for name, value in bounds.items()]
         alarms, spares = one.false_alarms, one.spares
         known += [("alarms", float(alarms.count), {}), ("hours", alarms.rank_hours, {})]
@@ -175,7 +206,11 @@ def _rates(results: Results) -> list[Family]:
             ("rate", alarms.upper, {"statistic": "high"}),
         ]
         memory = None if spares.memory_mib is None else spares.memory_mib * 2**20
-        known += [("idle", spares.idle_rank_hours, {}), ("memory", memory, {}), ("cores", spares.cores, {})]
+        known += [
+            ("idle", spares.idle_rank_hours, {}),
+            ("memory", memory, {}),
+            ("cores", spares.cores, {}),
+        ]
         for name, value, more in known:
             if value is not None:
                 told[name].add(value, **labels, **more)
@@ -184,7 +219,9 @@ def _rates(results: Results) -> list[Family]:
 
 def _badput(results: Results) -> Family:
     """Summed over the repeats, as time adds up."""
-    family = Family(f"{PREFIX}_badput_seconds", "wall time lost, by cause, summed over repeats", "seconds")
+    family = Family(
+        f"{PREFIX}_badput_seconds", "wall time lost, by cause, summed over repeats", "seconds"
+    )
     total: Counter[tuple[str, str, str]] = Counter()
     for arm in results.arms:
         for cause, seconds in arm.badput.items():
@@ -203,7 +240,8 @@ def _number(value: float) -> str:
 
 
 def _escape(text: str) -> str:
-    """As the format has it for labels and help: backslash, quote and line feed; other control characters are
-    replaced."""
+    """As the format has it for labels and help: backslash, quote and line feed; other control
+    characters are replaced.
+    """
     plain = "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)
     return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,7 +1,8 @@
 """``trace.json``: the run for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-One process per arm, starting at zero, so that arms can be laid side by side. One thread per actor and lane;
-complete events of a lane never overlap, which the viewers require. Times are microseconds.
+One process per arm, starting at zero, so that arms can be laid side by side. One thread per actor
+and lane; complete events of a lane never overlap, which the viewers require. Times are
+microseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from harness.judge.results import ArmResult, Incident, Results
 from reports._series import start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
-# Importers become slow beyond some hundred megabytes; an arm past this keeps only the lanes without steps.
+# Importers become slow beyond some hundred megabytes; an arm past this keeps only the lanes without
+# steps.
 MAX_STEP_EVENTS = 500_000
 _LANES = ("recovery", "generations", "steps", "phases", "state", "busy")
 
@@ -43,7 +45,9 @@ Lane = tuple[str, str]
 
 
 def render(run: RunDirectory, results: Results) -> Path:
-    """Write ``trace.json`` and return its path. An arm without a log shows only its recovery phases."""
+    """Write ``trace.json`` and return its path. An arm without a log shows only its recovery
+    phases.
+    """
     path = run.root / "trace.json"
     left = MAX_STEP_EVENTS
     with replacing(path) as stream, TextIOWrapper(stream, encoding="utf-8") as out:
@@ -52,7 +56,9 @@ def render(run: RunDirectory, results: Results) -> Path:
         for pid, arm in enumerate(results.arms, start=1):
             log = _log(run, arm)
             lanes = _lanes(log, arm, results, left)
-            left -= sum(len(spans) for (_, lane), spans in lanes.items() if lane in ("steps", "phases"))
+            left -= sum(
+                len(spans) for (_, lane), spans in lanes.items() if lane in ("steps", "phases")
+            )
             for record in _records(pid, arm, lanes, _faults(results, arm, log), _news(log)):
                 out.write(separator + json.dumps(record, separators=(",", ":")))
                 separator = ",\n"
@@ -96,7 +102,10 @@ def _observed(log: Log, zero: int, left: int) -> Iterator[Span]:
     for run in history_of(log).runs[: max(0, left)]:
         args = {"generation": run.generation, "loss": _json(run.loss)}
         yield Span(
-            name=f"step {run.step}", start=_us(run.start_ns, zero), end=_us(run.end_ns, zero), args=args
+            name=f"step {run.step}",
+            start=_us(run.start_ns, zero),
+            end=_us(run.end_ns, zero),
+            args=args,
         )
 
 
@@ -106,7 +115,9 @@ def _lane_order(item: tuple[Lane, list[Span]]) -> tuple[bool, str, int]:
 
 
 def clip(spans: Iterable[Span]) -> list[Span]:
-    """Sorted by start, each cut to begin when the one before it ended; nothing of no length remains."""
+    """Sorted by start, each cut to begin when the one before it ended; nothing of no length
+    remains.
+    """
     kept: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         start = max(span.start, kept[-1].end if kept else 0.0)
@@ -126,7 +137,11 @@ def _seconds(event: Event) -> dict[str, float]:
 def _step(event: Event, zero: int) -> Span:
     end = _us(event.time_ns, zero)
     spent = sum(_seconds(event).values()) * 1e6
-    args = {"generation": event.generation, "loss": _json(event.data["loss"]), "rank": event.data["rank"]}
+    args = {
+        "generation": event.generation,
+        "loss": _json(event.data["loss"]),
+        "rank": event.data["rank"],
+    }
     return Span(name=f"step {event.step}", start=end - spent, end=end, args=args)
 
 
@@ -144,18 +159,23 @@ def _phases(event: Event, zero: int) -> Iterator[Span]:
 def _state(event: Event, zero: int) -> Span:
     end = _us(event.time_ns, zero)
     name = {
-        Kind.GROUP_FORMED: "form group", Kind.STATE_READY: "get state",
+        Kind.GROUP_FORMED: "form group",
+        Kind.STATE_READY: "get state",
         Kind.CHECKPOINT_COMMITTED: "save checkpoint",
-    }[event.kind]  # fmt: skip
+    }[event.kind]
     args = {key: _json(value) for key, value in event.data.items() if key != "seconds"}
     return Span(
-        name=name, start=end - float(event.data["seconds"]) * 1e6, end=end, args={**args, "step": event.step}
+        name=name,
+        start=end - float(event.data["seconds"]) * 1e6,
+        end=end,
+        args={**args, "step": event.step},
     )
 
 
 def _busy(log: Log, zero: int) -> Iterator[tuple[str, Span]]:
-    """What ranks said that they do besides training, by whom; to the end of the log, or of the process, where it
-    did not say that it is over."""
+    """What ranks said that they do besides training, by whom; to the end of the log, or of the
+    process, where it did not say that it is over.
+    """
     begun: dict[str, list[Event]] = defaultdict(list)
     for event in log.of(Kind.BUSY, Kind.BUSY_ENDED, Kind.PROCESS_EXITED):
         if event.kind is Kind.PROCESS_EXITED:
@@ -165,7 +185,12 @@ def _busy(log: Log, zero: int) -> Iterator[tuple[str, Span]]:
             continue
         else:
             doing = begun[_who(event)]
-            over = [next((one for one in reversed(doing) if one.data["what"] == event.data["what"]), event)]
+            over = [
+                next(
+                    (one for one in reversed(doing) if one.data["what"] == event.data["what"]),
+                    event,
+                )
+            ]
             begun[_who(event)] = [one for one in doing if one is not over[0]]
         yield from ((_who(one), _doing(one, event, zero)) for one in over)
     for left in begun.values():
@@ -180,7 +205,10 @@ def _who(event: Event) -> str:
 def _doing(begun: Event, end: Event, zero: int) -> Span:
     args = {key: _json(value) for key, value in begun.data.items()}
     return Span(
-        name=str(begun.data["what"]), start=_us(begun.time_ns, zero), end=_us(end.time_ns, zero), args=args
+        name=str(begun.data["what"]),
+        start=_us(begun.time_ns, zero),
+        end=_us(end.time_ns, zero),
+        args=args,
     )
 
 
@@ -213,7 +241,9 @@ def _recovery(incident: Incident) -> Iterator[Span]:
 
 
 def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Incident, float]]:
-    """Each incident with the second it ended: recovered or healed, the later one; else the end of the arm."""
+    """Each incident with the second it ended: recovered or healed, the later one; else the end of
+    the arm.
+    """
     zero = start_ns(log) if log else 0
     healed = {
         (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9
@@ -237,7 +267,9 @@ def _records(
     home = {name: f" (node {one.node}, {one.host})" for one in arm.nodes for name in one.processes}
     yield _named(pid, 0, "process_name", name=arm.id)
     if bounds := {f"node {one.node}": one.clock_bound_s for one in arm.nodes if one.clock_bound_s}:
-        yield _named(pid, 0, "process_labels", labels=f"clocks right to ±{max(bounds.values()) * 1e3:.3g} ms")
+        yield _named(
+            pid, 0, "process_labels", labels=f"clocks right to ±{max(bounds.values()) * 1e3:.3g} ms"
+        )
     yield _named(pid, 0, "process_sort_index", sort_index=pid)
     for tid, ((actor, lane), spans) in enumerate(lanes.items(), start=1):
         yield _named(pid, tid, "thread_name", name=f"{actor}{home.get(actor, '')} {lane}")
@@ -245,16 +277,29 @@ def _records(
         for span in spans:
             start, end = round(span.start, 3), round(span.end, 3)
             yield {
-                "ph": "X", "name": span.name, "cat": lane, "pid": pid, "tid": tid, "ts": start,
-                "dur": round(end - start, 3), "args": span.args,
-            }  # fmt: skip
+                "ph": "X",
+                "name": span.name,
+                "cat": lane,
+                "pid": pid,
+                "tid": tid,
+                "ts": start,
+                "dur": round(end - start, 3),
+                "args": span.args,
+            }
     yield from ({"pid": pid, "tid": 0, **record} for record in news)
     for incident, end in faults:
         common = {
-            "name": f"{incident.kind} {incident.fault}", "cat": "fault", "pid": pid, "tid": 0,
+            "name": f"{incident.kind} {incident.fault}",
+            "cat": "fault",
+            "pid": pid,
+            "tid": 0,
             "id": f"{arm.id}/{incident.fault}/{incident.occurrence}",
-        }  # fmt: skip
-        args = {"target": incident.target, "outcome": incident.outcome, "evidence": incident.evidence}
+        }
+        args = {
+            "target": incident.target,
+            "outcome": incident.outcome,
+            "evidence": incident.evidence,
+        }
         yield {"ph": "b", "ts": round(incident.injected_s * 1e6, 3), **common, "args": _json(args)}
         yield {"ph": "e", "ts": round(end * 1e6, 3), **common}
 
@@ -264,12 +309,18 @@ def _news(log: Log | None) -> list[dict[str, Any]]:
     zero = start_ns(log) if log else 0
     return [
         {
-            "ph": "i", "s": "p", "cat": "node", "ts": round(_us(event.time_ns, zero), 3),
+            "ph": "i",
+            "s": "p",
+            "cat": "node",
+            "ts": round(_us(event.time_ns, zero), 3),
             "args": _json(dict(event.data)),
-            "name": f"node {event.data['node']} {'joined' if event.kind is Kind.NODE_JOINED else 'lost'}",
+            "name": (
+                f"node {event.data['node']}"
+                f" {'joined' if event.kind is Kind.NODE_JOINED else 'lost'}"
+            ),
         }
         for event in (log.of(Kind.NODE_JOINED, Kind.NODE_LOST) if log else ())
-    ]  # fmt: skip
+    ]
 
 
 def _named(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:

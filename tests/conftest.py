@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from harness.host import dns_check
 
-# On a busy machine a moment may be long; and whoever changes nothing sees the same examples as the run before.
+# On a busy machine a moment may be long; and whoever changes nothing sees the same examples as the
+# run before.
 settings.register_profile(
     "anywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -21,7 +22,9 @@ settings.load_profile("anywhere")
 
 @pytest.fixture
 def names_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name server answers at once: a plan of a comparison asks it for seconds where it does not."""
+    """The name server answers at once: a plan of a comparison asks it for seconds where it does
+    not.
+    """
     monkeypatch.setattr(dns_check, "slowest_lookup_s", lambda: 0.0)
 
 

@@ -1,4 +1,6 @@
-"""Verbs of the command line beside those of ``chaos.cli``, a file each; parts of the composition root."""
+"""Verbs of the command line beside those of ``chaos.cli``, a file each; parts of the composition
+root.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import click
 
 
 def all_commands() -> list[click.Command]:
-    """``COMMANDS`` of every module here but private ones. Their heavy imports are inside the functions."""
+    """``COMMANDS`` of every module here but private ones. Their heavy imports are inside the
+    functions.
+    """
     found: list[click.Command] = []
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):

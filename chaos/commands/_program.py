@@ -9,15 +9,18 @@ from chaos import errors
 from chaos.commands._say import say
 
 ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent"})
-"""Commands that leave files, or whose exit code is the answer: they do not need anybody to read along."""
+"""Commands that leave files, or whose exit code is the answer: they do not need anybody to read
+along.
+"""
 
 
 def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a command line with output that cannot break it (``| head``, a terminal that is gone); its exit code.
+    """Run a command line with output that cannot break it (``| head``, a terminal that is gone);
+    its exit code.
 
-    Where the output is all there is to a command, it has failed if that could not be written. A SIGINT ends it, also
-    where a shell without job control started it in the background, which has it ignored: a run ends by it whenever it
-    comes, not only once it has begun.
+    Where the output is all there is to a command, it has failed if that could not be written. A
+    SIGINT ends it, also where a shell without job control started it in the background, which has
+    it ignored: a run ends by it whenever it comes, not only once it has begun.
     """
     from recovery.process.output import lost_output, shield
 
@@ -28,4 +31,6 @@ def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) 
     if lost is None:
         return code
     say(f"cannot write the output: {lost}", err=True)
-    return errors.EXIT_HARNESS if code == errors.EXIT_PASS and not ANSWER_BY_CODE & set(argv) else code
+    return (
+        errors.EXIT_HARNESS if code == errors.EXIT_PASS and not ANSWER_BY_CODE & set(argv) else code
+    )

@@ -1,4 +1,6 @@
-"""What a command prints: text in which nothing can be obeyed by a terminal, whoever wrote the names in it."""
+"""What a command prints: text in which nothing can be obeyed by a terminal, whoever wrote the names
+in it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import click
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print it, on standard error if ``err``. Characters that are not to be seen (escapes, those that turn the order of
-    others) are shown by their numbers, as JSON writes them."""
+    """Print it, on standard error if ``err``. Characters that are not to be seen (escapes, those
+    that turn the order of others) are shown by their numbers, as JSON writes them.
+    """
     click.echo(plain(text), err=err, nl=nl)
 
 

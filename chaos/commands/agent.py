@@ -11,10 +11,16 @@ _PATH: click.Path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--coordinator", required=True, metavar="HOST:PORT", help="Where the run's harness listens.")
-@click.option("--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run.")
 @click.option(
-    "--address", default="", help="Of this node, as other nodes reach it; else as the harness sees it."
+    "--coordinator", required=True, metavar="HOST:PORT", help="Where the run's harness listens."
+)
+@click.option(
+    "--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run."
+)
+@click.option(
+    "--address",
+    default="",
+    help="Of this node, as other nodes reach it; else as the harness sees it.",
 )
 @click.option(
     "--token-file",
@@ -28,7 +34,9 @@ _PATH: click.Path = click.Path(path_type=Path)
     type=_PATH,
     help="For event logs and outputs until they are sent.",
 )
-@click.option("--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness.")
+@click.option(
+    "--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness."
+)
 def agent(**options: Any) -> int:
     """Serve one node of a run; launchers start this themselves, see docs/clusters.md."""
     from harness.launch.recipe import recipe

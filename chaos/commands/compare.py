@@ -1,4 +1,6 @@
-"""``chaos compare``: the same faults, the same seeds, every recovery stack; or runs that were made one by one."""
+"""``chaos compare``: the same faults, the same seeds, every recovery stack; or runs that were made
+one by one.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,47 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
 
 
 @click.command(
-    epilog="Exit codes: 0 done, 2 usage, 4 something broke, 5 something is left behind, 130 interrupted."
+    epilog=(
+        "Exit codes: 0 done, 2 usage, 4 something broke, 5 something is left behind, 130"
+        " interrupted."
+    )
 )
 @click.argument("what", nargs=-1, type=_PATH)
 @click.option(
-    "--stacks", "stacks", default="", metavar="A,B:tuned", help="Which stacks; default: every one there is."
+    "--stacks",
+    "stacks",
+    default="",
+    metavar="A,B:tuned",
+    help="Which stacks; default: every one there is.",
 )
 @click.option(
-    "--settings", type=_SETTINGS, default="both", show_default=True, help="Of stacks that do not say."
+    "--settings",
+    type=_SETTINGS,
+    default="both",
+    show_default=True,
+    help="Of stacks that do not say.",
 )
 @click.option(
-    "--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Seeds: pairs of each."
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Seeds: pairs of each.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31), help="The first one; default: 1, of a sweep (--tune) 9001."
+    "--seed",
+    type=click.IntRange(0, 2**31),
+    help="The first one; default: 1, of a sweep (--tune) 9001.",
 )
-@click.option("--name", default="", help="Of the comparison; default: the time, with --resume the newest.")
 @click.option(
-    "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where it is kept: RUNS/compare/NAME."
+    "--name", default="", help="Of the comparison; default: the time, with --resume the newest."
+)
+@click.option(
+    "--runs",
+    type=_PATH,
+    default=Path("runs"),
+    show_default=True,
+    help="Where it is kept: RUNS/compare/NAME.",
 )
 @click.option(
     "--deadline",
@@ -57,21 +82,41 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     metavar="STACK",
     help="What the others are set against; default: the first built-in.",
 )
-@click.option("--same", is_flag=True, help="Play the reference twice: what comes out between equal stacks.")
 @click.option(
-    "--tune", default="", metavar="STACK", help="Sweep this stack's options; the best become its `tuned`."
+    "--same", is_flag=True, help="Play the reference twice: what comes out between equal stacks."
 )
-@click.option("--closed", is_flag=True, help="Claim the closed division (docs/benchmark-rules.md), or stop.")
 @click.option(
-    "--without", multiple=True, metavar="STACK:FAMILY", help="Leave a stack out of a family; may be repeated."
+    "--tune",
+    default="",
+    metavar="STACK",
+    help="Sweep this stack's options; the best become its `tuned`.",
 )
-@click.option("--archive", type=_PATH, help="Also pack plan, event logs and results into this .tar.xz.")
-@click.option("--price", type=click.FloatRange(0), help="Of an hour of one GPU, to say what a failure costs.")
+@click.option(
+    "--closed", is_flag=True, help="Claim the closed division (docs/benchmark-rules.md), or stop."
+)
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="STACK:FAMILY",
+    help="Leave a stack out of a family; may be repeated.",
+)
+@click.option(
+    "--archive", type=_PATH, help="Also pack plan, event logs and results into this .tar.xz."
+)
+@click.option(
+    "--price", type=click.FloatRange(0), help="Of an hour of one GPU, to say what a failure costs."
+)
 @click.option("--currency", default="USD", show_default=True, help="Of --price.")
-@click.option("--resume", is_flag=True, help="Go on with what is missing; alone, as it was planned.")
-@click.option("--anew", is_flag=True, help="Begin again; what is there under this name is kept beside it.")
 @click.option(
-    "--accept-changes", is_flag=True, help="Resume on another version of the code or the machine, and say so."
+    "--resume", is_flag=True, help="Go on with what is missing; alone, as it was planned."
+)
+@click.option(
+    "--anew", is_flag=True, help="Begin again; what is there under this name is kept beside it."
+)
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Resume on another version of the code or the machine, and say so.",
 )
 @click.option("--skip-missing", is_flag=True, help="Leave out stacks that are not installed.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and how long it would take.")
@@ -79,9 +124,9 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
 def compare(what: tuple[Path, ...], **options: Any) -> int:
     """Compare recovery stacks under the same faults, or stored runs.
 
-    WHAT are fault families (scenario files, such as scenarios/compare/*.yaml): for each of them, each stack and each
-    seed, one job with the fault and one without. Or directories of runs, which are compared as they are; or a packed
-    comparison (.tar.xz).
+    WHAT are fault families (scenario files, such as scenarios/compare/*.yaml): for each of them,
+    each stack and each seed, one job with the fault and one without. Or directories of runs, which
+    are compared as they are; or a packed comparison (.tar.xz).
     """
     if options["resume"] and options["anew"]:
         raise click.UsageError("say --resume or --anew, not both")
@@ -89,11 +134,15 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
         return _packed(what[0], options)
     directories = [path for path in what if path.is_dir()]
     if directories and len(directories) < len(what):
-        raise click.UsageError("name scenario files to play, or run directories to compare, not both")
+        raise click.UsageError(
+            "name scenario files to play, or run directories to compare, not both"
+        )
     if directories:
         return _stored(directories, options)
     if not what and not options["resume"]:
-        raise click.UsageError("name fault families, such as scenarios/compare/*.yaml, or run directories")
+        raise click.UsageError(
+            "name fault families, such as scenarios/compare/*.yaml, or run directories"
+        )
     return _play(what, options)
 
 
@@ -123,16 +172,28 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
     if len(paths) == 1 and single.plan.is_file():
         made, target = gather(single), single.root
         if options["price"] is not None:
-            made = made.model_copy(update={"price": options["price"], "currency": options["currency"]})
+            made = made.model_copy(
+                update={"price": options["price"], "currency": options["currency"]}
+            )
     elif len(paths) == 1 and not options["name"]:
         made = compare_stored(
-            paths, name=paths[0].name, argv=sys.argv[1:], price=options["price"], currency=options["currency"]
+            paths,
+            name=paths[0].name,
+            argv=sys.argv[1:],
+            price=options["price"],
+            currency=options["currency"],
         )
-        target = options["runs"] / PLACE / f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
+        target = (
+            options["runs"] / PLACE / f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
+        )
     else:
         name = options["name"] or f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
         made = compare_stored(
-            paths, name=name, argv=sys.argv[1:], price=options["price"], currency=options["currency"]
+            paths,
+            name=name,
+            argv=sys.argv[1:],
+            price=options["price"],
+            currency=options["currency"],
         )
         target = options["runs"] / PLACE / name
     if options["archive"] is not None:
@@ -164,9 +225,13 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
     with directory.held():
         plan = _place(directory, prepared.plan, options)
         player = Player(
-            directory=directory, plan=plan, entrants=prepared.entrants, families=prepared.families,
-            pythons=prepared.pythons, catalogue=catalogue,
-        )  # fmt: skip
+            directory=directory,
+            plan=plan,
+            entrants=prepared.entrants,
+            families=prepared.families,
+            pythons=prepared.pythons,
+            catalogue=catalogue,
+        )
         player.check()
         directory.write_plan(plan)
         if not options["quiet"]:
@@ -202,7 +267,9 @@ def _played(player: Player, options: dict[str, Any]) -> int:
 
 
 def _finished(player: Player, options: dict[str, Any]) -> None:
-    """What is made of a comparison in which every arm was played: a packed copy, a stack's settings."""
+    """What is made of a comparison in which every arm was played: a packed copy, a stack's
+    settings.
+    """
     if options["archive"] is not None:
         _pack(player.directory, options["archive"])
     if player.plan.tune:
@@ -228,7 +295,12 @@ class _Shown:
         if self.quiet:
             return
         played = step.played
-        words = [f"[{step.number}/{step.total}]", played.arm.label, "·", played.arm.family or "no fault"]
+        words = [
+            f"[{step.number}/{step.total}]",
+            played.arm.label,
+            "·",
+            played.arm.family or "no fault",
+        ]
         words += [f"· seed {played.arm.seed}:", self._told(step)]
         words += [f"· {_duration(step.left_s)} left"] if step.number < step.total else []
         say(" ".join(words))
@@ -252,7 +324,9 @@ def _name(options: dict[str, Any]) -> str:
         return given
     if not options["resume"]:
         return time.strftime("%Y-%m-%dt%H-%M-%S", time.gmtime())
-    plans = sorted((options["runs"] / PLACE).glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+    plans = sorted(
+        (options["runs"] / PLACE).glob("*/plan.json"), key=lambda path: path.stat().st_mtime
+    )
     if not plans:
         raise click.UsageError(f"there is no comparison in {options['runs'] / PLACE} to be resumed")
     return plans[-1].parent.name
@@ -266,16 +340,29 @@ def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory
         return as_planned(directory.read_plan(), skip_missing=options["skip_missing"])
     names = [word for word in options["stacks"].split(",") if word.strip()]
     return Asked(
-        name=directory.root.name, scenarios=what, stacks=names,
-        settings=options["settings"], repeat=options["repeat"], seed=_seed(options), deadline=options["deadline"],
-        against=options["against"], same=options["same"], price=options["price"], currency=options["currency"],
-        skip_missing=options["skip_missing"], argv=sys.argv[1:], closed=options["closed"], tune=options["tune"],
+        name=directory.root.name,
+        scenarios=what,
+        stacks=names,
+        settings=options["settings"],
+        repeat=options["repeat"],
+        seed=_seed(options),
+        deadline=options["deadline"],
+        against=options["against"],
+        same=options["same"],
+        price=options["price"],
+        currency=options["currency"],
+        skip_missing=options["skip_missing"],
+        argv=sys.argv[1:],
+        closed=options["closed"],
+        tune=options["tune"],
         without=[_left_out(word) for word in options["without"]],
-    )  # fmt: skip
+    )
 
 
 def _seed(options: dict[str, Any]) -> int:
-    """The first seed; those of a sweep are its own, so that nothing is tuned on what is then compared."""
+    """The first seed; those of a sweep are its own, so that nothing is tuned on what is then
+    compared.
+    """
     from harness.compare.tuning import FIRST_SEED
 
     if options["seed"] is not None:
@@ -301,13 +388,17 @@ def _place(directory: Directory, plan: Plan, options: dict[str, Any]) -> Plan:
     if not options["resume"]:
         raise errors.ScenarioError(
             f"{directory.root} holds a comparison already",
-            hint="--resume goes on with it, --anew begins again, --name begins another one beside it",
+            hint=(
+                "--resume goes on with it, --anew begins again, --name begins another one beside it"
+            ),
         )
     return resumed(directory.read_plan(), plan, accepted=options["accept_changes"])
 
 
 def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
-    """Load every scenario as it would be played, in a directory that is thrown away, and say what would be done."""
+    """Load every scenario as it would be played, in a directory that is thrown away, and say what
+    would be done.
+    """
     import tempfile
 
     from harness.compare.plan.directory import Directory
@@ -315,9 +406,13 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
 
     with tempfile.TemporaryDirectory() as away:
         Player(
-            directory=Directory(Path(away)), plan=prepared.plan, entrants=prepared.entrants,
-            families=prepared.families, pythons=prepared.pythons, catalogue=catalogue,
-        ).check()  # fmt: skip
+            directory=Directory(Path(away)),
+            plan=prepared.plan,
+            entrants=prepared.entrants,
+            families=prepared.families,
+            pythons=prepared.pythons,
+            catalogue=catalogue,
+        ).check()
     say(_announced(directory, prepared.plan))
     return errors.EXIT_PASS
 
@@ -329,21 +424,31 @@ def _announced(directory: Directory, plan: Plan) -> str:
     missing, seconds, guessed = left_of(directory, plan)
     faulted = sum(1 for arm in plan.arms if arm.family is not None)
     lines = [
-        f"{plan.name}: {len(plan.stacks)} stacks, {len(plan.families)} fault families, {len(plan.seeds)} seeds",
+        (
+            f"{plan.name}: {len(plan.stacks)} stacks, {len(plan.families)} fault families,"
+            f" {len(plan.seeds)} seeds"
+        ),
         f"  stacks    {', '.join(stack.label for stack in plan.stacks)}",
         f"  families  {', '.join(family.name for family in plan.families)}",
         f"  against   {plan.reference}",
-        f"  arms      {len(plan.arms)}: {faulted} with a fault, {len(plan.arms) - faulted} controls",
+        (
+            f"  arms      {len(plan.arms)}: {faulted} with a fault, {len(plan.arms) - faulted}"
+            " controls"
+        ),
     ]
     for stack in plan.stacks:
-        lines += [f"  without   {stack.label} under {name}: {why}" for name, why in stack.not_offered.items()]
+        lines += [
+            f"  without   {stack.label} under {name}: {why}"
+            for name, why in stack.not_offered.items()
+        ]
     lines += [f"  without   {label}: {why}" for label, why in plan.skipped.items()]
     lines += [f"  changed   {change}" for change in plan.changes]
     done = len(plan.arms) - len(missing)
     sure = "measured" if not guessed else "a guess" if guessed == len(missing) else "partly a guess"
     longest = f"; each job that never recovers takes {plan.deadline:g} s more"
     lines.append(
-        f"  time      {_duration(seconds)} for {len(missing)} arms ({sure}){longest if guessed else ''}"
+        f"  time      {_duration(seconds)} for {len(missing)} arms"
+        f" ({sure}){longest if guessed else ''}"
     )
     return "\n".join(
         [

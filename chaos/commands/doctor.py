@@ -19,10 +19,16 @@ _PATH: click.Path = click.Path(path_type=Path)
     "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where run directories lie."
 )
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
-)  # fmt: skip
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
 def doctor(runs: Path, form: str) -> int:
-    """Say what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges, stacks.
+    """Say what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges,
+    stacks.
 
     Exit code 4 when something is lacking that every run needs; what only some need does not count.
     """

@@ -20,7 +20,8 @@ def export() -> None:
 def otel(run: Path) -> int:
     """Send incidents and their phases as OpenTelemetry spans, by OTLP over HTTP.
 
-    Where to is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any program. Exit code 7: OpenTelemetry is not installed.
+    Where to is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any program. Exit code 7: OpenTelemetry
+    is not installed.
     """
     from harness.host.rundir import open_run
     from harness.judge.verdict.judge import judge

@@ -16,7 +16,9 @@ from chaos.scenario.sla import parse_duration
 class _Duration(click.ParamType):
     name = "duration"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         try:
             return parse_duration(value) if isinstance(value, str) else float(str(value))
         except ValueError as error:
@@ -31,26 +33,45 @@ class _Duration(click.ParamType):
     show_default=True,
     help="What is searched: the recovery stack, how files are read, or how logs are judged.",
 )
-@click.option("--strategy", metavar="NAME", help="Only this recovery strategy; all of them without it.")
 @click.option(
-    "--budget", type=_Duration(), default="60s", show_default=True, help="How long to search: 90s, 5m, 1h."
+    "--strategy", metavar="NAME", help="Only this recovery strategy; all of them without it."
 )
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Another one, another search."
+    "--budget",
+    type=_Duration(),
+    default="60s",
+    show_default=True,
+    help="How long to search: 90s, 5m, 1h.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that search."
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Another one, another search.",
 )
 @click.option(
-    "--into", type=click.Path(path_type=Path, file_okay=False), default=Path("scenarios/regressions"),
-    show_default=True, help="Where the scenarios of finds are written.",
-)  # fmt: skip
+    "--jobs",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes that search.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("scenarios/regressions"),
+    show_default=True,
+    help="Where the scenarios of finds are written.",
+)
 @click.option(
     "--runs",
     type=click.IntRange(1),
     help="End when each process has tried so many: with a seed the same search each time.",
 )
-@click.option("--real", is_flag=True, help="Play them with processes of this machine, not on the simulator.")
+@click.option(
+    "--real", is_flag=True, help="Play them with processes of this machine, not on the simulator."
+)
 @click.option(
     "--launcher",
     type=click.Choice(["local", "agents"]),
@@ -71,8 +92,9 @@ def fuzz(
 ) -> int:
     """Try random scenarios, files and logs until something breaks, and make it small.
 
-    Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then is written.
-    What a real run shows only once in three plays is kept in INTO/unsteady, and is no find.
+    Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then
+    is written. What a real run shows only once in three plays is kept in INTO/unsteady, and is no
+    find.
     """
     from harness.fuzz.play.play import strategies
     from harness.fuzz.worker import SIM, work
@@ -85,10 +107,13 @@ def fuzz(
         return errors.EXIT_PASS
 
     if strategy is not None and what == "loader":
-        raise click.UsageError("--strategy is of what is played; with --what loader nothing is: leave it out")
+        raise click.UsageError(
+            "--strategy is of what is played; with --what loader nothing is: leave it out"
+        )
     if strategy is not None and strategy not in strategies():
         raise errors.ScenarioError(
-            f"--strategy {strategy}: there is no such strategy", hint=f"one of {', '.join(strategies())}"
+            f"--strategy {strategy}: there is no such strategy",
+            hint=f"one of {', '.join(strategies())}",
         )
     if real and what != "recovery":
         raise click.UsageError(f"--real is of what is played; with --what {what} leave it out")

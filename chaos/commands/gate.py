@@ -20,32 +20,65 @@ if TYPE_CHECKING:
 
 _PATH: click.Path = click.Path(path_type=Path)
 _FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
     help="Output format.",
-)  # fmt: skip
+)
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
-    click.option("--baseline", type=_PATH, metavar="FILE", help="Also against this baseline, or run directory."),
     click.option(
-        "--tolerance", "tolerances", multiple=True, metavar="[METRIC=]20%",
+        "--baseline",
+        type=_PATH,
+        metavar="FILE",
+        help="Also against this baseline, or run directory.",
+    ),
+    click.option(
+        "--tolerance",
+        "tolerances",
+        multiple=True,
+        metavar="[METRIC=]20%",
         help="How much worse than the baseline is not yet worse; repeatable.",
     ),
     click.option(
-        "--metric", "metrics", multiple=True, metavar="NAME", help="Compare this metric with the baseline; repeatable."
+        "--metric",
+        "metrics",
+        multiple=True,
+        metavar="NAME",
+        help="Compare this metric with the baseline; repeatable.",
     ),
-    click.option("--other-machine", is_flag=True, help="Compare with a baseline of another machine all the same."),
     click.option(
-        "--looks", type=click.IntRange(1, 20), metavar="K",
-        help="Looks planned at this run, repeats added in between; each has 1/K of the level.  [default: 1]",
+        "--other-machine",
+        is_flag=True,
+        help="Compare with a baseline of another machine all the same.",
     ),
-    click.option("--allow-inconclusive", is_flag=True, help="Exit with 0 where nothing was shown to be broken."),
     click.option(
-        "--github/--no-github", default=None, help="Annotations for GitHub Actions; by default where it runs this."
+        "--looks",
+        type=click.IntRange(1, 20),
+        metavar="K",
+        help=(
+            "Looks planned at this run, repeats added in between; each has 1/K of the level. "
+            " [default: 1]"
+        ),
     ),
-)  # fmt: skip
+    click.option(
+        "--allow-inconclusive",
+        is_flag=True,
+        help="Exit with 0 where nothing was shown to be broken.",
+    ),
+    click.option(
+        "--github/--no-github",
+        default=None,
+        help="Annotations for GitHub Actions; by default where it runs this.",
+    ),
+)
 
 
 def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a gate, without the gate itself, for ``chaos gate`` and ``chaos run --gate``."""
+    """The options of a gate, without the gate itself, for ``chaos gate`` and ``chaos run
+    --gate``.
+    """
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -59,7 +92,8 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
-    Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into the run.
+    Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md
+    into the run.
     """
     from harness.host.rundir import open_run
     from harness.judge.verdict.judge import judge
@@ -72,18 +106,26 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
 def conclude(
     results: Results, directory: RunDirectory, choices: dict[str, Any], *, form: str, quiet: bool
 ) -> int:
-    """End ``chaos run``: its gate, if ``choices["gate"]`` asks for one, and what GitHub shows. Returns the exit code.
+    """End ``chaos run``: its gate, if ``choices["gate"]`` asks for one, and what GitHub shows.
+    Returns the exit code.
 
-    ``choices``: options of ``gate_options`` and ``gate``. With ``form`` json the gate's words go to standard error, as
-    standard output is the results'. Raises what reading a baseline raises.
+    ``choices``: options of ``gate_options`` and ``gate``. With ``form`` json the gate's words go to
+    standard error, as standard output is the results'. Raises what reading a baseline raises.
     """
     return _conclude(
-        results, directory, choices, form="text", quiet=quiet, gating=choices["gate"], err=form == "json"
+        results,
+        directory,
+        choices,
+        form="text",
+        quiet=quiet,
+        gating=choices["gate"],
+        err=form == "json",
     )
 
 
 def check_choices(choices: dict[str, Any]) -> None:
-    """Refuse wrong options of a gate before anything runs, a baseline of another machine among them.
+    """Refuse wrong options of a gate before anything runs, a baseline of another machine among
+    them.
 
     Raises click.UsageError, ToleranceError, BaselineError.
     """
@@ -91,11 +133,20 @@ def check_choices(choices: dict[str, Any]) -> None:
     _metrics(choices)
     asked = [
         name
-        for name in ("baseline", "tolerances", "metrics", "other_machine", "allow_inconclusive", "looks")
+        for name in (
+            "baseline",
+            "tolerances",
+            "metrics",
+            "other_machine",
+            "allow_inconclusive",
+            "looks",
+        )
         if choices[name]
     ]
     if asked and not choices["gate"]:
-        option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace("_", "-")
+        option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace(
+            "_", "-"
+        )
         raise click.UsageError(f"--{option} is for --gate")
     if choices["baseline"] is not None:
         from harness.gating.baseline import load, other_machine
@@ -115,9 +166,15 @@ def _refuse_machine(choices: dict[str, Any], machine: Sequence[str]) -> None:
 
 
 def _conclude(
-    results: Results, directory: RunDirectory, choices: dict[str, Any],
-    *, form: str, quiet: bool, gating: bool, err: bool,
-) -> int:  # fmt: skip
+    results: Results,
+    directory: RunDirectory,
+    choices: dict[str, Any],
+    *,
+    form: str,
+    quiet: bool,
+    gating: bool,
+    err: bool,
+) -> int:
     from harness.gating import gate as gates
     from harness.gating.looks import look
     from harness.judge.verdict.judge import write_results
@@ -127,9 +184,14 @@ def _conclude(
     if gating:
         against = _against(results, directory, choices)
         decided = gates.gate(results, against, look(directory, results, choices.get("looks")))
-        write_results(directory, results)  # after the look, which takes the stored ones for what was seen
+        # after the look, which takes the stored ones for what was seen
+        write_results(directory, results)
         gates.write(directory, decided)
-        shown, code, summary = gates.gated(results, decided), decided.exit_code, directory.root / "gate.md"
+        shown, code, summary = (
+            gates.gated(results, decided),
+            decided.exit_code,
+            directory.root / "gate.md",
+        )
         junit.write(directory, shown, directory.root / "gate.xml")
         markdown.write(directory, shown, summary, decided.notes)
         _say(decided, results.source, form=form, quiet=quiet, err=err)
@@ -150,7 +212,9 @@ def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool)
 
 
 def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
-    """Annotations on standard error, where GitHub reads them as well; the summary where it asks for one."""
+    """Annotations on standard error, where GitHub reads them as well; the summary where it asks for
+    one.
+    """
     from reports import _github
 
     if wanted is None:
@@ -187,7 +251,9 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
     from harness.judge.measure.measure import METRICS
 
     units = {name: METRICS[name].unit for name in METRICS}
-    chosen = {name: tolerance_of(unit, shares.get(name, everywhere)) for name, unit in units.items()}
+    chosen = {
+        name: tolerance_of(unit, shares.get(name, everywhere)) for name, unit in units.items()
+    }
     tolerances = {n: t for n, t in chosen.items() if everywhere is not None or n in shares}
     metrics = named or tuple(dict.fromkeys((*COMPARED, *shares)))
     warnings = [f"the baseline is of another machine: {line}" for line in machine]
@@ -195,7 +261,9 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
 
 
 def _tolerances(choices: dict[str, Any]) -> tuple[dict[str, float], float | None]:
-    """Shares by metric, and the one for all. Raises ToleranceError, click.UsageError for an unknown metric."""
+    """Shares by metric, and the one for all. Raises ToleranceError, click.UsageError for an unknown
+    metric.
+    """
     from harness.gating.regression import parse_share
 
     shares, everywhere = {}, None
@@ -269,7 +337,10 @@ def _as_text(found: Baseline) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
     versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())
     lines = [
-        f"{found.scenario}   {found.run_id}, {found.started}, seed {found.seed}, verdict {found.verdict}",
+        (
+            f"{found.scenario}   {found.run_id}, {found.started}, seed {found.seed}, verdict"
+            f" {found.verdict}"
+        ),
         f"machine   {machine}",
         f"versions  {versions}",
     ]
@@ -279,7 +350,9 @@ def _as_text(found: Baseline) -> str:
             median = quantity(values.median, values.unit, values.better)
             ends = (quantity(end, "ratio", values.better) for end in (values.min, values.max))
             lines.append(f"  {metric:20}  median {median}  [{', '.join(ends)}]  n={values.counted}")
-    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
+    return "\n".join(
+        "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines
+    )
 
 
 COMMANDS = [gate, baseline]

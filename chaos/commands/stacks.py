@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 _NAMES = click.argument("names", nargs=-1, metavar="NAME...")
 _FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
-)  # fmt: skip
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
 
 
 @click.group("stacks")
@@ -33,7 +38,11 @@ def list_(form: str) -> int:
 
     rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
     if form == "json":
-        say(json.dumps([facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows], indent=2))
+        say(
+            json.dumps(
+                [facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows], indent=2
+            )
+        )
         return errors.EXIT_PASS
     width = max(len(facts["name"]) for facts, _ in rows)
     missing = [facts["name"] for facts, _ in rows if not facts["ready"]]
@@ -50,7 +59,9 @@ def list_(form: str) -> int:
 @_NAMES
 @click.option("--all", "every", is_flag=True, help="All that are not ready.")
 def install(names: tuple[str, ...], every: bool) -> int:
-    """Make the environments of these stacks, from pinned requirements; those that are ready are left alone."""
+    """Make the environments of these stacks, from pinned requirements; those that are ready are
+    left alone.
+    """
     from harness.compare.environments import environments
 
     if bool(names) == every:
@@ -130,9 +141,13 @@ class _Progress:
 
 def _facts(found: Environment) -> dict[str, Any]:
     return {
-        "name": found.name, "ready": found.ready, "why": found.why, "python": str(found.python),
-        "directory": str(found.directory) if found.directory else None, "versions": dict(found.versions),
-    }  # fmt: skip
+        "name": found.name,
+        "ready": found.ready,
+        "why": found.why,
+        "python": str(found.python),
+        "directory": str(found.directory) if found.directory else None,
+        "versions": dict(found.versions),
+    }
 
 
 def _about(name: str) -> dict[str, Any]:
@@ -146,15 +161,24 @@ def _about(name: str) -> dict[str, Any]:
     not_offered = {family: why for family in FAMILIES if (why := tuned.not_offered(family))}
     needs = kind.requirements
     return {
-        "title": kind.title, "about": first_sentence(kind), "ours": kind.ours, "settings": settings,
-        "tuned_because": kind.tuned_because, "not_offered": not_offered, "fidelity": list(tuned.fidelity()),
+        "title": kind.title,
+        "about": first_sentence(kind),
+        "ours": kind.ours,
+        "settings": settings,
+        "tuned_because": kind.tuned_because,
+        "not_offered": not_offered,
+        "fidelity": list(tuned.fidelity()),
         "pins": environments.wanted(needs) if needs else [],
-    }  # fmt: skip
+    }
 
 
 def _as_text(facts: dict[str, Any]) -> str:
     lines = [f"{facts['name']}: {facts['title']}", f"  {facts['about']}", ""]
-    state = "ready" if facts["ready"] else f"missing: {facts['why']}; chaos stacks install {facts['name']}"
+    state = (
+        "ready"
+        if facts["ready"]
+        else f"missing: {facts['why']}; chaos stacks install {facts['name']}"
+    )
     lines.append(f"  state     {state}")
     lines.append(f"  place     {facts['directory'] or 'chaos itself'}")
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())

@@ -1,11 +1,12 @@
 """What event logs that are held together may take of memory, however they are written.
 
-Bytes of a file say little: an empty list of three characters takes 80 bytes of memory. So each event is charged what it
-really takes, and something for what a judge makes of it; every line that is none is charged too, for the time it takes.
-The order of reading is fixed, so what is read of a directory is the same everywhere.
+Bytes of a file say little: an empty list of three characters takes 80 bytes of memory. So each
+event is charged what it really takes, and something for what a judge makes of it; every line that
+is none is charged too, for the time it takes. The order of reading is fixed, so what is read of a
+directory is the same everywhere.
 
-A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.1 GB by this account, of
-which judging takes 3.1.
+A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.1 GB
+by this account, of which judging takes 3.1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 MOST_BYTES = 4 << 30
 MOST_TOLD = 100  # things that are wrong with one file
 VARIABLE = "CHAOS_LOG_MEMORY_GIB"
-_EVENT = 750  # itself (200), and what lineage, metrics and checkers keep of it, most in a job of one rank
+# itself (200), and what lineage, metrics and checkers keep of it, most in a job of one rank
+_EVENT = 750
 _FILE = 4096
 _NAMES = 10_000  # of keys and actors, each kept once; all kinds of events together have some 300
 _NAME = 200
@@ -55,7 +57,9 @@ class Budget:
         self._left -= _FILE
 
     def parse(self, line: str) -> Any:
-        """What a line holds, its keys shared with those of all others. Raises ValueError when it is no JSON."""
+        """What a line holds, its keys shared with those of all others. Raises ValueError when it is
+        no JSON.
+        """
         if len(line) > _LONG_LINE and sum(map(line.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} values")
         raw = self._decode(line)
@@ -70,8 +74,8 @@ class Budget:
     def refused(self, name: str) -> str:
         """Why a file was not read, or not to its end."""
         return (
-            f"{name}: not read: it takes, with the logs before it, more than the {self.most / (1 << 30):.3g} GiB of "
-            f"memory for event logs ({VARIABLE} sets them)"
+            f"{name}: not read: it takes, with the logs before it, more than the"
+            f" {self.most / (1 << 30):.3g} GiB of memory for event logs ({VARIABLE} sets them)"
         )
 
     def _mapping(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """One clock for one arm: times of ranks on other machines, brought to the coordinator's clock.
 
-Every event carries the monotonic clock of its writer's machine. The offset of each node's clock is measured now and
-then (``clock_measured``), to within a bound. Between two measurements it is interpolated, so that the corrected clock
-neither jumps nor runs backwards, as it would if each time took the nearest measurement's offset; before the first and
-after the last it stays as it is. Away from a measurement the bound grows with the drift that two machines may have,
-DRIFT: crystals differ by some 50 ppm, and while a time service slews one of them, by more. Processes of a machine with
-the coordinator's own boot share its clock and need no correction.
+Every event carries the monotonic clock of its writer's machine. The offset of each node's clock is
+measured now and then (``clock_measured``), to within a bound. Between two measurements it is
+interpolated, so that the corrected clock neither jumps nor runs backwards, as it would if each time
+took the nearest measurement's offset; before the first and after the last it stays as it is. Away
+from a measurement the bound grows with the drift that two machines may have, DRIFT: crystals differ
+by some 50 ppm, and while a time service slews one of them, by more. Processes of a machine with the
+coordinator's own boot share its clock and need no correction.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Measurement:
 
 
 class Machine:
-    """One machine that was a node for a while, and the measurements of its clock in order of time."""
+    """One machine that was a node for a while, and the measurements of its clock in order
+    of time.
+    """
 
     def __init__(self, node: int, host: str) -> None:
         self.node = node
@@ -49,7 +52,9 @@ class Machine:
         self.measured: list[Measurement] = []
 
     def offset_ns(self, node_ns: int) -> tuple[int, int]:
-        """(offset, bound) at a time of the node's clock. Raises IndexError when nothing was measured."""
+        """(offset, bound) at a time of the node's clock. Raises IndexError when nothing was
+        measured.
+        """
         before, after = self._around(node_ns)
         gap = after.node_ns - before.node_ns
         share = (node_ns - before.node_ns) / gap if gap > 0 else 0.0
@@ -72,15 +77,16 @@ class Machine:
             if moved > one.reach_ns(other.node_ns) + other.bound_ns:
                 seconds = (other.time_ns - one.time_ns) / 1e9
                 found.append(
-                    f"the clock of node {self.node} ({self.host}) moved by {moved / 1e6:.3f} ms in {seconds:.1f} s: "
-                    "times of its ranks cannot be compared with others"
+                    f"the clock of node {self.node} ({self.host}) moved by {moved / 1e6:.3f} ms in"
+                    f" {seconds:.1f} s: times of its ranks cannot be compared with others"
                 )
         return found
 
 
 class Clocks:
-    """What the orchestrator's events say of the clocks of the nodes. Told of all of them in order, while they are
-    written or when they are read."""
+    """What the orchestrator's events say of the clocks of the nodes. Told of all of them in order,
+    while they are written or when they are read.
+    """
 
     def __init__(self) -> None:
         self._boot: str | None = None
@@ -97,13 +103,15 @@ class Clocks:
             self._now.pop(data["node"], None)
             if data["boot"] != self._boot:
                 key = (data["node"], data["boot"])
-                self._now[data["node"]] = self._machines.setdefault(key, Machine(data["node"], data["host"]))
+                self._now[data["node"]] = self._machines.setdefault(
+                    key, Machine(data["node"], data["host"])
+                )
         elif event.kind is Kind.CLOCK_MEASURED and data["node"] in self._now:
             self._now[data["node"]].measured.append(
                 Measurement(
                     time_ns=event.time_ns, offset_ns=data["offset_ns"], bound_ns=data["bound_ns"]
                 )
-            )  # fmt: skip
+            )
         elif event.kind is Kind.PROCESS_SPAWNED and data.get("node") in self._now:
             self._home[data["process"]] = self._now[data["node"]]
 
@@ -112,7 +120,9 @@ class Clocks:
         machine = self._home.get(event.actor)
         if machine is None or not machine.measured:
             return event
-        return dataclasses.replace(event, time_ns=event.time_ns - machine.offset_ns(event.time_ns)[0])
+        return dataclasses.replace(
+            event, time_ns=event.time_ns - machine.offset_ns(event.time_ns)[0]
+        )
 
     def bound_ns(self, event: Event) -> int:
         """How far from the truth the time of an event may be that ``corrected`` gave."""
@@ -126,6 +136,9 @@ class Clocks:
         """Processes whose times mean nothing here, and clocks that contradict themselves."""
         unmeasured = [
             f"{name} ran on node {machine.node} ({machine.host}), whose clock was never measured"
-            for name, machine in self._home.items() if not machine.measured
-        ]  # fmt: skip
-        return unmeasured + [problem for machine in self._machines.values() for problem in machine.problems()]
+            for name, machine in self._home.items()
+            if not machine.measured
+        ]
+        return unmeasured + [
+            problem for machine in self._machines.values() for problem in machine.problems()
+        ]

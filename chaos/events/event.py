@@ -10,7 +10,8 @@ from typing import Any
 from chaos.errors import LogError
 from chaos.events.kinds import REQUIRED, Kind
 
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each line
+# json.dumps would make an encoder for each line
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +44,14 @@ class Event:
             raw = parse(line)
             _require_types(raw)
             event = cls(
-                kind=Kind(raw["kind"]), actor=raw["actor"], seq=raw["seq"], time_ns=raw["time_ns"],
-                generation=raw["generation"], step=raw["step"], data=raw["data"],
-            )  # fmt: skip
+                kind=Kind(raw["kind"]),
+                actor=raw["actor"],
+                seq=raw["seq"],
+                time_ns=raw["time_ns"],
+                generation=raw["generation"],
+                step=raw["step"],
+                data=raw["data"],
+            )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise LogError(f"not an event: {line[:120]!r} ({str(error)[:200]})") from error
         require_keys(event.kind, event.data)
@@ -53,7 +59,9 @@ class Event:
 
 
 def _require_types(raw: Any) -> None:
-    """Raise TypeError for what no writer of events writes: everybody who reads them relies on it."""
+    """Raise TypeError for what no writer of events writes: everybody who reads them relies
+    on it.
+    """
     for name in ("seq", "time_ns", "generation", "step"):
         number = raw[name]
         if type(number) is not int and not (name == "step" and number is None):

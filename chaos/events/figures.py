@@ -7,7 +7,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 MISSING = "–"
 NEVER = "never"
-COUNT_UNITS = frozenset({"steps", "samples", "ranks", "count", "alarms", "bytes", "replicas", "saves"})
+COUNT_UNITS = frozenset(
+    {"steps", "samples", "ranks", "count", "alarms", "bytes", "replicas", "saves"}
+)
 _ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
 
 
@@ -36,14 +38,23 @@ def number(value: float | None, better: str = "neither", finest: float = 0.0) ->
 
 
 def quantity(value: float | None, unit: str, better: str = "neither") -> str:
-    """A value without its unit; whole counts are exact, everything else has three significant digits."""
-    if value is not None and unit in COUNT_UNITS and math.isfinite(value) and float(value).is_integer():
+    """A value without its unit; whole counts are exact, everything else has three significant
+    digits.
+    """
+    if (
+        value is not None
+        and unit in COUNT_UNITS
+        and math.isfinite(value)
+        and float(value).is_integer()
+    ):
         return str(int(value))
     return number(value, better)
 
 
 def counted(given: int, of: int | None) -> str:
-    """How many values there are: ``3``, or ``2 of 3`` where fewer gave one than could have. ``of`` None: not known."""
+    """How many values there are: ``3``, or ``2 of 3`` where fewer gave one than could have. ``of``
+    None: not known.
+    """
     return str(given) if of is None or given >= of else f"{given} of {of}"
 
 

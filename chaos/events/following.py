@@ -9,7 +9,9 @@ from chaos.events.log import Event
 
 
 class Shared:
-    """One file that several follow, each from its beginning: it is looked at once for all of them (``look``)."""
+    """One file that several follow, each from its beginning: it is looked at once for all of them
+    (``look``).
+    """
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
@@ -42,8 +44,8 @@ class Tail:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """Events written since the last call; none when the file does not exist yet. Raises LogError
-        on a foreign line.
+        """Events written since the last call; none when the file does not exist yet. Raises
+        LogError on a foreign line.
         """
         try:
             if os.stat(self._path).st_size == self._offset:

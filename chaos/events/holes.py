@@ -1,4 +1,6 @@
-"""Log files whose beginning was taken away to make room (``recovery.process.logroom``), and lines of any length."""
+"""Log files whose beginning was taken away to make room (``recovery.process.logroom``), and lines
+of any length.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def extent(stream: BinaryIO) -> tuple[int, int]:
 
 
 def skip_hole(stream: BinaryIO, start: int) -> int:
-    """Go to the first whole line, if the file's beginning was taken away; how many bytes that was."""
+    """Go to the first whole line, if the file's beginning was taken away; how many bytes
+    that was.
+    """
     stream.seek(start)
     zeros = start
     while block := stream.read(1 << 16):

@@ -1,11 +1,12 @@
 """The one record: every claim the product makes is computed from these events and nothing else.
 
-One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a
-SIGKILL loses no whole line and tears at most the last one (a rank's lines go the way of
-``recovery.transport.event_ring``). A disk that takes nothing ends nobody's work: events keep their numbers
-and are dropped, the next line that fits says which, and whoever reads the log knows that it has a hole. Times
-are nanoseconds of the writer's host's monotonic clock, the same for all processes of a host; where ranks are
-on other hosts, ``read_log`` brings them to the coordinator's clock (``chaos.events.clocks``).
+One writer and one append-only JSONL file per actor. A line reaches the kernel in a single
+``write``, so a SIGKILL loses no whole line and tears at most the last one (a rank's lines go the
+way of ``recovery.transport.event_ring``). A disk that takes nothing ends nobody's work: events keep
+their numbers and are dropped, the next line that fits says which, and whoever reads the log knows
+that it has a hole. Times are nanoseconds of the writer's host's monotonic clock, the same for all
+processes of a host; where ranks are on other hosts, ``read_log`` brings them to the coordinator's
+clock (``chaos.events.clocks``).
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ MOST_SAID = 500
 
 
 class EventWriter:
-    """Appends one actor's events to ``directory/<actor>.jsonl``; from any thread. ``after``: what a writer that is
-    gone has left there, to go on from (``read_actor``); a last line that it tore is cut off. ``reserve``: bytes to be
-    kept free for this file, where the file system can: they take its lines when the disk is full.
+    """Appends one actor's events to ``directory/<actor>.jsonl``; from any thread. ``after``: what a
+    writer that is gone has left there, to go on from (``read_actor``); a last line that it tore is
+    cut off. ``reserve``: bytes to be kept free for this file, where the file system can: they take
+    its lines when the disk is full.
 
-    Raises LogError when the file exists already (one writer per actor), or there is nothing to go on from.
+    Raises LogError when the file exists already (one writer per actor), or there is nothing to go
+    on from.
     """
 
     _closed = False
@@ -60,9 +63,14 @@ class EventWriter:
     """Number of the first event that was dropped and that no line tells of yet, and why."""
 
     def __init__(
-        self, directory: Path, actor: str, clock_ns: Callable[[], int], *, after: ActorLog | None = None,
+        self,
+        directory: Path,
+        actor: str,
+        clock_ns: Callable[[], int],
+        *,
+        after: ActorLog | None = None,
         reserve: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.actor = actor
         self.last_seq = after.events[-1].seq if after is not None and after.events else -1
         self.generation = 0
@@ -78,8 +86,9 @@ class EventWriter:
     def write(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Append one event and return it. ``generation`` defaults to the writer's current one. Where the disk takes
-        nothing the event has its number, and is dropped."""
+        """Append one event and return it. ``generation`` defaults to the writer's current one.
+        Where the disk takes nothing the event has its number, and is dropped.
+        """
         require_keys(kind, data)
         with self._one:
             if self._dropped is not None:
@@ -94,11 +103,18 @@ class EventWriter:
             self.last_seq = event.seq
         return event
 
-    def _event(self, kind: Kind, step: int | None, generation: int | None, data: Mapping[str, Any]) -> Event:
+    def _event(
+        self, kind: Kind, step: int | None, generation: int | None, data: Mapping[str, Any]
+    ) -> Event:
         return Event(
-            kind=kind, actor=self.actor, seq=self.last_seq + 1, time_ns=self._clock_ns(),
-            generation=self.generation if generation is None else generation, step=step, data=data,
-        )  # fmt: skip
+            kind=kind,
+            actor=self.actor,
+            seq=self.last_seq + 1,
+            time_ns=self._clock_ns(),
+            generation=self.generation if generation is None else generation,
+            step=step,
+            data=data,
+        )
 
     def _refused(self, event: Event) -> str:
         """Why the line could not be written; empty: it is."""
@@ -109,7 +125,9 @@ class EventWriter:
         return ""
 
     def _put(self, line: bytes) -> None:
-        """Have a whole line written; where it goes first is for a subclass to say. Raises OSError: nothing of it is."""
+        """Have a whole line written; where it goes first is for a subclass to say. Raises OSError:
+        nothing of it is.
+        """
         self._ensure_open()
         size = os.fstat(self._fd).st_size if self._reserve else 0
         if self._reserve and size + self._reserve // 2 >= self._reserved:
@@ -138,7 +156,8 @@ class EventWriter:
             if new and error.errno in DISK_TAKES_NOTHING:
                 return
             raise LogError(
-                f"cannot {'create' if new else 'go on with'} event log {self._path}: {error.strerror}"
+                f"cannot {'create' if new else 'go on with'} event log {self._path}:"
+                f" {error.strerror}"
             ) from error
 
     def abandon(self) -> None:
@@ -159,8 +178,9 @@ class EventWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorLog:
-    """What one file held: its whole events in order, and what is wrong with it. ``unread``: it is too large, and was
-    not read."""
+    """What one file held: its whole events in order, and what is wrong with it. ``unread``: it is
+    too large, and was not read.
+    """
 
     actor: str
     events: tuple[Event, ...]
@@ -175,7 +195,9 @@ class SenselessLog(LogError):
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """All actors of one arm. ``events`` is ordered by (time, actor, seq); all times are by the coordinator's clock."""
+    """All actors of one arm. ``events`` is ordered by (time, actor, seq); all times are by the
+    coordinator's clock.
+    """
 
     actors: Mapping[str, ActorLog]
     events: tuple[Event, ...]
@@ -210,11 +232,14 @@ class Log:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends, clocks nobody measured."""
+        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends, clocks
+        nobody measured.
+        """
         return (
             *(problem for log in self.actors.values() for problem in log.problems),
             *(
-                f"{len(event.data['files'])} files ({event.data['bytes']} bytes) were dropped: {event.data['why']}"
+                f"{len(event.data['files'])} files ({event.data['bytes']} bytes) were dropped:"
+                f" {event.data['why']}"
                 for event in self.of(Kind.FILES_DROPPED)
             ),
             *self.clocks.problems(),
@@ -222,19 +247,28 @@ class Log:
 
     @property
     def unread(self) -> str:
-        """Why a file was not read: what it would say is not known then, and nothing is judged. "": all of them were."""
+        """Why a file was not read: what it would say is not known then, and nothing is judged. "":
+        all of them were.
+        """
         return next((log.problems[0] for log in self.actors.values() if log.unread), "")
 
     @property
     def has_dropped(self) -> bool:
         """Whether anything was left out for want of room: what is missing proves nothing then."""
-        return self.first(Kind.EVENTS_DROPPED) is not None or self.first(Kind.FILES_DROPPED) is not None
+        return (
+            self.first(Kind.EVENTS_DROPPED) is not None
+            or self.first(Kind.FILES_DROPPED) is not None
+        )
 
     @cached_property
     def clock_bounds_s(self) -> Mapping[str, float]:
-        """Actor -> how far from the truth the time of any of its events may be; 0 where it shares our clock."""
+        """Actor -> how far from the truth the time of any of its events may be; 0 where it shares
+        our clock.
+        """
         bound = self.clocks.bound_ns
-        return {name: max(map(bound, log.events), default=0) / 1e9 for name, log in self.actors.items()}
+        return {
+            name: max(map(bound, log.events), default=0) / 1e9 for name, log in self.actors.items()
+        }
 
     @property
     def clock_bound_s(self) -> float:
@@ -243,8 +277,10 @@ class Log:
 
 
 def read_actor(path: Path, budget: Budget | None = None) -> ActorLog:
-    """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted. One that
-    holds more than MAX_LOG_BYTES is not read at all, nor what is beyond the budget of all files read together."""
+    """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped
+    and noted. One that holds more than MAX_LOG_BYTES is not read at all, nor what is beyond the
+    budget of all files read together.
+    """
     budget = budget or Budget()
     budget.begins()
     try:
@@ -291,7 +327,9 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
             problems.add(f"{path.name}:{number}: {error.message}")
             continue
         budget.charge(event.data, len(raw))
-        for problem in _out_of_place(path.stem, event, events[-1].seq if events else None, bool(cut)):
+        for problem in _out_of_place(
+            path.stem, event, events[-1].seq if events else None, bool(cut)
+        ):
             problems.add(f"{path.name}:{number}: {problem}")
         events.append(event)
     if torn:
@@ -299,7 +337,9 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
     if budget.spent:
         return None
     ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
-    return ActorLog(actor=path.stem, events=tuple(events), problems=problems.all(path.name), ended=ended)
+    return ActorLog(
+        actor=path.stem, events=tuple(events), problems=problems.all(path.name), ended=ended
+    )
 
 
 def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> Iterator[str]:
@@ -309,7 +349,10 @@ def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> It
     expected = 0 if before is None else before + 1
     if event.kind is Kind.EVENTS_DROPPED:
         first, last, why = (event.data[key] for key in ("first", "last", "why"))
-        yield f"events {str(first)[:_LONGEST]} to {str(last)[:_LONGEST]} were dropped: {str(why)[:_LONGEST]}"
+        yield (
+            f"events {str(first)[:_LONGEST]} to {str(last)[:_LONGEST]} were dropped:"
+            f" {str(why)[:_LONGEST]}"
+        )
         if type(last) is int and first == expected:
             expected = last + 1
     if event.seq != expected and (before is not None or not cut):
@@ -317,7 +360,9 @@ def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> It
 
 
 def make_log(actors: Iterable[ActorLog]) -> Log:
-    """Merge actor logs, and note every actor that stopped without an end mark or an exit its supervisor explains."""
+    """Merge actor logs, and note every actor that stopped without an end mark or an exit its
+    supervisor explains.
+    """
     logs = {log.actor: log for log in actors}
     clocks = Clocks()
     for event in logs[ORCHESTRATOR].events if ORCHESTRATOR in logs else ():
@@ -348,12 +393,14 @@ def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | No
 
 
 def read_log(directory: Path, budget: Budget | None = None) -> Log:
-    """Read every ``*.jsonl`` of one arm. ``budget``: of all logs that are held beside it. Raises LogError when there is
-    none, and SenselessLog where what they say cannot be put in order."""
+    """Read every ``*.jsonl`` of one arm. ``budget``: of all logs that are held beside it. Raises
+    LogError when there is none, and SenselessLog where what they say cannot be put in order.
+    """
     files = sorted(directory.glob("*.jsonl"))
     if not files:
         raise LogError(
-            f"no event log in {directory}", hint="name a run directory, such as runs/<scenario>/latest"
+            f"no event log in {directory}",
+            hint="name a run directory, such as runs/<scenario>/latest",
         )
     budget = budget or Budget()
     actors = [read_actor(path, budget) for path in files]

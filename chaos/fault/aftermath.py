@@ -1,8 +1,8 @@
-"""What has to be seen of a fault after it landed, and what contradicts that it did: small consequences, pure functions
-of a log, that a fault kind names in ``Fault.follows``.
+"""What has to be seen of a fault after it landed, and what contradicts that it did: small
+consequences, pure functions of a log, that a fault kind names in ``Fault.follows``.
 
-None of them believes the injector. A breach that is ``sure`` is a contradiction in the log itself; another one says
-which evidence is missing.
+None of them believes the injector. A breach that is ``sure`` is a contradiction in the log itself;
+another one says which evidence is missing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from chaos.fault.base import Occurrence
 
 NS = 1_000_000_000
 OVER_WHEN_DONE = "over when done"
-"""How a fault is healed that nobody undoes: its effect stays, for as long as what it hit is left as it is."""
+"""How a fault is healed that nobody undoes: its effect stays, for as long as what it hit is left as
+it is.
+"""
 LANDED_OTHERWISE = "it landed, but not as verify asks"
-"""How the reason begins of one that landed, and is counted as failed by its scenario's ``verify``."""
+"""How the reason begins of one that landed, and is counted as failed by its scenario's ``verify``.
+"""
 SETTLED_NS = NS // 200  # so long may the last thread of a process take to stop
 DEADLINE_SLACK_S = 30.0  # by which a signal that is due may come later on a busy machine
 IN_FLIGHT = 1  # a step that a rank had as good as done when it hung
@@ -51,7 +54,9 @@ class Aftermath:
 
     def exit_of(self, process: str) -> Event | None:
         """The reaped exit of a process."""
-        return next((e for e in self.log.of(Kind.PROCESS_EXITED) if e.data["process"] == process), None)
+        return next(
+            (e for e in self.log.of(Kind.PROCESS_EXITED) if e.data["process"] == process), None
+        )
 
     def by(self, process: str, start_ns: float, end_ns: float = float("inf")) -> Iterator[Event]:
         """What a process wrote, between two times for sure."""
@@ -91,7 +96,9 @@ class Consequence(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Ends(Consequence):
-    """Each process hit ends, by a ``signal`` if one is named, or with a ``code``, and writes nothing afterwards."""
+    """Each process hit ends, by a ``signal`` if one is named, or with a ``code``, and writes
+    nothing afterwards.
+    """
 
     signal: int | None = None
     code: bool = False
@@ -105,13 +112,19 @@ class Ends(Consequence):
                 continue
             how = ended.data["signal"], ended.data["exit_code"]
             if self.signal is not None and how[0] != self.signal:
-                yield Breach(text=f"{process} was reaped with {_how(ended)} instead of signal {self.signal}")
+                yield Breach(
+                    text=f"{process} was reaped with {_how(ended)} instead of signal {self.signal}"
+                )
             elif self.code and not how[1]:
-                yield Breach(text=f"{process} was reaped with {_how(ended)} instead of an exit code")
+                yield Breach(
+                    text=f"{process} was reaped with {_how(ended)} instead of an exit code"
+                )
             elif self.signal is None and how[1] == 0 and not ended.data["expected"]:
                 yield Breach(text=f"{process} was hit, and ended well, unasked")
             if _unasked(after, ended):
-                yield Breach(text=f"{process} is said to have been asked to end, and nobody had asked it")
+                yield Breach(
+                    text=f"{process} is said to have been asked to end, and nobody had asked it"
+                )
             for event in after.by(process, ended.time_ns):
                 yield Breach(text=f"{process} had ended, and goes on: {_what(event)}")
                 break
@@ -130,15 +143,18 @@ class RaisesAndEnds(Ends):
 
 @dataclass(frozen=True, kw_only=True)
 class StandsStill(Consequence):
-    """Each process hit does nothing until it is healed, ends, or others go on without it (what it does then is for
-    whoever judges commits)."""
+    """Each process hit does nothing until it is healed, ends, or others go on without it (what it
+    does then is for whoever judges commits).
+    """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
         """Something that it did meanwhile."""
         for process in after.occurrence.processes:
             ended = after.exit_of(process)
             left_ns = after.left_behind_ns(process)
-            until = min(after.undone_ns, left_ns, ended.time_ns if ended is not None else after.end_ns)
+            until = min(
+                after.undone_ns, left_ns, ended.time_ns if ended is not None else after.end_ns
+            )
             for event in after.by(process, after.landed.time_ns + SETTLED_NS, until):
                 yield Breach(text=f"{process} was stopped, and goes on: {_what(event)}")
                 break
@@ -146,22 +162,30 @@ class StandsStill(Consequence):
 
 @dataclass(frozen=True, kw_only=True)
 class HangsUntilDeclared(Consequence):
-    """Where it is known from a hang that was declared, the process committed nothing from the act to that."""
+    """Where it is known from a hang that was declared, the process committed nothing from the act
+    to that.
+    """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
         """Steps that it committed meanwhile."""
         hit, start_ns = after.occurrence.process, after.occurrence.time_ns
         declared = next(
             (
-                e for e in after.log.of(Kind.FAILURE_DETECTED)
+                e
+                for e in after.log.of(Kind.FAILURE_DETECTED)
                 if e.data["cause"] == "hang" and e.data["process"] == hit and e.time_ns > start_ns
-            ), None,
-        )  # fmt: skip
+            ),
+            None,
+        )
         if declared is None or hit is None or declared.time_ns > after.landed.time_ns:
             return
-        done = [e for e in after.by(hit, start_ns, declared.time_ns) if e.kind is Kind.STEP_COMMITTED]
+        done = [
+            e for e in after.by(hit, start_ns, declared.time_ns) if e.kind is Kind.STEP_COMMITTED
+        ]
         if len(done) > IN_FLIGHT:
-            yield Breach(text=f"{hit} hung, and committed {len(done)} steps before that was declared")
+            yield Breach(
+                text=f"{hit} hung, and committed {len(done)} steps before that was declared"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,23 +200,31 @@ class GoneBy(Consequence):
         for process in after.occurrence.processes:
             ended = after.exit_of(process)
             if after.end_ns > limit_ns and (ended is None or ended.time_ns > limit_ns):
-                yield Breach(text=f"{process} was to be gone after {self.seconds:g} s, and lived on")
+                yield Breach(
+                    text=f"{process} was to be gone after {self.seconds:g} s, and lived on"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaidByTarget(Consequence):
-    """What was changed inside of a rank, that rank itself gave an account of, and nobody else. A script's word comes
-    through whoever watches it."""
+    """What was changed inside of a rank, that rank itself gave an account of, and nobody else. A
+    script's word comes through whoever watches it.
+    """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
         """The account of another one."""
         hit = after.occurrence
         for event in after.log.of(Kind.FAULT_EFFECT):
             about = "after" in event.data["evidence"]
-            if not about or (event.data["fault"], event.data["occurrence"]) != (hit.fault, hit.number):
+            if not about or (event.data["fault"], event.data["occurrence"]) != (
+                hit.fault,
+                hit.number,
+            ):
                 continue
             if not after.observed and event.actor not in hit.processes:
-                yield Breach(text=f"{hit.process} was hit, and the account of it is of {event.actor}")
+                yield Breach(
+                    text=f"{hit.process} was hit, and the account of it is of {event.actor}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,20 +237,26 @@ class NothingSaved(Consequence):
         begun: set[tuple[str, str]] = set()
         for event in after.log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED):
             bound_ns = after.bound_ns(event)
-            sure = after.landed.time_ns < event.time_ns - bound_ns and event.time_ns + bound_ns < until
+            sure = (
+                after.landed.time_ns < event.time_ns - bound_ns and event.time_ns + bound_ns < until
+            )
             if not sure or event.data.get("place"):
                 continue
             if event.kind is Kind.CHECKPOINT_SAVING:
                 begun.add((event.actor, event.data["checkpoint"]))
             elif (event.actor, event.data["checkpoint"]) in begun:
                 yield Breach(
-                    text=f"the disk took nothing, and {event.actor} saved {event.data['checkpoint']}"
+                    text=(
+                        f"the disk took nothing, and {event.actor} saved {event.data['checkpoint']}"
+                    )
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NobodyDecides(Consequence):
-    """Between the loss of the coordinator and the takeover nothing is declared, decided or formed."""
+    """Between the loss of the coordinator and the takeover nothing is declared, decided or
+    formed.
+    """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
         """What was."""
@@ -230,20 +268,24 @@ class NobodyDecides(Consequence):
             assert until is not None
             if start_ns < event.time_ns < until.time_ns:
                 yield Breach(
-                    text=f"the coordinator was lost, and there is a {event.kind} before the takeover"
+                    text=(
+                        f"the coordinator was lost, and there is a {event.kind} before the takeover"
+                    )
                 )
 
 
 def _unasked(after: Aftermath, ended: Event) -> bool:
-    """Whether an exit that is called expected was declared a failure when it came. (One that was declared before it
-    came, as its connections broke, may be called so: it was fenced.)"""
+    """Whether an exit that is called expected was declared a failure when it came. (One that was
+    declared before it came, as its connections broke, may be called so: it was fenced.)
+    """
     if not ended.data["expected"] or ended.data.get("asked_ns", 0) is not None:
         return False
     return any(
-        e.data["process"] == ended.data["process"] and e.data["cause"] == "exit"
+        e.data["process"] == ended.data["process"]
+        and e.data["cause"] == "exit"
         and (e.time_ns, e.seq) > (ended.time_ns, ended.seq)
         for e in after.log.of(Kind.FAILURE_DETECTED)
-    )  # fmt: skip
+    )
 
 
 def _how(ended: Event) -> str:

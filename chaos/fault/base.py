@@ -1,4 +1,6 @@
-"""What a fault is: a plugin that acts on a target, and says from whose evidence it is known to have landed."""
+"""What a fault is: a plugin that acts on a target, and says from whose evidence it is known to have
+landed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Where(StrEnum):
     NODE = "node"  # the supervisor, on all processes of a node
     RANK = "rank"  # an agent inside the rank, at a step and phase boundary
     CHECKPOINT = "checkpoint"  # the supervisor, on files of the run's own checkpoints
-    LINK = "link"  # the connections between ranks: a proxy that they go through, or the kernel between nodes
+    # the connections between ranks: a proxy that they go through, or the kernel between nodes
+    LINK = "link"
     STORAGE = "storage"  # the file system that holds the checkpoints
     STORE = "store"  # the process that holds the key-value store
     COORDINATOR = "coordinator"  # the process that supervises the job
@@ -31,7 +34,9 @@ class Where(StrEnum):
 
 
 class Fidelity(StrEnum):
-    """Whether the real mechanism acts, or something that imitates its effect (reports say which)."""
+    """Whether the real mechanism acts, or something that imitates its effect (reports say
+    which).
+    """
 
     REAL = "real"
     EMULATED = "emulated"
@@ -43,21 +48,27 @@ class Need(StrEnum):
     MOUNT = "mount"  # checkpoints on a file system of their own, limited in size
     CGROUP = "cgroup"  # a rank can limit its own processor time
     MEMORY = (
-        "memory"  # a limit on the memory of a process, or of its node, that the kernel enforces by killing
+        # a limit on the memory of a process, or of its node, that the kernel enforces by killing
+        "memory"
     )
     QUOTA = "quota"  # a limit on the processor time of a node's processes
-    LINKS = "links"  # connections between ranks can be shaped: by a proxy, or by the kernel between nodes
+    # connections between ranks can be shaped: by a proxy, or by the kernel between nodes
+    LINKS = "links"
     STORE_PROCESS = "store-process"  # the key-value store is a process of its own
-    COORDINATOR_PROCESS = "coordinator-process"  # the supervisor can be lost while the ranks live on
+    # the supervisor can be lost while the ranks live on
+    COORDINATOR_PROCESS = "coordinator-process"
     NODES = "nodes"  # ranks are grouped into nodes that can be lost as a whole
-    MACHINES = "machines"  # a node is something of its own, that can be cut off from its coordinator too
+    # a node is something of its own, that can be cut off from its coordinator too
+    MACHINES = "machines"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrence:
-    """One firing of one planned fault, with its target resolved. ``time_ns``: just before the act, monotonic.
+    """One firing of one planned fault, with its target resolved. ``time_ns``: just before the act,
+    monotonic.
 
-    ``processes``: all processes hit, where there can be more than one (a node); ``target``: as recorded.
+    ``processes``: all processes hit, where there can be more than one (a node); ``target``: as
+    recorded.
     """
 
     fault: str
@@ -82,18 +93,20 @@ class Landed:
 class Fault(BaseModel):
     """Base of a fault kind; its fields are the YAML ``params``. Class attributes say how it acts.
 
-    ``fidelity``: on launchers that run real processes, and ``on_cuda`` where CUDA devices make a difference (a
-    simulator simulates them all); ``needs``: what the launcher must offer, ``may_need``: with some parameters only;
-    ``lasting``: needs a duration and a heal; ``may_last``: takes a duration; otherwise it is over when done.
-    ``harmless``: leaves nothing to recover from. ``phases``: the phases at which it can act (empty: all).
-    ``relentless``: it fires again at every attempt, whatever ``retrigger`` says. ``role``: the only role it hits,
-    whatever the target says. ``whole_racks``: a NODE fault that takes racks; ``separates``: a LINK or NODE fault that
-    cuts those it hits off from the rest. ``everywhere``: one occurrence acts in all ranks, in those that join later
-    too, until the run ends. ``corrupts``: it makes values wrong that training goes on with; ``changes_state``: it can
-    leave a rank with another state than the others hold, and no non-finite value in it. ``on_saves``: a RANK fault of
-    the saves, which the first rank alone makes. ``by_script``: a RANK fault that a script with points of its own can
-    do itself, when it is told this word there (``chaos.beacon``).
-    ``seems_still``: who is hit works on, and is not seen to: another may be taken for the one that hangs, or nobody.
+    ``fidelity``: on launchers that run real processes, and ``on_cuda`` where CUDA devices make a
+    difference (a simulator simulates them all); ``needs``: what the launcher must offer,
+    ``may_need``: with some parameters only; ``lasting``: needs a duration and a heal; ``may_last``:
+    takes a duration; otherwise it is over when done. ``harmless``: leaves nothing to recover from.
+    ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
+    attempt, whatever ``retrigger`` says. ``role``: the only role it hits, whatever the target says.
+    ``whole_racks``: a NODE fault that takes racks; ``separates``: a LINK or NODE fault that cuts
+    those it hits off from the rest. ``everywhere``: one occurrence acts in all ranks, in those that
+    join later too, until the run ends. ``corrupts``: it makes values wrong that training goes on
+    with; ``changes_state``: it can leave a rank with another state than the others hold, and no
+    non-finite value in it. ``on_saves``: a RANK fault of the saves, which the first rank alone
+    makes. ``by_script``: a RANK fault that a script with points of its own can do itself, when it
+    is told this word there (``chaos.beacon``). ``seems_still``: who is hit works on, and is not
+    seen to: another may be taken for the one that hangs, or nobody.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -120,8 +133,9 @@ class Fault(BaseModel):
 
     @property
     def hits_next_save(self) -> bool:
-        """Whether, with its parameters, a CHECKPOINT fault acts on the save that is made next, in the rank that makes
-        it, instead of on files that are there."""
+        """Whether, with its parameters, a CHECKPOINT fault acts on the save that is made next, in
+        the rank that makes it, instead of on files that are there.
+        """
         return False
 
     def wants(self) -> frozenset[Need]:
@@ -129,35 +143,45 @@ class Fault(BaseModel):
         return self.needs
 
     def acts(self, *, cuda: bool, real: frozenset[Need] = frozenset()) -> Fidelity:
-        """Whether its mechanism is real with its parameters, where ranks are processes; ``cuda``: on CUDA devices;
-        ``real``: what of its needs the launcher meets with the thing itself (``Launcher.real``)."""
+        """Whether its mechanism is real with its parameters, where ranks are processes; ``cuda``:
+        on CUDA devices; ``real``: what of its needs the launcher meets with the thing itself
+        (``Launcher.real``).
+        """
         if self.wants() & real:
             return Fidelity.REAL
         return self.on_cuda if cuda and self.on_cuda is not None else self.fidelity
 
     @abstractmethod
     def act(self, target: Any) -> Mapping[str, Any]:
-        """Act, and return what was done, for the log. ``target``: the protocol of ``chaos.fault.targets`` for
-        ``where``."""
+        """Act, and return what was done, for the log. ``target``: the protocol of
+        ``chaos.fault.targets`` for ``where``.
+        """
 
     def heal(self, target: Any) -> None:
         """Undo ``act``; safe to call twice, and when the target is gone."""
 
     def not_by_script(self) -> str | None:
-        """Which of its parameters a script cannot do by itself, in words; None: it can do all of it."""
+        """Which of its parameters a script cannot do by itself, in words; None: it can do all of
+        it.
+        """
         return None
 
     def changes(self) -> str | None:
-        """What of a rank's tensors it changes, as ``RankTarget.tensors`` names it; None: none. Digests of these are
-        taken before and after the act."""
+        """What of a rank's tensors it changes, as ``RankTarget.tensors`` names it; None: none.
+        Digests of these are taken before and after the act.
+        """
         return None
 
     def for_script(self, step: int) -> str:
-        """What a script that can do it by itself is told besides ``by_script``; ``step``: at which it holds."""
+        """What a script that can do it by itself is told besides ``by_script``; ``step``: at which
+        it holds.
+        """
         return ""
 
     def point(self, phase: str) -> str:
-        """The phase at which this fault, with its parameters, acts when asked to act at ``phase``."""
+        """The phase at which this fault, with its parameters, acts when asked to act at
+        ``phase``.
+        """
         return phase
 
     def shows_after_s(self) -> float:
@@ -172,5 +196,6 @@ class Fault(BaseModel):
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Evidence from a witness other than the injector; None: not yet.
 
-        Pure. ``events``: those of the orchestrator since the injection, then all of the target processes.
+        Pure. ``events``: those of the orchestrator since the injection, then all of the target
+        processes.
         """

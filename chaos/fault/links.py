@@ -12,11 +12,14 @@ from chaos.fault.base import Landed, Occurrence
 
 def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any] | None:
     """What an uninvolved client measured on the link under the fault: ``measured_round_trip_s`` and
-    ``measured_mbit_per_s``, None where nothing came through, and ``by`` what the link is shaped; None as a whole: it
-    has not measured yet."""
+    ``measured_mbit_per_s``, None where nothing came through, and ``by`` what the link is shaped;
+    None as a whole: it has not measured yet.
+    """
     for event in events:
         mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-        seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+        seen = (
+            event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+        )
         if "round_trip_s" in seen:
             return {
                 "measured_round_trip_s": seen["round_trip_s"],
@@ -26,7 +29,9 @@ def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any]
     return None
 
 
-def collectives_s(occurrence: Occurrence, events: Sequence[Event]) -> tuple[list[float], list[float]]:
+def collectives_s(
+    occurrence: Occurrence, events: Sequence[Event]
+) -> tuple[list[float], list[float]]:
     """Seconds that the target's collectives took, of steps before the injection and since."""
     commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
     before = [e.data["seconds"]["collective"] for e in commits if e.time_ns < occurrence.time_ns]
@@ -35,7 +40,9 @@ def collectives_s(occurrence: Occurrence, events: Sequence[Event]) -> tuple[list
 
 
 def stood_still(occurrence: Occurrence, events: Sequence[Event], least_s: float) -> Landed | None:
-    """Evidence that the job's collectives stood still for ``least_s`` seconds, or that it gave the group up."""
+    """Evidence that the job's collectives stood still for ``least_s`` seconds, or that it gave the
+    group up.
+    """
     measured = probed(occurrence, events)
     if measured is None:
         return None

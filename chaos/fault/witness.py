@@ -1,4 +1,6 @@
-"""What several faults take as evidence: how a process ended and that nobody else had asked for it, or that it hung."""
+"""What several faults take as evidence: how a process ended and that nobody else had asked for it,
+or that it hung.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ ENDED = ("exited", "dead", "removed")
 """States of a machine that has ended."""
 
 
-def exit_of(occurrence: Occurrence, events: Sequence[Event], process: str | None = None) -> Event | None:
-    """The reaped exit of the process hit, or of ``process``; None while there is none, or when its supervisor had
-    asked for its end before the fault acted: then the exit shows nothing of the fault."""
+def exit_of(
+    occurrence: Occurrence, events: Sequence[Event], process: str | None = None
+) -> Event | None:
+    """The reaped exit of the process hit, or of ``process``; None while there is none, or when its
+    supervisor had asked for its end before the fault acted: then the exit shows nothing of the
+    fault.
+    """
     name = process if process is not None else occurrence.process
     for event in events:
         if event.kind is Kind.PROCESS_EXITED and event.data["process"] == name:
@@ -24,25 +30,40 @@ def exit_of(occurrence: Occurrence, events: Sequence[Event], process: str | None
     return None
 
 
-def raised_and_exited(occurrence: Occurrence, events: Sequence[Event], types: Sequence[str]) -> Landed | None:
-    """The process ended with an exit code after it had logged an error of one of these types as its last word."""
+def raised_and_exited(
+    occurrence: Occurrence, events: Sequence[Event], types: Sequence[str]
+) -> Landed | None:
+    """The process ended with an exit code after it had logged an error of one of these types as its
+    last word.
+    """
     ended = exit_of(occurrence, events)
     raised = [e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
-    if ended is None or not ended.data["exit_code"] or not raised or raised[-1].data["type"] not in types:
+    if (
+        ended is None
+        or not ended.data["exit_code"]
+        or not raised
+        or raised[-1].data["type"] not in types
+    ):
         return None
     evidence = {"exit_code": ended.data["exit_code"], "error": raised[-1].data["type"]}
     return Landed(witness="kernel: wait status", evidence=evidence)
 
 
-def stood_still(occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None) -> Landed | None:
-    """The supervisor declared the process hung, by its progress marks; or, with a length in seconds, a step that the
-    process committed after the fault acted took that long by its own account."""
+def stood_still(
+    occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
+) -> Landed | None:
+    """The supervisor declared the process hung, by its progress marks; or, with a length in
+    seconds, a step that the process committed after the fault acted took that long by its own
+    account.
+    """
     for event in events:
         if event.time_ns < occurrence.time_ns:
             continue
         hang = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "hang"
         if hang and event.data["process"] == occurrence.process:
-            return Landed(witness="supervisor: progress marks", evidence={"seen": event.data["detail"]})
+            return Landed(
+                witness="supervisor: progress marks", evidence={"seen": event.data["detail"]}
+            )
         commits = event.kind is Kind.STEP_COMMITTED and event.actor == occurrence.process
         if at_least_s is not None and commits and sum(event.data["seconds"].values()) >= at_least_s:
             seconds = round(sum(event.data["seconds"].values()), 3)
@@ -50,15 +71,21 @@ def stood_still(occurrence: Occurrence, events: Sequence[Event], at_least_s: flo
     return None
 
 
-def stuck(occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None) -> Landed | None:
-    """As ``stood_still``, of what keeps the process from any step until somebody takes it for a hang. Once it has
-    committed more than the one that it had as good as done, it hangs for another reason: of several that hang at once
-    one is declared, and the others go on when that generation is left."""
+def stuck(
+    occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
+) -> Landed | None:
+    """As ``stood_still``, of what keeps the process from any step until somebody takes it for a
+    hang. Once it has committed more than the one that it had as good as done, it hangs for another
+    reason: of several that hang at once one is declared, and the others go on when that generation
+    is left.
+    """
     since = [
-        event.time_ns for event in events
-        if event.kind is Kind.STEP_COMMITTED and event.actor == occurrence.process
+        event.time_ns
+        for event in events
+        if event.kind is Kind.STEP_COMMITTED
+        and event.actor == occurrence.process
         and event.time_ns > occurrence.time_ns
-    ]  # fmt: skip
+    ]
     went_on_ns = sorted(since)[IN_FLIGHT] if len(since) > IN_FLIGHT else float("inf")
     seen = [e for e in events if e.kind is not Kind.FAILURE_DETECTED or e.time_ns < went_on_ns]
     return stood_still(occurrence, seen, at_least_s)
@@ -70,13 +97,15 @@ def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> 
     if not exits or any(one is None or one.data["signal"] != signum for one in exits):
         return None
     return Landed(
-        witness="kernel: wait status", evidence={"signal": signum, "processes": list(occurrence.processes)}
+        witness="kernel: wait status",
+        evidence={"signal": signum, "processes": list(occurrence.processes)},
     )
 
 
 def machines_ended(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
-    """All machines hit ended by their platform's account, and so did the processes on them; where there are no
-    machines, every process hit ended by the signal, and nobody else had asked for it."""
+    """All machines hit ended by their platform's account, and so did the processes on them; where
+    there are no machines, every process hit ended by the signal, and nobody else had asked for it.
+    """
     effects = effects_of(occurrence, events)
     if not any("machines" in effect for effect in effects):
         return all_exited(occurrence, events, signum)
@@ -93,22 +122,31 @@ def machines_ended(occurrence: Occurrence, events: Sequence[Event], signum: int)
 def effects_of(occurrence: Occurrence, events: Sequence[Event]) -> list[Mapping[str, Any]]:
     """What was seen of an occurrence so far."""
     return [
-        event.data["evidence"] for event in events
+        event.data["evidence"]
+        for event in events
         if event.kind is Kind.FAULT_EFFECT
         and (event.data["fault"], event.data["occurrence"]) == (occurrence.fault, occurrence.number)
-    ]  # fmt: skip
+    ]
 
 
-def said_by_script(occurrence: Occurrence, events: Sequence[Event], word: str) -> Mapping[str, Any] | None:
-    """What the script that was hit said when it had done what its point told it to; None: nothing yet."""
-    return next((seen for seen in effects_of(occurrence, events) if seen.get("script") == word), None)
+def said_by_script(
+    occurrence: Occurrence, events: Sequence[Event], word: str
+) -> Mapping[str, Any] | None:
+    """What the script that was hit said when it had done what its point told it to; None: nothing
+    yet.
+    """
+    return next(
+        (seen for seen in effects_of(occurrence, events) if seen.get("script") == word), None
+    )
 
 
 def hung_by_script(
     occurrence: Occurrence, events: Sequence[Event], word: str, *, busy: bool
 ) -> Mapping[str, Any] | None:
-    """What the kernel counted of the thread that was to hang, for some time after its script had said that it does: it
-    wanted a processor for most of that (``busy``), or for little of it. None: nothing yet, or the contrary."""
+    """What the kernel counted of the thread that was to hang, for some time after its script had
+    said that it does: it wanted a processor for most of that (``busy``), or for little of it. None:
+    nothing yet, or the contrary.
+    """
     if said_by_script(occurrence, events, word) is None:
         return None
     for seen in effects_of(occurrence, events):
@@ -119,7 +157,9 @@ def hung_by_script(
 
 
 def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -> Landed | None:
-    """The kernel answered a write from outside, to the file system that was hit, with this error (``ENOSPC``)."""
+    """The kernel answered a write from outside, to the file system that was hit, with this error
+    (``ENOSPC``).
+    """
     for event in events:
         if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
             continue

@@ -20,24 +20,27 @@ _MANIFEST = "manifest.json"
 
 
 class CheckpointCorrupt(Fault):
-    """Changes files of a committed checkpoint: bit rot, a lost block, a sync gone wrong. Real file surgery.
+    """Changes files of a committed checkpoint: bit rot, a lost block, a sync gone wrong. Real file
+    surgery.
 
-    ``mode``: bitflip (one bit of the data), truncate (half the data file), missing (data file deleted),
-    stale (data of an older checkpoint, or of zeros when there is none, under the new manifest), swap-shard (two
-    data files exchanged, or the one exchanged with an older checkpoint's). Landed: an independent verification
-    complains. Two modes hit the next save instead: torn (the process that saves is killed in the middle of it) and
-    lose-unsynced (so is its machine: what was not synced by then is empty afterwards), at ``stage``: data (in the
-    middle of it), manifest (before it), rename (before it), renamed (just after it). That process is rank 0's, or with
-    a sharded checkpoint that of the target's ``rank``, whose part has a record in place of the manifest and is not
-    renamed any further. Landed: the kernel reports the process killed, and its log a save that began and did not end.
+    ``mode``: bitflip (one bit of the data), truncate (half the data file), missing (data file
+    deleted), stale (data of an older checkpoint, or of zeros when there is none, under the new
+    manifest), swap-shard (two data files exchanged, or the one exchanged with an older
+    checkpoint's). Landed: an independent verification complains. Two modes hit the next save
+    instead: torn (the process that saves is killed in the middle of it) and lose-unsynced (so is
+    its machine: what was not synced by then is empty afterwards), at ``stage``: data (in the middle
+    of it), manifest (before it), rename (before it), renamed (just after it). That process is rank
+    0's, or with a sharded checkpoint that of the target's ``rank``, whose part has a record in
+    place of the manifest and is not renamed any further. Landed: the kernel reports the process
+    killed, and its log a save that began and did not end.
     """
 
     where: ClassVar[Where] = Where.CHECKPOINT
     harmless: ClassVar[bool] = True
 
-    mode: Literal["bitflip", "truncate", "missing", "stale", "swap-shard", "torn", "lose-unsynced"] = (
-        "bitflip"
-    )
+    mode: Literal[
+        "bitflip", "truncate", "missing", "stale", "swap-shard", "torn", "lose-unsynced"
+    ] = "bitflip"
     stage: Literal["data", "manifest", "rename", "renamed"] | None = None
 
     @model_validator(mode="after")
@@ -81,7 +84,9 @@ class CheckpointCorrupt(Fault):
         return done
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The end of whoever saved; that what is spoilt is never restored is for ``checkpoint-integrity`` to say."""
+        """The end of whoever saved; that what is spoilt is never restored is for
+        ``checkpoint-integrity`` to say.
+        """
         return (Ends(signal=signal.SIGKILL),) if self.hits_next_save else ()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
@@ -97,7 +102,9 @@ class CheckpointCorrupt(Fault):
 
 
 def _largest(path: Path) -> Path:
-    """Of its data files the largest. Raises FileNotFoundError where others have left none that holds anything."""
+    """Of its data files the largest. Raises FileNotFoundError where others have left none that
+    holds anything.
+    """
     files = [path] if path.is_file() else [p for p in path.iterdir() if p.name != _MANIFEST]
     sizes = {p: p.stat().st_size for p in files}  # a command's checkpoint may be a single file
     if not any(sizes.values()):
@@ -123,9 +130,13 @@ def _killed_in_save(occurrence: Occurrence, events: Sequence[Event]) -> Landed |
 
 
 def _swap(victim: Path, older: Path | None) -> str:
-    """Exchange it with another data file of its checkpoint, or with the same one of an older checkpoint."""
+    """Exchange it with another data file of its checkpoint, or with the same one of an older
+    checkpoint.
+    """
     others = sorted(
-        p for p in victim.parent.glob(f"*{victim.suffix}") if p not in (victim, victim.parent / _MANIFEST)
+        p
+        for p in victim.parent.glob(f"*{victim.suffix}")
+        if p not in (victim, victim.parent / _MANIFEST)
     )
     if older is not None and (older / victim.name).is_file():
         others.append(older / victim.name)

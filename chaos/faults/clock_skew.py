@@ -15,11 +15,13 @@ TOLERANCE_S = 0.25
 
 
 class ClockSkew(Fault):
-    """The wall clock that a rank's code sees jumps: a bad time server, a virtual machine that was moved. Emulated.
+    """The wall clock that a rank's code sees jumps: a bad time server, a virtual machine that was
+    moved. Emulated.
 
-    ``time.time`` and ``time.time_ns`` are shifted by ``offset_s`` in the rank (``direction``: ahead or back); the
-    monotonic clock never jumps, here as anywhere. Nothing in the stack may depend on it. Landed: a wall time read in
-    the rank, against its log's first line, differs from what the monotonic clock allows by the offset.
+    ``time.time`` and ``time.time_ns`` are shifted by ``offset_s`` in the rank (``direction``: ahead
+    or back); the monotonic clock never jumps, here as anywhere. Nothing in the stack may depend on
+    it. Landed: a wall time read in the rank, against its log's first line, differs from what the
+    monotonic clock allows by the offset.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -49,12 +51,19 @@ class ClockSkew(Fault):
         first = next((e for e in own if e.kind is Kind.ACTOR_STARTED), None)
         for event in own if first is not None else ():
             mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-            seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+            seen = (
+                event.data["evidence"]
+                if mine and event.data["occurrence"] == occurrence.number
+                else {}
+            )
             if "wall_ns" not in seen or first is None:
                 continue
             passed_ns = event.time_ns - first.time_ns
             jumped_s = (seen["wall_ns"] - first.data["wall_ns"] - passed_ns) / 1e9
             if abs(jumped_s - self._wanted_s) <= min(TOLERANCE_S, self.offset_s / 2):
-                evidence = {"requested_offset_s": self._wanted_s, "measured_offset_s": round(jumped_s, 3)}
+                evidence = {
+                    "requested_offset_s": self._wanted_s,
+                    "measured_offset_s": round(jumped_s, 3),
+                }
                 return Landed(witness="rank: wall against monotonic clock", evidence=evidence)
         return None

@@ -15,11 +15,11 @@ LONGEST_S = 600.0
 
 
 class CollectiveSkip(Fault):
-    """The rank waits for the gradients' all-reduce of its step without ever having entered it, as with a branch that
-    only some ranks take; all others wait in it for this rank. Real.
+    """The rank waits for the gradients' all-reduce of its step without ever having entered it, as
+    with a branch that only some ranks take; all others wait in it for this rank. Real.
 
-    It ends when the generation is aborted, or the process is. Landed: the supervisor saw the rank's progress marks,
-    which count the collectives it has entered, stand still.
+    It ends when the generation is aborted, or the process is. Landed: the supervisor saw the rank's
+    progress marks, which count the collectives it has entered, stand still.
     """
 
     where: ClassVar[Where] = Where.RANK

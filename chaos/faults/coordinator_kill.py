@@ -14,12 +14,13 @@ from chaos.fault.targets import CoordinatorTarget
 
 
 class CoordinatorKill(Fault):
-    """Whoever supervises the job forgets everything at once, in the middle of what it does. Emulated.
+    """Whoever supervises the job forgets everything at once, in the middle of what it does.
+    Emulated.
 
-    The supervisor's state is thrown away and its hands taken from it, inside the harness's process: messages, exits
-    and hangs are noticed by nobody for ``down_s`` seconds. Then another supervisor takes the job over, knowing
-    nothing but the event log and what the ranks answer. Landed: the takeover, and the steps that ranks' own logs
-    show from the time between.
+    The supervisor's state is thrown away and its hands taken from it, inside the harness's process:
+    messages, exits and hangs are noticed by nobody for ``down_s`` seconds. Then another supervisor
+    takes the job over, knowing nothing but the event log and what the ranks answer. Landed: the
+    takeover, and the steps that ranks' own logs show from the time between.
     """
 
     where: ClassVar[Where] = Where.COORDINATOR
@@ -49,8 +50,9 @@ class CoordinatorKill(Fault):
                 between = [e for e in events if occurrence.time_ns < e.time_ns < event.time_ns]
                 steps = {e.step for e in between if e.kind is Kind.STEP_COMMITTED}
                 evidence = {
-                    "measured_down_s": event.data["down_s"], "log_lines_read": event.data["events"],
+                    "measured_down_s": event.data["down_s"],
+                    "log_lines_read": event.data["events"],
                     "steps_committed_meanwhile": len(steps),
-                }  # fmt: skip
+                }
                 return Landed(witness="log: takeover and ranks", evidence=evidence)
         return None

@@ -17,11 +17,12 @@ class CrashLoopError(RuntimeError):
 
 
 class CrashLoop(Fault):
-    """Whoever holds the rank raises at the same point of the same step, after every recovery too: bad data, a bug that
-    only this rank's share meets. Real.
+    """Whoever holds the rank raises at the same point of the same step, after every recovery too:
+    bad data, a bug that only this rank's share meets. Real.
 
-    The stack must notice that it makes no progress and stop with a clear word, or get past it without that rank.
-    ``message``: text of the exception. Landed: the process ended with an exit code, and logged this error last.
+    The stack must notice that it makes no progress and stop with a clear word, or get past it
+    without that rank. ``message``: text of the exception. Landed: the process ended with an exit
+    code, and logged this error last.
     """
 
     where: ClassVar[Where] = Where.RANK

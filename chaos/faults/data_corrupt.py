@@ -14,11 +14,13 @@ from chaos.fault.targets import RankTarget
 
 
 class DataCorrupt(Fault):
-    """One rank's samples of a step hold the content of others: a wrong index, a stale cache, a damaged shard. Real.
+    """One rank's samples of a step hold the content of others: a wrong index, a stale cache, a
+    damaged shard. Real.
 
-    ``shift``: the content under each id is that of the sample so many further on. The ids that the job accounts for
-    stay right and the loss stays plausible: silent, but for a comparison with an unfaulted run (loss-equality).
-    Landed: the rank's own digest of what it is to compute differs from that of what it was given.
+    ``shift``: the content under each id is that of the sample so many further on. The ids that the
+    job accounts for stay right and the loss stays plausible: silent, but for a comparison with an
+    unfaulted run (loss-equality). Landed: the rank's own digest of what it is to compute differs
+    from that of what it was given.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -45,7 +47,10 @@ class DataCorrupt(Fault):
         for event in events:
             if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
                 continue
-            evidence, same_one = event.data["evidence"], event.data["occurrence"] == occurrence.number
+            evidence, same_one = (
+                event.data["evidence"],
+                event.data["occurrence"] == occurrence.number,
+            )
             if same_one and "after" in evidence and evidence["before"] != evidence["after"]:
                 return Landed(witness="rank: digests of its samples", evidence=evidence)
         return None

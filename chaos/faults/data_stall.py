@@ -13,11 +13,12 @@ from chaos.fault.targets import RankTarget
 
 
 class DataStall(Fault):
-    """The data phase of each step takes ``delay_s`` longer, without a sign of life meanwhile. Emulated by sleeping.
+    """The data phase of each step takes ``delay_s`` longer, without a sign of life meanwhile.
+    Emulated by sleeping.
 
-    A crowded file server, a slow preprocessor. Shorter than the hang bound it only slows the job down; longer it is a
-    hang of that rank. Landed: the job's own timing of the data phase grew by at least half of it, or the supervisor
-    declared that rank hung.
+    A crowded file server, a slow preprocessor. Shorter than the hang bound it only slows the job
+    down; longer it is a hang of that rank. Landed: the job's own timing of the data phase grew by
+    at least half of it, or the supervisor declared that rank hung.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -45,9 +46,15 @@ class DataStall(Fault):
         target.set_data_delay(0.0)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The first step under it, and those before; or the supervisor's word that the rank hangs."""
-        commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
-        before = [float(e.data["seconds"]["data"]) for e in commits if e.time_ns < occurrence.time_ns]
+        """The first step under it, and those before; or the supervisor's word that the
+        rank hangs.
+        """
+        commits = [
+            e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
+        ]
+        before = [
+            float(e.data["seconds"]["data"]) for e in commits if e.time_ns < occurrence.time_ns
+        ]
         for event in (e for e in commits if e.time_ns > occurrence.time_ns):
             seconds = float(event.data["seconds"]["data"])
             if seconds >= min(before, default=0.0) + self.delay_s / 2:
@@ -56,9 +63,12 @@ class DataStall(Fault):
                     evidence={"data_s": seconds, "before_s": min(before, default=None)},
                 )
         for event in events:
-            mine = event.kind is Kind.FAILURE_DETECTED and event.data["process"] == occurrence.process
+            mine = (
+                event.kind is Kind.FAILURE_DETECTED and event.data["process"] == occurrence.process
+            )
             if mine and event.data["cause"] == "hang" and event.time_ns > occurrence.time_ns:
                 return Landed(
-                    witness="supervisor: a rank that hangs", evidence={"detail": event.data["detail"]}
+                    witness="supervisor: a rank that hangs",
+                    evidence={"detail": event.data["detail"]},
                 )
         return None

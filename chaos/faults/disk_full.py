@@ -14,10 +14,12 @@ from chaos.fault.witness import refused_write
 
 
 class DiskFull(Fault):
-    """No free byte on the file system of the checkpoints, a tmpfs of ``size_mib`` over their directory. Real.
+    """No free byte on the file system of the checkpoints, a tmpfs of ``size_mib`` over their
+    directory. Real.
 
-    ``by``: ballast (somebody else's file takes all the room) or shrink (the file system is made as small as what
-    it holds). The heal gives the room back. Landed: the kernel answers ENOSPC to a write from outside.
+    ``by``: ballast (somebody else's file takes all the room) or shrink (the file system is made as
+    small as what it holds). The heal gives the room back. Landed: the kernel answers ENOSPC to a
+    write from outside.
     """
 
     where: ClassVar[Where] = Where.STORAGE

@@ -19,8 +19,9 @@ class InjectedError(RuntimeError):
 class RaiseError(Fault):
     """An exception nobody catches on the training thread: a bug, a bad file, a driver error. Real.
 
-    ``message``: its text. Landed: the process ended with an exit code, not a signal; in a script with points of its
-    own, whose process may live on: the script's own word that it raises, with the error if it is printed by then.
+    ``message``: its text. Landed: the process ended with an exit code, not a signal; in a script
+    with points of its own, whose process may live on: the script's own word that it raises, with
+    the error if it is printed by then.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -45,8 +46,12 @@ class RaiseError(Fault):
         if said := said_by_script(occurrence, events, self.by_script):
             printed = [e["output"] for e in effects_of(occurrence, events) if "output" in e]
             witness = "process: the error it printed" if printed else "script: its own word"
-            return Landed(witness=witness, evidence={**said, **({"output": printed[0]} if printed else {})})
-        raised = [e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
+            return Landed(
+                witness=witness, evidence={**said, **({"output": printed[0]} if printed else {})}
+            )
+        raised = [
+            e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process
+        ]
         ours = bool(raised) and raised[-1].data["type"] == InjectedError.__name__
         for event in events:
             if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:

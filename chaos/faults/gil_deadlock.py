@@ -15,11 +15,13 @@ from chaos.fault.witness import stuck
 
 
 class GilDeadlock(Fault):
-    """A C call on the training thread that waits without letting go of the interpreter's lock: no other thread of the
-    rank runs either, so that it cannot even hear that its generation is aborted. Real.
+    """A C call on the training thread that waits without letting go of the interpreter's lock: no
+    other thread of the rank runs either, so that it cannot even hear that its generation is
+    aborted. Real.
 
-    ``hold_s``: seconds until the call returns; nothing can heal it before, except the end of the process. Landed:
-    the supervisor saw the rank's progress marks stand still, or the rank's own account shows a step that long.
+    ``hold_s``: seconds until the call returns; nothing can heal it before, except the end of the
+    process. Landed: the supervisor saw the rank's progress marks stand still, or the rank's own
+    account shows a step that long.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -36,7 +38,9 @@ class GilDeadlock(Fault):
         return (HangsUntilDeclared(),)
 
     def shows_after_s(self) -> float:
-        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or when it is over."""
+        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or
+        when it is over.
+        """
         return self.hold_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -13,9 +13,9 @@ from chaos.fault.witness import raised_and_exited
 
 
 class GpuError(Fault):
-    """A sticky CUDA error, as after an illegal memory access: from now on every phase of training raises in this
-    process, so that it must be replaced and never used again. Emulated, on CUDA too: a real one is provoked by a
-    device assert, which under MPS would hit other users of the GPU.
+    """A sticky CUDA error, as after an illegal memory access: from now on every phase of training
+    raises in this process, so that it must be replaced and never used again. Emulated, on CUDA too:
+    a real one is provoked by a device assert, which under MPS would hit other users of the GPU.
 
     Landed: the process ended with an exit code, and logged the device's error last.
     """

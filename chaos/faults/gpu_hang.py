@@ -15,11 +15,12 @@ from chaos.fault.witness import stuck
 
 
 class GpuHang(Fault):
-    """A kernel that does not end: the training thread waits for it and hears nothing else, while the rank's other
-    threads live. Real on CUDA (kernels that spin, each for at most a second); on CPU the thread sleeps.
+    """A kernel that does not end: the training thread waits for it and hears nothing else, while
+    the rank's other threads live. Real on CUDA (kernels that spin, each for at most a second); on
+    CPU the thread sleeps.
 
-    ``hold_s``: seconds until it goes on. Landed: the supervisor saw the rank's progress marks stand still, or the
-    rank's own account shows a step that long.
+    ``hold_s``: seconds until it goes on. Landed: the supervisor saw the rank's progress marks stand
+    still, or the rank's own account shows a step that long.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -38,7 +39,9 @@ class GpuHang(Fault):
         return (HangsUntilDeclared(),)
 
     def shows_after_s(self) -> float:
-        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or when it is over."""
+        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or
+        when it is over.
+        """
         return self.hold_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -14,11 +14,13 @@ from chaos.fault.witness import exit_of
 
 
 class GpuLost(Fault):
-    """XID 79: the process on the device is killed, and the device takes no new process for the ``duration``, or for the
-    rest of the run without one. Emulated: the launcher refuses the device; on CPU it is one of the emulated slots
-    ``cpu:0``, ``cpu:1`` ..., one for each process the job starts with. The replacement goes elsewhere.
+    """XID 79: the process on the device is killed, and the device takes no new process for the
+    ``duration``, or for the rest of the run without one. Emulated: the launcher refuses the device;
+    on CPU it is one of the emulated slots ``cpu:0``, ``cpu:1`` ..., one for each process the job
+    starts with. The replacement goes elsewhere.
 
-    Landed: the kernel reports the process ended by SIGKILL, which its supervisor had not sent before.
+    Landed: the kernel reports the process ended by SIGKILL, which its supervisor had not sent
+    before.
     """
 
     where: ClassVar[Where] = Where.PROCESS

@@ -13,8 +13,9 @@ from chaos.fault.witness import raised_and_exited
 
 
 class GpuOom(Fault):
-    """torch.OutOfMemoryError on the training thread: a longer sequence, fragmentation, a neighbour on the GPU. Real on
-    CUDA (an allocation larger than the device fails); on CPU the exception is raised without one.
+    """torch.OutOfMemoryError on the training thread: a longer sequence, fragmentation, a neighbour
+    on the GPU. Real on CUDA (an allocation larger than the device fails); on CPU the exception is
+    raised without one.
 
     Landed: the process ended with an exit code, and logged this error last.
     """

@@ -13,11 +13,11 @@ from chaos.fault.targets import HealthTarget
 
 
 class HealthEvent(Fault):
-    """An entry in the health source that monitors read, as a driver makes one: an XID, an ECC, thermal or NVLink event.
-    Emulated: the device itself is well. Strategies do not react to it yet.
+    """An entry in the health source that monitors read, as a driver makes one: an XID, an ECC,
+    thermal or NVLink event. Emulated: the device itself is well. Strategies do not react to it yet.
 
-    ``what`` is it, and ``code``: number of the XID (79: fallen off the bus, 94: contained ECC), else a count, or
-    degrees. Landed: the source's reader reported it.
+    ``what`` is it, and ``code``: number of the XID (79: fallen off the bus, 94: contained ECC),
+    else a count, or degrees. Landed: the source's reader reported it.
     """
 
     where: ClassVar[Where] = Where.HEALTH

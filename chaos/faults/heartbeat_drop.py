@@ -11,11 +11,13 @@ from chaos.fault.targets import RankTarget
 
 
 class HeartbeatDrop(Fault):
-    """The supervisor no longer sees a rank's progress marks, and the rank trains on: a false positive. Emulated.
+    """The supervisor no longer sees a rank's progress marks, and the rank trains on: a false
+    positive. Emulated.
 
-    The rank notes its progress in memory of its own instead of the page it shares with the supervisor. It is then
-    declared hung, though it is not; it must be fenced, and commit nothing more. Landed: the supervisor declared the
-    rank hung, and by its own log it had gone on in between.
+    The rank notes its progress in memory of its own instead of the page it shares with the
+    supervisor. It is then declared hung, though it is not; it must be fenced, and commit nothing
+    more. Landed: the supervisor declared the rank hung, and by its own log it had gone on in
+    between.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -35,15 +37,20 @@ class HeartbeatDrop(Fault):
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The declaration, and how many steps the rank committed between the injection and it."""
         declared = [
-            e for e in events
-            if e.kind is Kind.FAILURE_DETECTED and e.data["process"] == occurrence.process
-            and e.data["cause"] == "hang" and e.time_ns > occurrence.time_ns
-        ]  # fmt: skip
+            e
+            for e in events
+            if e.kind is Kind.FAILURE_DETECTED
+            and e.data["process"] == occurrence.process
+            and e.data["cause"] == "hang"
+            and e.time_ns > occurrence.time_ns
+        ]
         if not declared:
             return None
         until_ns = declared[0].time_ns
         own = [
-            e for e in events if e.actor == occurrence.process and occurrence.time_ns < e.time_ns < until_ns
+            e
+            for e in events
+            if e.actor == occurrence.process and occurrence.time_ns < e.time_ns < until_ns
         ]
         steps = sum(e.kind is Kind.STEP_COMMITTED for e in own)
         if not steps:

@@ -11,15 +11,20 @@ from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
 from chaos.fault.targets import DiskTrouble, RankTarget
 
-_WORDS = {"EIO": "Input/output error", "ESTALE": "Stale file handle", "ENOSPC": "No space left on device"}
+_WORDS = {
+    "EIO": "Input/output error",
+    "ESTALE": "Stale file handle",
+    "ENOSPC": "No space left on device",
+}
 
 
 class IoError(Fault):
-    """Operations of the rank's saves fail as a broken disk or a lost file server would make them. Emulated.
+    """Operations of the rank's saves fail as a broken disk or a lost file server would make them.
+    Emulated.
 
-    Target a rank that saves: rank 0, or with a sharded checkpoint any of those that write a part. ``error``: EIO,
-    ESTALE or ENOSPC; ``probability``: of each operation to fail; ``operations``: which. Landed: the job's own report of
-    a save that failed with that error.
+    Target a rank that saves: rank 0, or with a sharded checkpoint any of those that write a part.
+    ``error``: EIO, ESTALE or ENOSPC; ``probability``: of each operation to fail; ``operations``:
+    which. Landed: the job's own report of a save that failed with that error.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -30,11 +35,16 @@ class IoError(Fault):
 
     error: Literal["EIO", "ESTALE", "ENOSPC"] = "EIO"
     probability: float = Field(default=1.0, gt=0, le=1)
-    operations: tuple[Literal["mkdir", "write", "fsync", "rename", "delete"], ...] = ("write", "fsync")
+    operations: tuple[Literal["mkdir", "write", "fsync", "rename", "delete"], ...] = (
+        "write",
+        "fsync",
+    )
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Break the disk."""
-        trouble = DiskTrouble(error=self.error, probability=self.probability, operations=self.operations)
+        trouble = DiskTrouble(
+            error=self.error, probability=self.probability, operations=self.operations
+        )
         target.set_disk(trouble)
         return {"error": self.error, "probability": self.probability}
 

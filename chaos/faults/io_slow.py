@@ -15,13 +15,14 @@ OPERATIONS = ("write", "fsync", "rename")
 
 
 class IoSlow(Fault):
-    """Every write, sync and rename of the rank's saves takes longer: a crowded file server. Emulated by sleeping.
+    """Every write, sync and rename of the rank's saves takes longer: a crowded file server.
+    Emulated by sleeping.
 
-    Target a rank that saves: rank 0, for which all others wait, or with a sharded checkpoint any of those that write
-    a part, for which rank 0 waits. ``delay_s``: added to each operation, of which a small
-    save has about nine. One that takes longer than a save may be silent is a hang of that rank. Landed: the job's own
-    timing of a save grew by at least the delay of three operations, or the supervisor declared that rank hung as it
-    saved.
+    Target a rank that saves: rank 0, for which all others wait, or with a sharded checkpoint any of
+    those that write a part, for which rank 0 waits. ``delay_s``: added to each operation, of which
+    a small save has about nine. One that takes longer than a save may be silent is a hang of that
+    rank. Landed: the job's own timing of a save grew by at least the delay of three operations, or
+    the supervisor declared that rank hung as it saved.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -42,18 +43,28 @@ class IoSlow(Fault):
         target.set_disk(None)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The first save under it, and those before; or the supervisor's word that the rank hangs in one."""
+        """The first save under it, and those before; or the supervisor's word that the rank hangs
+        in one.
+        """
         saves = [e for e in events if _is_saved(e) and e.actor == occurrence.process]
         before = [float(e.data["seconds"]) for e in saves if e.time_ns < occurrence.time_ns]
         # One that had begun before it tells less than half.
         for event in (e for e in saves if e.time_ns > occurrence.time_ns):
             seconds = float(event.data["seconds"])
             if seconds >= min(before, default=0.0) + 3 * self.delay_s:
-                evidence = {"save_s": seconds, "before_s": min(before, default=None), "delay_s": self.delay_s}
+                evidence = {
+                    "save_s": seconds,
+                    "before_s": min(before, default=None),
+                    "delay_s": self.delay_s,
+                }
                 return Landed(witness="job: timing of saves", evidence=evidence)
         for event in events:
             hung = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "hang"
-            mine = hung and event.data["process"] == occurrence.process and event.time_ns > occurrence.time_ns
+            mine = (
+                hung
+                and event.data["process"] == occurrence.process
+                and event.time_ns > occurrence.time_ns
+            )
             if mine and " in checkpoint of step " in event.data["detail"]:
                 seen = {"detail": event.data["detail"]}
                 return Landed(witness="supervisor: a rank that hangs", evidence=seen)

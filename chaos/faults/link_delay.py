@@ -15,12 +15,13 @@ from chaos.fault.targets import LinkShape, LinkTarget
 
 
 class LinkDelay(Fault):
-    """Bytes on the links come later: a longer way, a full buffer. Real where the
-    kernel carries the links between nodes (docker: netem, or where it has none a queue of packets in the receiver's
+    """Bytes on the links come later: a longer way, a full buffer. Real where the kernel carries the
+    links between nodes (docker: netem, or where it has none a queue of packets in the receiver's
     namespace), else emulated above TCP by the link proxy.
 
-    ``delay_ms``, give or take ``jitter_ms`` (order is kept). Landed: the job's own timing of its collectives grew
-    by at least half of the delay; the probe's measured round trip stands beside it.
+    ``delay_ms``, give or take ``jitter_ms`` (order is kept). Landed: the job's own timing of its
+    collectives grew by at least half of the delay; the probe's measured round trip stands beside
+    it.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -35,14 +36,20 @@ class LinkDelay(Fault):
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
         """Delay the links."""
         by = target.shape(LinkShape(delay_s=self.delay_ms / 1000, jitter_s=self.jitter_ms / 1000))
-        return {"requested_delay_ms": self.delay_ms, "requested_jitter_ms": self.jitter_ms, "by": by}
+        return {
+            "requested_delay_ms": self.delay_ms,
+            "requested_jitter_ms": self.jitter_ms,
+            "by": by,
+        }
 
     def heal(self, target: LinkTarget) -> None:
         """As before."""
         target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Median time of the target's collectives in its first three whole steps under it, and before."""
+        """Median time of the target's collectives in its first three whole steps under it, and
+        before.
+        """
         measured = probed(occurrence, events)
         before, since = collectives_s(occurrence, events)
         during = since[1:4]
@@ -51,5 +58,9 @@ class LinkDelay(Fault):
         grew_ms = 1000 * (median(during) - median(before))
         if grew_ms < self.delay_ms / 2:
             return None
-        evidence = {"requested_delay_ms": self.delay_ms, "collective_grew_ms": round(grew_ms, 2), **measured}
+        evidence = {
+            "requested_delay_ms": self.delay_ms,
+            "collective_grew_ms": round(grew_ms, 2),
+            **measured,
+        }
         return Landed(witness="job: timing of collectives", evidence=evidence)

@@ -14,8 +14,9 @@ from chaos.fault.targets import LinkShape, LinkTarget
 
 
 class LinkFlap(Fault):
-    """The links pass nothing for ``down_s`` seconds, everything for ``up_s``, and so on: a loose plug. Real where the
-    kernel carries the links between nodes (docker: packets are dropped in turn), else emulated by the link proxy.
+    """The links pass nothing for ``down_s`` seconds, everything for ``up_s``, and so on: a loose
+    plug. Real where the kernel carries the links between nodes (docker: packets are dropped in
+    turn), else emulated by the link proxy.
 
     Both ways, beginning down; connections live on. Landed: a collective of the job took half of
     ``down_s`` longer than usual before, or the job gave the group up for a stuck collective.

@@ -18,11 +18,13 @@ LATE_S = 0.15  # most of a retransmission timeout of 0.2 s
 
 class LinkLoss(Fault):
     """Segments are lost, so that they come a retransmission later: a bad cable, a full switch. Real
-    where the kernel carries the links between nodes (docker: it drops packets of a segment each); else emulated.
+    where the kernel carries the links between nodes (docker: it drops packets of a segment each);
+    else emulated.
 
-    Emulated by the link proxy: a segment chosen to be lost, and all bytes behind it, wait one retransmission timeout
-    (200 ms, Linux's least). No byte is lost, as none is to who uses TCP. ``percent``: share of segments of 1448 bytes.
-    Landed: in some of the job's steps a collective took a timeout longer than it usually did before.
+    Emulated by the link proxy: a segment chosen to be lost, and all bytes behind it, wait one
+    retransmission timeout (200 ms, Linux's least). No byte is lost, as none is to who uses TCP.
+    ``percent``: share of segments of 1448 bytes. Landed: in some of the job's steps a collective
+    took a timeout longer than it usually did before.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -52,7 +54,10 @@ class LinkLoss(Fault):
         if not late:
             return None
         evidence = {
-            "requested_loss_percent": self.percent, "late_steps": len(late), "steps": len(during),
-            "slowest_collective_ms": round(1000 * max(late), 1), **measured,
-        }  # fmt: skip
+            "requested_loss_percent": self.percent,
+            "late_steps": len(late),
+            "steps": len(during),
+            "slowest_collective_ms": round(1000 * max(late), 1),
+            **measured,
+        }
         return Landed(witness="job: timing of collectives", evidence=evidence)

@@ -16,13 +16,15 @@ TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on t
 
 
 class LinkThrottle(Fault):
-    """What a rank sends passes slowly: a congested switch, a downgraded NIC. Emulated by ``bucket``; by ``links`` real
-    where the kernel carries the links between nodes (docker), emulated by the link proxy elsewhere.
+    """What a rank sends passes slowly: a congested switch, a downgraded NIC. Emulated by
+    ``bucket``; by ``links`` real where the kernel carries the links between nodes (docker),
+    emulated by the link proxy elsewhere.
 
-    ``mbit_per_s``: rate. ``method``: ``bucket``, a token bucket in the rank's communication path, for any backend,
-    ``latency_ms`` added to each collective; ``links``, each of its links to ranks elsewhere, with ``latency_ms`` of
-    delay. Landed: the job's own timing of its collectives shows a bandwidth near or below the requested one, and lower
-    than before; with ``links`` an uninvolved client, which measures the first link, has to find that too.
+    ``mbit_per_s``: rate. ``method``: ``bucket``, a token bucket in the rank's communication path,
+    for any backend, ``latency_ms`` added to each collective; ``links``, each of its links to ranks
+    elsewhere, with ``latency_ms`` of delay. Landed: the job's own timing of its collectives shows a
+    bandwidth near or below the requested one, and lower than before; with ``links`` an uninvolved
+    client, which measures the first link, has to find that too.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -57,8 +59,12 @@ class LinkThrottle(Fault):
             target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Bytes and seconds of the target's collectives in its first three steps under it, and before."""
-        commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
+        """Bytes and seconds of the target's collectives in its first three steps under it, and
+        before.
+        """
+        commits = [
+            e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
+        ]
         before = [e for e in commits if e.time_ns < occurrence.time_ns]
         # The step in which the fault began may have had its collective already.
         during = [e for e in commits if e.time_ns > occurrence.time_ns][1:4]
@@ -69,17 +75,23 @@ class LinkThrottle(Fault):
         if measured > most or measured >= usual:
             return None
         evidence: dict[str, Any] = {
-            "requested_mbit_per_s": self.mbit_per_s, "job_mbit_per_s": round(measured, 2),
+            "requested_mbit_per_s": self.mbit_per_s,
+            "job_mbit_per_s": round(measured, 2),
             "before_mbit_per_s": round(usual, 2),
-        }  # fmt: skip
+        }
         if self.method == "bucket":
             evidence["measured_mbit_per_s"] = evidence["job_mbit_per_s"]
             return Landed(witness="job: timing of collectives", evidence=evidence)
         client = probed(occurrence, events)
-        if client is None or client["measured_mbit_per_s"] is None or client["measured_mbit_per_s"] > most:
+        if (
+            client is None
+            or client["measured_mbit_per_s"] is None
+            or client["measured_mbit_per_s"] > most
+        ):
             return None
         return Landed(
-            witness="an uninvolved client on the link, and the job", evidence=evidence | dict(client)
+            witness="an uninvolved client on the link, and the job",
+            evidence=evidence | dict(client),
         )
 
 

@@ -14,13 +14,14 @@ LEAST_S = 0.2
 
 
 class NodeIsolate(Fault):
-    """Nothing passes between the ranks of one node and all others: its switch port is dead. Real where the kernel
-    carries the links between nodes (docker); elsewhere emulated by the link proxy.
+    """Nothing passes between the ranks of one node and all others: its switch port is dead. Real
+    where the kernel carries the links between nodes (docker); elsewhere emulated by the link proxy.
 
-    Choose the node with ``target: {node: n, select: all}``. The node's ranks talk on among themselves. The supervisor
-    hears them, as over a network of its own; ``control``: with ``cut`` it is taken away too (needs nodes that are
-    machines). Landed: a collective of the job stood still for 0.2 s, or the job gave the group up for a stuck
-    collective; whether a probe came through stands beside it.
+    Choose the node with ``target: {node: n, select: all}``. The node's ranks talk on among
+    themselves. The supervisor hears them, as over a network of its own; ``control``: with ``cut``
+    it is taken away too (needs nodes that are machines). Landed: a collective of the job stood
+    still for 0.2 s, or the job gave the group up for a stuck collective; whether a probe came
+    through stands beside it.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -40,7 +41,11 @@ class NodeIsolate(Fault):
         by = target.shape(LinkShape(blocked=True), both_ways=True)
         if self.control == "cut":
             target.cut_control(True)
-        return {"cut_links": [list(link) for link in target.links], "control": self.control, "by": by}
+        return {
+            "cut_links": [list(link) for link in target.links],
+            "control": self.control,
+            "by": by,
+        }
 
     def heal(self, target: LinkTarget) -> None:
         """Whole again; the links first, which were cut first."""

@@ -14,12 +14,13 @@ from chaos.fault.witness import machines_ended
 
 
 class NodeKill(Fault):
-    """The node ends at once with everything on it, as by power loss or a kernel panic. Real: its machine is killed
-    where it has one (a container); where nodes are only names (the local launcher), all its processes are.
+    """The node ends at once with everything on it, as by power loss or a kernel panic. Real: its
+    machine is killed where it has one (a container); where nodes are only names (the local
+    launcher), all its processes are.
 
-    One incident, however many processes. Where machines can begin anew, so does this one: it is thought of as replaced.
-    Landed: the platform says that the machine ended; without one, the kernel reports that each of its processes ended
-    by SIGKILL, which no supervisor had sent before.
+    One incident, however many processes. Where machines can begin anew, so does this one: it is
+    thought of as replaced. Landed: the platform says that the machine ended; without one, the
+    kernel reports that each of its processes ended by SIGKILL, which no supervisor had sent before.
     """
 
     where: ClassVar[Where] = Where.NODE

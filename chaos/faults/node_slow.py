@@ -17,12 +17,14 @@ LEAST = 1.25  # as many times as long as before
 
 
 class NodeSlow(Fault):
-    """All that runs on a node shares ``cores`` of processor time: a noisy neighbour, a throttled machine. Real.
+    """All that runs on a node shares ``cores`` of processor time: a noisy neighbour, a throttled
+    machine. Real.
 
-    By a quota of the kernel's: on the node's own control group where the node is a container, its agent included, else
-    on one group for each of its processes, an equal part each. What a rank gets depends on what it asks for; what was
-    measured stands beside it. Landed: the kernel counts periods in which they had to wait, and the forward and backward
-    phases of a rank there took a quarter longer than before by its own account.
+    By a quota of the kernel's: on the node's own control group where the node is a container, its
+    agent included, else on one group for each of its processes, an equal part each. What a rank
+    gets depends on what it asks for; what was measured stands beside it. Landed: the kernel counts
+    periods in which they had to wait, and the forward and backward phases of a rank there took a
+    quarter longer than before by its own account.
     """
 
     where: ClassVar[Where] = Where.NODE
@@ -30,7 +32,9 @@ class NodeSlow(Fault):
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
 
-    cores: float = Field(ge=0.02, le=1024, description="processor time for the whole node, in cores")
+    cores: float = Field(
+        ge=0.02, le=1024, description="processor time for the whole node, in cores"
+    )
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
         """Limit it."""
@@ -43,11 +47,19 @@ class NodeSlow(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The slowest three steps in a row of any rank there, and its usual ones."""
-        kept = max((effect.get("throttled", 0) for effect in effects_of(occurrence, events)), default=0)
-        slower = max((_grown(occurrence, events, name) for name in occurrence.processes), default=0.0)
+        kept = max(
+            (effect.get("throttled", 0) for effect in effects_of(occurrence, events)), default=0
+        )
+        slower = max(
+            (_grown(occurrence, events, name) for name in occurrence.processes), default=0.0
+        )
         if not kept or slower < LEAST:
             return None
-        evidence = {"requested_cores": self.cores, "throttled": kept, "measured_factor": round(slower, 2)}
+        evidence = {
+            "requested_cores": self.cores,
+            "throttled": kept,
+            "measured_factor": round(slower, 2),
+        }
         return Landed(witness="kernel: periods of waiting; job: phase times", evidence=evidence)
 
 

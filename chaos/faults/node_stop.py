@@ -13,11 +13,13 @@ from chaos.fault.witness import effects_of
 
 
 class NodeStop(Fault):
-    """Nothing on a node runs any more, its connections stay open: a machine that swaps, a hypervisor that stalls. Real.
+    """Nothing on a node runs any more, its connections stay open: a machine that swaps, a
+    hypervisor that stalls. Real.
 
-    The machine is paused where there is one (``docker pause``, the kernel's freezer), its agent with it; where nodes
-    are only names, all its processes get SIGSTOP. Without a ``duration`` it hangs until the end of the run. Landed: the
-    platform says that it is paused, or the kernel shows all its processes stopped.
+    The machine is paused where there is one (``docker pause``, the kernel's freezer), its agent
+    with it; where nodes are only names, all its processes get SIGSTOP. Without a ``duration`` it
+    hangs until the end of the run. Landed: the platform says that it is paused, or the kernel shows
+    all its processes stopped.
     """
 
     where: ClassVar[Where] = Where.NODE
@@ -43,5 +45,7 @@ class NodeStop(Fault):
             if states and all(seen.get("state") == "paused" for seen in states.values()):
                 return Landed(witness="platform: state of the machine", evidence={"nodes": states})
             if effect.get("os_state") in ("T", "t"):
-                return Landed(witness="kernel: process state", evidence={"os_state": effect["os_state"]})
+                return Landed(
+                    witness="kernel: process state", evidence={"os_state": effect["os_state"]}
+                )
         return None

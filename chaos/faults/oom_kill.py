@@ -16,12 +16,14 @@ from chaos.fault.witness import effects_of, exit_of
 
 
 class OomKill(Fault):
-    """A memory limit is set ``spare_mib`` above what is used, and a thread of the process allocates until the kernel
-    kills it: a leak in a data loader. Real, as root with control groups, or in a container.
+    """A memory limit is set ``spare_mib`` above what is used, and a thread of the process allocates
+    until the kernel kills it: a leak in a data loader. Real, as root with control groups, or in a
+    container.
 
-    The limit is of a control group of the process's own, in which nobody else can be killed; where its node is a
-    container, it is the container's, and the kernel kills whoever has most there. Healed by taking the limit away.
-    Landed: the kernel counts an out-of-memory kill there, and reports the process ended by SIGKILL.
+    The limit is of a control group of the process's own, in which nobody else can be killed; where
+    its node is a container, it is the container's, and the kernel kills whoever has most there.
+    Healed by taking the limit away. Landed: the kernel counts an out-of-memory kill there, and
+    reports the process ended by SIGKILL.
     """
 
     where: ClassVar[Where] = Where.PROCESS
@@ -45,7 +47,9 @@ class OomKill(Fault):
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The kernel's count, and the reaped exit status."""
         ended = exit_of(occurrence, events)
-        kills = max((effect.get("oom_kills", 0) for effect in effects_of(occurrence, events)), default=0)
+        kills = max(
+            (effect.get("oom_kills", 0) for effect in effects_of(occurrence, events)), default=0
+        )
         if ended is None or ended.data["signal"] != signal.SIGKILL or not kills:
             return None
         evidence = {"signal": ended.data["signal"], "oom_kills": kills}

@@ -14,13 +14,15 @@ LEAST_S = 0.2
 
 
 class Partition(Fault):
-    """Nothing passes between the chosen ranks and the others; among themselves each side talks on. Real
-    where the kernel carries the links between nodes (docker: packets are dropped), else emulated by the link proxy.
+    """Nothing passes between the chosen ranks and the others; among themselves each side talks on.
+    Real where the kernel carries the links between nodes (docker: packets are dropped), else
+    emulated by the link proxy.
 
-    Bytes wait, connections live on and new ones are not made, and when it heals what waited goes on, as after a cable
-    is plugged in again. The supervisor hears both sides. ``one_way``: only what the chosen ranks
-    (or ``link.src``) send is held. Landed: a collective of the job stood still for 0.2 s, or the job gave the group
-    up for a stuck collective; whether a probe came through stands beside it.
+    Bytes wait, connections live on and new ones are not made, and when it heals what waited goes
+    on, as after a cable is plugged in again. The supervisor hears both sides. ``one_way``: only
+    what the chosen ranks (or ``link.src``) send is held. Landed: a collective of the job stood
+    still for 0.2 s, or the job gave the group up for a stuck collective; whether a probe came
+    through stands beside it.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -34,7 +36,11 @@ class Partition(Fault):
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
         """Cut."""
         by = target.shape(LinkShape(blocked=True), both_ways=not self.one_way)
-        return {"cut_links": [list(link) for link in target.links], "one_way": self.one_way, "by": by}
+        return {
+            "cut_links": [list(link) for link in target.links],
+            "one_way": self.one_way,
+            "by": by,
+        }
 
     def heal(self, target: LinkTarget) -> None:
         """Whole again."""

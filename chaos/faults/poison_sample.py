@@ -14,12 +14,14 @@ from chaos.fault.targets import RankTarget
 
 
 class PoisonSample(Fault):
-    """One sample's loss is NaN from now to the end of the run, whoever computes it: a damaged record, a label out of
-    range, an input that overflows. All ranks are hit, whatever the target says, and those that join later. Real.
+    """One sample's loss is NaN from now to the end of the run, whoever computes it: a damaged
+    record, a label out of range, an input that overflows. All ranks are hit, whatever the target
+    says, and those that join later. Real.
 
-    ``sample``: its id; default: one of those due in the step, chosen with the seed. One that does not come up within
-    the 15 seconds in which evidence is awaited has not landed. Redoing the step does not help; the stack has to find
-    the sample and leave it out. Landed: the job itself refused a non-finite value of the step.
+    ``sample``: its id; default: one of those due in the step, chosen with the seed. One that does
+    not come up within the 15 seconds in which evidence is awaited has not landed. Redoing the step
+    does not help; the stack has to find the sample and leave it out. Landed: the job itself refused
+    a non-finite value of the step.
     """
 
     where: ClassVar[Where] = Where.RANK

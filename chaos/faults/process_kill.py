@@ -16,7 +16,8 @@ from chaos.fault.witness import exit_of
 class ProcessKill(Fault):
     """SIGKILL through the held pidfd: an out-of-memory kill, a lost host, a crashed runtime. Real.
 
-    Landed: the kernel reports the process ended by that signal, which its supervisor had not sent before.
+    Landed: the kernel reports the process ended by that signal, which its supervisor had not sent
+    before.
     """
 
     where: ClassVar[Where] = Where.PROCESS

@@ -15,7 +15,8 @@ from chaos.fault.targets import ProcessTarget
 class ProcessStop(Fault):
     """SIGSTOP through the held pidfd: a rank that hangs while its connections stay open. Real.
 
-    Without a ``duration`` it hangs until the end of the run. Landed: the kernel shows the process stopped.
+    Without a ``duration`` it hangs until the end of the run. Landed: the kernel shows the process
+    stopped.
     """
 
     where: ClassVar[Where] = Where.PROCESS

@@ -18,11 +18,12 @@ EXIT_TERMINATED = 128 + signal.SIGTERM  # what shells and well-behaved programs 
 
 
 class ProcessTerm(Fault):
-    """SIGTERM through the held pidfd, ``grace_s`` seconds, then SIGKILL if it still lives: the notice a cloud
-    gives before it takes a machine back. Real.
+    """SIGTERM through the held pidfd, ``grace_s`` seconds, then SIGKILL if it still lives: the
+    notice a cloud gives before it takes a machine back. Real.
 
-    What is done with the notice is the strategy's: a last checkpoint, or a move to a spare before the deadline.
-    Landed: the process's own handler said that the signal came, or the kernel reports that it ended by it.
+    What is done with the notice is the strategy's: a last checkpoint, or a move to a spare before
+    the deadline. Landed: the process's own handler said that the signal came, or the kernel reports
+    that it ended by it.
     """
 
     where: ClassVar[Where] = Where.PROCESS
@@ -40,19 +41,27 @@ class ProcessTerm(Fault):
         return (GoneBy(seconds=self.grace_s),)
 
     def shows_after_s(self) -> float:
-        """A process that is stopped hears of nothing, and shows it when it is killed at the deadline."""
+        """A process that is stopped hears of nothing, and shows it when it is killed at the
+        deadline.
+        """
         return self.grace_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The notice as its receiver passed it on, or the exit status of one that has no handler."""
+        """The notice as its receiver passed it on, or the exit status of one that has no
+        handler.
+        """
         for event in events:
             notice = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "notice"
             if notice and event.data["process"] == occurrence.process:
-                return Landed(witness="rank: signal handler", evidence={"heard": event.data["detail"]})
+                return Landed(
+                    witness="rank: signal handler", evidence={"heard": event.data["detail"]}
+                )
         ended = exit_of(occurrence, events)
         if ended is None:
             return None
         code, signum = ended.data["exit_code"], ended.data["signal"]
         if code == EXIT_TERMINATED or signum in (signal.SIGTERM, signal.SIGKILL):
-            return Landed(witness="kernel: wait status", evidence={"exit_code": code, "signal": signum})
+            return Landed(
+                witness="kernel: wait status", evidence={"exit_code": code, "signal": signum}
+            )
         return None

@@ -14,11 +14,11 @@ from chaos.fault.witness import machines_ended
 
 
 class RackKill(Fault):
-    """All nodes of a rack end at once: a lost power feed or switch, the correlated failure that spares in the same
-    rack do not help against. Real, as node-kill.
+    """All nodes of a rack end at once: a lost power feed or switch, the correlated failure that
+    spares in the same rack do not help against. Real, as node-kill.
 
-    ``launcher.nodes_per_rack`` says which nodes share a rack. One incident. Landed: as node-kill, by the platform's
-    word on its machines or the kernel's on the processes.
+    ``launcher.nodes_per_rack`` says which nodes share a rack. One incident. Landed: as node-kill,
+    by the platform's word on its machines or the kernel's on the processes.
     """
 
     where: ClassVar[Where] = Where.NODE

@@ -16,16 +16,17 @@ from chaos.fault.witness import hung_by_script, stuck
 
 
 class RankHang(Fault):
-    """The training thread of a rank does not go on: asleep in a lock that is never released (a deadlock), in an endless
-    loop on the host, or waiting for a GPU kernel that does not end.
+    """The training thread of a rank does not go on: asleep in a lock that is never released (a
+    deadlock), in an endless loop on the host, or waiting for a GPU kernel that does not end.
 
-    ``how``: ``sleep`` waits in a lock, with the interpreter's lock released (real); ``spin`` runs Python code (real);
-    ``kernel`` waits for kernels that spin, each for at most a second (real on CUDA); on CPU it is emulated by C code
-    that uses a processor and has released the interpreter's lock, which is how CUDA waits by default. ``hold_s``:
-    seconds until it goes on; nothing ends it before, except the end of the process. A process that is stopped, the
-    fourth way to hang, is ``process-stop``. Landed: the supervisor saw the rank's progress marks stand still, or the
-    rank's own account shows a step that long; in a script with points of its own: the script's word, and the kernel's
-    account of its main thread, which used a processor meanwhile, or none.
+    ``how``: ``sleep`` waits in a lock, with the interpreter's lock released (real); ``spin`` runs
+    Python code (real); ``kernel`` waits for kernels that spin, each for at most a second (real on
+    CUDA); on CPU it is emulated by C code that uses a processor and has released the interpreter's
+    lock, which is how CUDA waits by default. ``hold_s``: seconds until it goes on; nothing ends it
+    before, except the end of the process. A process that is stopped, the fourth way to hang, is
+    ``process-stop``. Landed: the supervisor saw the rank's progress marks stand still, or the
+    rank's own account shows a step that long; in a script with points of its own: the script's
+    word, and the kernel's account of its main thread, which used a processor meanwhile, or none.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -51,11 +52,15 @@ class RankHang(Fault):
         return (HangsUntilDeclared(),)
 
     def shows_after_s(self) -> float:
-        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or when it is over."""
+        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or
+        when it is over.
+        """
         return self.hold_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its word."""
+        """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its
+        word.
+        """
         if said := hung_by_script(occurrence, events, self.by_script, busy=self.how != "sleep"):
             return Landed(witness="kernel: processor time", evidence=said)
         return stuck(occurrence, events, self.hold_s)

@@ -15,10 +15,11 @@ from chaos.fault.witness import refused_write
 
 
 class ReadOnly(Fault):
-    """The file system of the checkpoints, a tmpfs of ``size_mib`` over their directory, is remounted read-only. Real.
+    """The file system of the checkpoints, a tmpfs of ``size_mib`` over their directory, is
+    remounted read-only. Real.
 
-    It is what a kernel does after errors of a disk. The heal makes it writable again. Landed: the kernel answers
-    EROFS to a write from outside.
+    It is what a kernel does after errors of a disk. The heal makes it writable again. Landed: the
+    kernel answers EROFS to a write from outside.
     """
 
     where: ClassVar[Where] = Where.STORAGE

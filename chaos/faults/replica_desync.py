@@ -14,10 +14,12 @@ from chaos.fault.targets import RankTarget
 
 
 class ReplicaDesync(Fault):
-    """Scales all parameters of one rank by 1 + ``amount``, a little: a missed update, a different kernel. Real.
+    """Scales all parameters of one rank by 1 + ``amount``, a little: a missed update, a different
+    kernel. Real.
 
-    Nothing is non-finite and no loss jumps; only who compares the replicas can see it (replica-equality, at the next
-    digest). Landed: the rank's own digest of its parameters differs from the one taken just before.
+    Nothing is non-finite and no loss jumps; only who compares the replicas can see it
+    (replica-equality, at the next digest). Landed: the rank's own digest of its parameters differs
+    from the one taken just before.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -50,7 +52,10 @@ class ReplicaDesync(Fault):
         for event in events:
             if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
                 continue
-            evidence, same_one = event.data["evidence"], event.data["occurrence"] == occurrence.number
+            evidence, same_one = (
+                event.data["evidence"],
+                event.data["occurrence"] == occurrence.number,
+            )
             if same_one and "after" in evidence and evidence["before"] != evidence["after"]:
                 return Landed(witness="rank: parameter digests", evidence=evidence)
         return None

@@ -14,10 +14,11 @@ from chaos.fault.witness import exit_of
 
 
 class SpareKill(Fault):
-    """SIGKILL to a waiting spare: it must be replaced before it is needed, and training must not notice. Real.
+    """SIGKILL to a waiting spare: it must be replaced before it is needed, and training must not
+    notice. Real.
 
-    Its targets are spares, whatever the scenario's ``role`` says. Landed: the kernel reports the process ended by
-    that signal, which its supervisor had not sent before.
+    Its targets are spares, whatever the scenario's ``role`` says. Landed: the kernel reports the
+    process ended by that signal, which its supervisor had not sent before.
     """
 
     where: ClassVar[Where] = Where.PROCESS

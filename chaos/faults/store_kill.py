@@ -14,8 +14,9 @@ from chaos.fault.targets import StoreTarget
 class StoreKill(Fault):
     """SIGKILL for the process that holds the key-value store through which groups are formed. Real.
 
-    Training needs no store and does not notice. The launcher starts another, empty, on a new port; a group that
-    was being formed fails, and is formed again. Landed: the wait status of the reaped store, and the new port.
+    Training needs no store and does not notice. The launcher starts another, empty, on a new port;
+    a group that was being formed fails, and is formed again. Landed: the wait status of the reaped
+    store, and the new port.
     """
 
     where: ClassVar[Where] = Where.STORE
@@ -30,7 +31,11 @@ class StoreKill(Fault):
         """What the launcher saw end."""
         for event in events:
             mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-            seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+            seen = (
+                event.data["evidence"]
+                if mine and event.data["occurrence"] == occurrence.number
+                else {}
+            )
             if seen.get("reaped_signal") == signal.SIGKILL:
                 return Landed(witness="kernel: wait status", evidence=dict(seen))
         return None

@@ -13,10 +13,11 @@ from chaos.fault.targets import StoreTarget
 
 
 class StoreLatency(Fault):
-    """Every request to the key-value store comes ``latency_ms`` late, by a proxy in front of it. Emulated.
+    """Every request to the key-value store comes ``latency_ms`` late, by a proxy in front of it.
+    Emulated.
 
-    Training needs no store; groups take longer to form. Landed: the measured time of a request of an uninvolved
-    client is at least so long.
+    Training needs no store; groups take longer to form. Landed: the measured time of a request of
+    an uninvolved client is at least so long.
     """
 
     where: ClassVar[Where] = Where.STORE
@@ -40,9 +41,16 @@ class StoreLatency(Fault):
         """The measured round trip."""
         for event in events:
             mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-            seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+            seen = (
+                event.data["evidence"]
+                if mine and event.data["occurrence"] == occurrence.number
+                else {}
+            )
             if seen.get("round_trip_s", 0) >= self.latency_ms / 1000:
                 measured_ms = round(1000 * seen["round_trip_s"], 2)
-                evidence = {"requested_latency_ms": self.latency_ms, "measured_round_trip_ms": measured_ms}
+                evidence = {
+                    "requested_latency_ms": self.latency_ms,
+                    "measured_round_trip_ms": measured_ms,
+                }
                 return Landed(witness="uninvolved client", evidence=evidence)
         return None

@@ -14,13 +14,15 @@ from chaos.fault.targets import RankTarget
 
 
 class Straggler(Fault):
-    """The rank's compute phases take ``factor`` times as long: a hot or degraded GPU, a noisy neighbour.
+    """The rank's compute phases take ``factor`` times as long: a hot or degraded GPU, a noisy
+    neighbour.
 
-    ``mode``: ``duty-cycle`` stretches forward, backward and optimizer by sleeping (emulated); ``cpu-contention`` runs
-    threads that compete for the rank's core (real); ``cgroup-quota`` gives the rank's process a quota of processor time
-    in a control group (real, as root); ``sm-contention`` runs matrix products on the rank's GPU (real, CUDA only). The
-    real ones are no more exact than the machine: what was measured stands beside what was asked. Landed: the job's own
-    phase times of that rank grew by at least half of what was asked.
+    ``mode``: ``duty-cycle`` stretches forward, backward and optimizer by sleeping (emulated);
+    ``cpu-contention`` runs threads that compete for the rank's core (real); ``cgroup-quota`` gives
+    the rank's process a quota of processor time in a control group (real, as root);
+    ``sm-contention`` runs matrix products on the rank's GPU (real, CUDA only). The real ones are no
+    more exact than the machine: what was measured stands beside what was asked. Landed: the job's
+    own phase times of that rank grew by at least half of what was asked.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -53,7 +55,9 @@ class Straggler(Fault):
 
         Real competition takes a while to bite: any three steps in a row will do there.
         """
-        commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
+        commits = [
+            e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
+        ]
         before = [_compute_s(e) for e in commits if e.time_ns < occurrence.time_ns]
         after = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:]
         rows = 1 if self.mode == "duty-cycle" else len(after)

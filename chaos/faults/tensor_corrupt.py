@@ -23,13 +23,15 @@ _TRIES = 64
 class TensorCorrupt(Fault):
     """Overwrites elements in one rank: a bad multiply, a flipped memory bit, an overflow. Real.
 
-    ``surface``: parameter (before forward), input (the first floating-point tensor that enters the model or a part of
-    it), activation (what one module, chosen with the seed, puts out), loss, gradient (after backward, before it is
-    reduced), optimizer_state (before the optimizer uses it), or rng (the seed of the step's random numbers).
-    ``op``: nan, inf, bitflip of bit ``bit`` (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``,
-    zero, or stale (what it holds in this step is there again in the next). ``count``: elements hit, chosen with the
-    seed. Landed: the rank's own digest of the tensor differs from the one taken just before; of a script with
-    points of its own, which fills all of its gradients with NaN: its own word, and a number of theirs if it gave one.
+    ``surface``: parameter (before forward), input (the first floating-point tensor that enters the
+    model or a part of it), activation (what one module, chosen with the seed, puts out), loss,
+    gradient (after backward, before it is reduced), optimizer_state (before the optimizer uses it),
+    or rng (the seed of the step's random numbers). ``op``: nan, inf, bitflip of bit ``bit``
+    (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``, zero, or stale (what it
+    holds in this step is there again in the next). ``count``: elements hit, chosen with the seed.
+    Landed: the rank's own digest of the tensor differs from the one taken just before; of a script
+    with points of its own, which fills all of its gradients with NaN: its own word, and a number of
+    theirs if it gave one.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -38,9 +40,9 @@ class TensorCorrupt(Fault):
     changes_state: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data", "forward", "backward", "collective", "optimizer")
 
-    surface: Literal["parameter", "gradient", "activation", "input", "loss", "optimizer_state", "rng"] = (
-        "gradient"
-    )
+    surface: Literal[
+        "parameter", "gradient", "activation", "input", "loss", "optimizer_state", "rng"
+    ] = "gradient"
     op: Literal["nan", "inf", "bitflip", "scale", "stale", "zero"] = "nan"
     bit: int = Field(default=30, ge=0, le=31)
     factor: float = Field(default=10.0, allow_inf_nan=False)
@@ -77,7 +79,9 @@ class TensorCorrupt(Fault):
         return self.surface
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Change the values, or see to it that they are changed on their way; returns what is known of it."""
+        """Change the values, or see to it that they are changed on their way; returns what is known
+        of it.
+        """
         done = {"surface": self.surface, "op": self.op}
         if self.surface in _STORED:
             return done | self._overwrite(target)
@@ -102,14 +106,18 @@ class TensorCorrupt(Fault):
         old = [float(flat[place]) for place in places]
         what = {"tensor": name, "elements": places[:10], "old": [str(v) for v in old[:10]]}
         if self.op == "stale":
-            target.next_step(lambda: self._put(target.tensors(self.surface)[name].view(-1), places, old))
+            target.next_step(
+                lambda: self._put(target.tensors(self.surface)[name].view(-1), places, old)
+            )
             return what
         new = [self._value(value) for value in old]
         self._put(flat, places, new)
         return what | {"new": [str(v) for v in new[:10]]}
 
     def _places(self, flat: Any, rng: random.Random) -> list[int]:
-        """Elements to hit. Where an operation would leave a zero as it is, others are looked for."""
+        """Elements to hit. Where an operation would leave a zero as it is, others are
+        looked for.
+        """
         idle = self.op in ("scale", "zero")
         places: set[int] = set()
         for _ in range(self.count):
@@ -194,7 +202,9 @@ class TensorCorrupt(Fault):
         return (SaidByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Digests before and after, taken by the rank's own code; or what a script says of itself."""
+        """Digests before and after, taken by the rank's own code; or what a script says of
+        itself.
+        """
         if said := said_by_script(occurrence, events, self.by_script):
             spoilt = said.get("after", "nan") in ("nan", "inf", "-inf")
             return Landed(witness="script: its own word", evidence=said) if spoilt else None

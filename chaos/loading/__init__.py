@@ -1,1 +1,3 @@
-"""From a scenario file to concrete, checked cells: ``extends``, ``--set``, matrix, names, checks, errors by place."""
+"""From a scenario file to concrete, checked cells: ``extends``, ``--set``, matrix, names, checks,
+errors by place.
+"""

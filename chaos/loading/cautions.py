@@ -22,7 +22,9 @@ SLOW_STEP_S = 60.0
 def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     """What is allowed, and yet will surprise."""
     if not scenario.faults:
-        yield Problem(loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True)
+        yield Problem(
+            loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True
+        )
     yield from _empty_nodes(scenario, catalogue)
     yield from _never_steady(scenario)
     steps = scenario.workload.steps
@@ -36,16 +38,23 @@ def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
             and not fault.at.all_steps()
             and not fault.at.event
         ):
-            message = "times of mtbf, weibull and trace are not replayed: each would fire again after every rollback"
+            message = (
+                "times of mtbf, weibull and trace are not replayed: each would fire again after"
+                " every rollback"
+            )
             yield Problem(loc=("faults", index, "retrigger"), message=message)
         target, every = fault.target.checkpoint, scenario.workload.checkpoint.steps
         if isinstance(target, CheckpointTarget) and every and target.step % every:
-            message = f"no checkpoint is made at step {target.step}: one is made every {every} steps"
+            message = (
+                f"no checkpoint is made at step {target.step}: one is made every {every} steps"
+            )
             yield Problem(loc=("faults", index, "target", "checkpoint", "step"), message=message)
 
 
 def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Iterator[Problem]:
-    """A fault past the end, or so late that too few steps are left to show that the job is healthy again."""
+    """A fault past the end, or so late that too few steps are left to show that the job is healthy
+    again.
+    """
     points = fault.at.all_steps()
     if not points:
         return
@@ -54,8 +63,8 @@ def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Ite
     past = [step for step in points if step > steps]
     if past:
         message = (
-            f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it would be "
-            f"inconclusive; lower at.step or raise workload.steps"
+            f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it"
+            " would be inconclusive; lower at.step or raise workload.steps"
         )
         yield Problem(loc=at, message=message)
         return
@@ -63,20 +72,25 @@ def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Ite
     judged = invariants == "default" or (isinstance(invariants, list) and "liveness" in invariants)
     if judged and steps - last < HEALTHY_STEPS:
         message = (
-            f"fault {fault.id!r} leaves {max(0, steps - last)} steps before the end at step {steps}, and liveness "
-            f"needs {HEALTHY_STEPS} healthy ones: raise workload.steps to {last + HEALTHY_STEPS} or more"
+            f"fault {fault.id!r} leaves {max(0, steps - last)} steps before the end at step"
+            f" {steps}, and liveness needs {HEALTHY_STEPS} healthy ones: raise workload.steps to"
+            f" {last + HEALTHY_STEPS} or more"
         )
         yield Problem(loc=at, message=message)
 
 
 def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Problem]:
-    """A fault that its probability rules out, or whose first time comes long after the run has ended."""
+    """A fault that its probability rules out, or whose first time comes long after the run has
+    ended.
+    """
     at, steps = fault.at, scenario.workload.steps
     if at.probability == 0:
         message = f"fault {fault.id!r} never fires: its probability is 0"
         yield Problem(loc=(*loc, "probability"), message=message)
         return
-    name = next((key for key in ("time", "mtbf", "weibull", "trace") if getattr(at, key) is not None), None)
+    name = next(
+        (key for key in ("time", "mtbf", "weibull", "trace") if getattr(at, key) is not None), None
+    )
     if name is None or at.all_steps():
         return
     first = next(iter(arrival_times(at, scenario.seed, fault.id)), None)
@@ -86,7 +100,9 @@ def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Probl
         yield Problem(loc=(*loc, name), message=message)
 
 
-def _no_save(fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Loc) -> Iterator[Problem]:
+def _no_save(
+    fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Loc
+) -> Iterator[Problem]:
     """Trouble with saving that is over before anybody saves."""
     kind, every = catalogue.faults.get(fault.kind), scenario.workload.checkpoint.steps
     saves = kind is not None and (kind.where is Where.STORAGE or kind.on_saves)
@@ -102,8 +118,8 @@ def _no_save(fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Lo
     last = fault.duration.steps
     if all((step + last) // every == (step - 1) // every for step in points):
         message = (
-            f"nobody saves in steps {points[0]} to {points[0] + last - 1}, so {fault.kind} changes nothing: "
-            f"a checkpoint is made every {every} steps"
+            f"nobody saves in steps {points[0]} to {points[0] + last - 1}, so {fault.kind} changes"
+            f" nothing: a checkpoint is made every {every} steps"
         )
         yield Problem(loc=(*loc, "duration"), message=message)
 
@@ -130,9 +146,14 @@ def _never_steady(scenario: Scenario) -> Iterator[Problem]:
     for index, check in enumerate(scenario.steady_state):
         rule = parse_steady(check.check)
         best = most.get(rule.name, math.inf)
-        if rule.holds(best) or rule.op not in (">=", ">", "==") or (rule.op == "==" and rule.limit <= best):
+        if (
+            rule.holds(best)
+            or rule.op not in (">=", ">", "==")
+            or (rule.op == "==" and rule.limit <= best)
+        ):
             continue
         message = (
-            f"there are never more than {best} {rule.name} before the first fault: it would be inconclusive"
+            f"there are never more than {best} {rule.name} before the first fault: it would be"
+            " inconclusive"
         )
         yield Problem(loc=("steady_state", index), message=message)

@@ -11,7 +11,9 @@ from chaos.source.diagnostics import unknown
 
 
 def chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells named by ``--cell``; all without it. Raises ScenarioError for one that there is not."""
+    """The cells named by ``--cell``; all without it. Raises ScenarioError for one that there is
+    not.
+    """
     known = [cell.id for cell in loaded.cells]
     for name in only:
         if name not in known:

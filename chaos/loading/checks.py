@@ -1,7 +1,8 @@
 """What the models alone cannot know: plugins and their parameters, metrics, enough samples.
 
-Every check works on the plain values of one cell and tolerates all that the models complain about elsewhere,
-so that one load shows all errors at once. What is allowed and yet will surprise: ``chaos.loading.cautions``.
+Every check works on the plain values of one cell and tolerates all that the models complain about
+elsewhere, so that one load shows all errors at once. What is allowed and yet will surprise:
+``chaos.loading.cautions``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from chaos.schedule.plan import most_occurrences
 from chaos.source.diagnostics import Loc, Problem, unknown
 
 
-def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy with ``size`` in ``params`` and all durations (plugin parameters ``..._s`` too) in seconds."""
+def normalise(
+    tree: Mapping[str, Any], catalogue: Catalogue
+) -> tuple[dict[str, Any], list[Problem]]:
+    """A copy with ``size`` in ``params`` and all durations (plugin parameters ``..._s`` too) in
+    seconds.
+    """
     out = copy.deepcopy(dict(tree))
     problems: list[Problem] = []
     for index, fault in enumerate(_items(out.get("faults"))):
@@ -40,13 +45,17 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
     for key, kinds in (("workload", catalogue.workloads), ("launcher", catalogue.launchers)):
         section = out.get(key)
         if isinstance(section, dict):
-            problems += _seconds(section.get("params"), _timed(kinds, section.get("kind")), (key, "params"))
+            problems += _seconds(
+                section.get("params"), _timed(kinds, section.get("kind")), (key, "params")
+            )
     recovery = out.get("recovery")
     if isinstance(recovery, dict):
         names = _timed(catalogue.strategies, recovery.get("strategy"))
         problems += _seconds(recovery, names, ("recovery",))
         problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
-    problems += _seconds(out.get("workload"), ("progress_deadline", "start_deadline"), ("workload",))
+    problems += _seconds(
+        out.get("workload"), ("progress_deadline", "start_deadline"), ("workload",)
+    )
     workload = out.get("workload")
     if isinstance(workload, dict):
         problems += _seconds(workload.get("evaluate"), ("takes",), ("workload", "evaluate"))
@@ -58,7 +67,10 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
 
 def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
     """Every catalogue check on one cell."""
-    problems = [*_workload(tree.get("workload"), catalogue), *commandchecks.check_keys(tree.get("workload"))]
+    problems = [
+        *_workload(tree.get("workload"), catalogue),
+        *commandchecks.check_keys(tree.get("workload")),
+    ]
     problems += _launcher(tree.get("launcher"), catalogue)
     strategy = None
     if commandchecks.is_command(tree):
@@ -84,17 +96,25 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
 
 
 def _setting(
-    tree: Mapping[str, Any], catalogue: Catalogue, workload: WorkloadSpec | None, strategy: BaseModel | None
+    tree: Mapping[str, Any],
+    catalogue: Catalogue,
+    workload: WorkloadSpec | None,
+    strategy: BaseModel | None,
 ) -> Setting:
     launcher = valid(LauncherSpec, tree.get("launcher", {}))
     limits = valid(BlastRadius, tree.get("blast_radius", {}))
     kind = catalogue.launchers.get(launcher.kind) if launcher else None
     seed = tree.get("seed", 0)
     return Setting(
-        kinds=catalogue.faults, workload=workload, strategy=strategy, launcher=launcher, given=limits,
-        offers=getattr(kind, "offers", None), costs=getattr(kind, "costs", NO_COSTS),
+        kinds=catalogue.faults,
+        workload=workload,
+        strategy=strategy,
+        launcher=launcher,
+        given=limits,
+        offers=getattr(kind, "offers", None),
+        costs=getattr(kind, "costs", NO_COSTS),
         seed=seed if isinstance(seed, int) else 0,
-    )  # fmt: skip
+    )
 
 
 def _items(value: Any) -> list[Any]:
@@ -137,13 +157,19 @@ def _merge_size(workload: Any) -> list[Problem]:
     workload["params"] = {**params, "size": size}
     if params.get("size", size) == size:
         return []
-    return [Problem(loc=("workload", "size"), message="size is given twice, here and in params", on_key=True)]
+    return [
+        Problem(
+            loc=("workload", "size"), message="size is given twice, here and in params", on_key=True
+        )
+    ]
 
 
 def _plugin(
     name: Any, params: Any, kinds: Mapping[str, type[BaseModel]], what: str, locs: tuple[Loc, Loc]
 ) -> tuple[BaseModel | None, list[Problem]]:
-    """The plugin of a name with its parameters. ``locs``: where the name and the parameters stand."""
+    """The plugin of a name with its parameters. ``locs``: where the name and the
+    parameters stand.
+    """
     if not isinstance(name, str):
         return None, []
     if name not in kinds:
@@ -159,9 +185,11 @@ def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
     _, problems = _plugin(raw.get("kind"), params, catalogue.workloads, "workload", locs)
     moved = ("workload", "params", "size")
     return [
-        Problem(loc=("workload", "size"), message=p.message, on_key=p.on_key)
-        if p.loc == moved and raw.get("size") is not None
-        else p
+        (
+            Problem(loc=("workload", "size"), message=p.message, on_key=p.on_key)
+            if p.loc == moved and raw.get("size") is not None
+            else p
+        )
         for p in problems
     ]
 
@@ -181,7 +209,11 @@ def _strategy(raw: Any, catalogue: Catalogue) -> tuple[BaseModel | None, list[Pr
     base: Loc = ("recovery", "params") if "params" in raw else ("recovery",)
     params = raw.get("params", {key: value for key, value in raw.items() if key != "strategy"})
     return _plugin(
-        raw.get("strategy"), params, catalogue.strategies, "strategy", (("recovery", "strategy"), base)
+        raw.get("strategy"),
+        params,
+        catalogue.strategies,
+        "strategy",
+        (("recovery", "strategy"), base),
     )
 
 
@@ -190,8 +222,11 @@ def _elastic(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Itera
     if elastic and getattr(strategy, "batch", None) == "shrink":
         yield Problem(
             loc=("workload", "determinism"),
-            message="determinism: elastic promises the same result however many ranks there are, and recovery with "
-            "batch: shrink leaves samples of missing ranks out: use batch: constant, or determinism: default",
+            message=(
+                "determinism: elastic promises the same result however many ranks there are, and"
+                " recovery with batch: shrink leaves samples of missing ranks out: use batch:"
+                " constant, or determinism: default"
+            ),
         )
 
 
@@ -201,7 +236,9 @@ def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:
         name = raw.get("id") if isinstance(raw, dict) else None
         if isinstance(name, str):
             if name in seen:
-                yield Problem(loc=("faults", index, "id"), message=f"fault id {name!r} is used twice")
+                yield Problem(
+                    loc=("faults", index, "id"), message=f"fault id {name!r} is used twice"
+                )
             seen.add(name)
 
 
@@ -214,7 +251,9 @@ def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
     incidents = arms * max(1, _incidents(tree, catalogue))
     for metric, clauses in sla.items() if isinstance(sla, dict) else ():
         if metric not in metrics:
-            yield Problem(loc=("sla", metric), message=unknown("metric", metric, metrics), on_key=True)
+            yield Problem(
+                loc=("sla", metric), message=unknown("metric", metric, metrics), on_key=True
+            )
             continue
         values = arms if metric in catalogue.per_arm else incidents
         for index, raw in enumerate(_items(clauses)):
@@ -234,8 +273,8 @@ def _clause(text: str, unit: str, values: int, loc: Loc) -> Iterator[Problem]:
     needed = samples_needed(clause.aggregate)
     if values < needed:
         message = (
-            f"{clause.aggregate} needs at least {needed} values to mean anything with 95 % confidence, "
-            f"and this scenario gives {values}: raise repeat, or use max"
+            f"{clause.aggregate} needs at least {needed} values to mean anything with 95 %"
+            f" confidence, and this scenario gives {values}: raise repeat, or use max"
         )
         yield Problem(loc=loc, message=message, word=clause.aggregate)
 
@@ -259,7 +298,9 @@ def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
         if isinstance(name, str) and name not in checkers:
             yield Problem(loc=(*base, index), message=unknown("checker", name, checkers))
         elif name == "fault-landed" and "leave_out" in base:
-            message = "fault-landed cannot be left out: a run whose fault did not land proves nothing"
+            message = (
+                "fault-landed cannot be left out: a run whose fault did not land proves nothing"
+            )
             yield Problem(loc=(*base, index), message=message)
 
 
@@ -270,7 +311,9 @@ def _stops(raw: Any) -> Iterator[Problem]:
             try:
                 parse_stop(text)
             except ClauseError as error:
-                yield Problem(loc=("stop_conditions", index, "when"), message=str(error), word=error.word)
+                yield Problem(
+                    loc=("stop_conditions", index, "when"), message=str(error), word=error.word
+                )
 
 
 def _steady(raw: Any) -> Iterator[Problem]:

@@ -37,7 +37,8 @@ def own_recovery(tree: dict[str, Any]) -> None:
 
 
 def place_directory(tree: dict[str, Any], directory_of: Callable[[Loc], Path]) -> None:
-    """Have a command's directory start from the file that names it, or else from the one that gives the command.
+    """Have a command's directory start from the file that names it, or else from the one that gives
+    the command.
 
     ``directory_of``: place in the tree -> directory of the file it is from.
     """
@@ -60,7 +61,8 @@ def check_keys(workload: Any) -> Iterator[Problem]:
                 yield Problem(loc=("workload", name), message=message, on_key=True)
         if isinstance(workload.get("checkpoint"), dict) and "directory" in workload["checkpoint"]:
             message = (
-                "a built-in workload's checkpoints lie in the run directory; only a command has a directory"
+                "a built-in workload's checkpoints lie in the run directory; only a command has a"
+                " directory"
             )
             yield Problem(loc=("workload", "checkpoint", "directory"), message=message, on_key=True)
         return
@@ -68,7 +70,8 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         message = "give a kind (a built-in workload) or a command, not both"
         yield Problem(loc=("workload", "kind"), message=message, on_key=True)
     for name in ONLY_BUILT_IN:
-        if name in workload and not (name == "params" and "size" in workload):  # where size was merged into
+        # where size was merged into
+        if name in workload and not (name == "params" and "size" in workload):
             message = f"{name} is for built-in workloads: a command takes its own options"
             yield Problem(loc=("workload", name), message=message, on_key=True)
     for name in (
@@ -79,9 +82,16 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         if name in workload["checkpoint"]:
             message = f"a command decides {name} itself; say only its checkpoint.directory"
             yield Problem(loc=("workload", "checkpoint", name), message=message, on_key=True)
-    where = workload["checkpoint"].get("directory") if isinstance(workload.get("checkpoint"), dict) else None
+    where = (
+        workload["checkpoint"].get("directory")
+        if isinstance(workload.get("checkpoint"), dict)
+        else None
+    )
     if isinstance(where, str) and (not where.startswith(SCRATCH) or ".." in where):
-        message = f"checkpoints that faults may touch lie in {SCRATCH}, the run's own: {SCRATCH}/{where.lstrip('./')}"
+        message = (
+            f"checkpoints that faults may touch lie in {SCRATCH}, the run's own:"
+            f" {SCRATCH}/{where.lstrip('./')}"
+        )
         yield Problem(loc=("workload", "checkpoint", "directory"), message=message)
     for name, why in (("ranks", "how many ranks it starts"), ("steps", "how many steps it trains")):
         if name not in workload:
@@ -94,7 +104,9 @@ def check_keys(workload: Any) -> Iterator[Problem]:
 def check_command(
     tree: Mapping[str, Any], faults: Mapping[str, type[Fault]], recovery: Any
 ) -> Iterator[Problem]:
-    """Everything else that does not go with a command: launcher, recovery, faults that need to be inside a rank."""
+    """Everything else that does not go with a command: launcher, recovery, faults that need to be
+    inside a rank.
+    """
     launcher = tree.get("launcher", "local")
     kind = launcher.get("kind", "local") if isinstance(launcher, dict) else launcher
     if kind != "local":
@@ -117,18 +129,25 @@ def check_command(
 
 
 def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
-    """Files can be changed once it is known where they are; what is in them is the command's secret."""
+    """Files can be changed once it is known where they are; what is in them is the command's
+    secret.
+    """
     if spec.target.checkpoint is None:
         return
     given = tree["workload"].get("checkpoint")
     if not isinstance(given, dict) or "directory" not in given:
-        message = f"{spec.kind} needs to know where the checkpoints are: workload.checkpoint.directory"
+        message = (
+            f"{spec.kind} needs to know where the checkpoints are: workload.checkpoint.directory"
+        )
         yield Problem(loc=(*loc, "kind"), message=message)
     if spec.target.checkpoint != "latest":
         message = "which checkpoint of a command is of which step cannot be told: say latest"
         yield Problem(loc=(*loc, "target", "checkpoint"), message=message)
     if spec.params.get("mode") in ("torn", "lose-unsynced"):
-        message = f"mode {spec.params['mode']} needs an agent in the rank; the other modes change files from outside"
+        message = (
+            f"mode {spec.params['mode']} needs an agent in the rank; the other modes change files"
+            " from outside"
+        )
         yield Problem(loc=(*loc, "params", "mode"), message=message)
 
 
@@ -147,22 +166,28 @@ def _fault(
     spec: FaultSpec, model: type[Fault], loc: Loc, faults: Mapping[str, type[Fault]], points: bool
 ) -> Iterator[Problem]:
     if not works_from_outside(model) and not (points and works_by_script(model)):
-        able = ", ".join(sorted(name for name, other in faults.items() if works_from_outside(other)))
+        able = ", ".join(
+            sorted(name for name, other in faults.items() if works_from_outside(other))
+        )
         message = f"{spec.kind} cannot be done to a command from outside; what can: {able}"
         message += f". It can with {POINTS}" if works_by_script(model) else ""
         yield Problem(loc=(*loc, "kind"), message=message)
         return
     yield from _at_points(spec, model, loc, points)
     if spec.at.event is not None and spec.at.event not in EVENTS:
-        message = f"{spec.at.event} of a command cannot be seen from outside; {' and '.join(EVENTS)} can"
+        message = (
+            f"{spec.at.event} of a command cannot be seen from outside; {' and '.join(EVENTS)} can"
+        )
         yield Problem(loc=(*loc, "at", "event"), message=message)
     if isinstance(spec.duration, StepsDuration):
         yield Problem(
-            loc=(*loc, "duration"), message="a duration in steps needs an agent in the rank: give seconds"
+            loc=(*loc, "duration"),
+            message="a duration in steps needs an agent in the rank: give seconds",
         )
     if spec.target.role == "spare":
         yield Problem(
-            loc=(*loc, "target", "role"), message="which process of a command is a spare cannot be told"
+            loc=(*loc, "target", "role"),
+            message="which process of a command is a spare cannot be told",
         )
     causes = (*CAUSES, "error") if points else CAUSES
     if spec.expect.detected_by not in (None, *causes):
@@ -175,7 +200,8 @@ def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> I
     where = model.where
     if spec.at.phase is not None and not points:
         message = (
-            f"the phases of a command's steps cannot be told from outside: leave phase out, or say {POINTS}"
+            "the phases of a command's steps cannot be told from outside: leave phase out, or say"
+            f" {POINTS}"
         )
         yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
     elif spec.at.phase is not None and where not in (Where.PROCESS, Where.RANK):
@@ -197,7 +223,10 @@ def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
     env = workload.get("env")
     for name, value in env.items() if isinstance(env, dict) else ():
         if isinstance(name, str) and (not name or "=" in name or "\0" in f"{name}{value}"):
-            message = "the name of a variable is not empty and holds no '=', and neither it nor its value a zero byte"
+            message = (
+                "the name of a variable is not empty and holds no '=', and neither it nor its value"
+                " a zero byte"
+            )
             yield Problem(loc=("workload", "env", name), message=message, on_key=True)
     if isinstance(directory := workload.get("directory"), str) and "\0" in directory:
         yield Problem(loc=("workload", "directory"), message="a directory holds no zero byte")
@@ -213,4 +242,6 @@ def _regex(progress: Any) -> Iterator[Problem]:
         yield Problem(loc=loc, message=f"this is no regular expression: {error}")
         return
     if "step" not in pattern.groupindex:
-        yield Problem(loc=loc, message="the expression needs a group named step: 'step (?P<step>[0-9]+)'")
+        yield Problem(
+            loc=loc, message="the expression needs a group named step: 'step (?P<step>[0-9]+)'"
+        )

@@ -1,9 +1,10 @@
-"""The repeat with elastic sums that a strategy has beside its own where it goes on with fewer ranks.
+"""The repeat with elastic sums that a strategy has beside its own where it goes on with fewer
+ranks.
 
-With fewer ranks gradients are summed in another order, so that the result is judged by a band, in which a state that is
-wrong and the same on all ranks can hide. With elastic sums the order is the same whoever is there, and the result has
-to be the control arm's bit for bit. One such repeat shows it; all others keep the sums, and so the times, of the job
-as it is.
+With fewer ranks gradients are summed in another order, so that the result is judged by a band, in
+which a state that is wrong and the same on all ranks can hide. With elastic sums the order is the
+same whoever is there, and the result has to be the control arm's bit for bit. One such repeat shows
+it; all others keep the sums, and so the times, of the job as it is.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ JUDGED_BY = "loss-equality"
 
 
 def beside(cell: Cell, tree: Mapping[str, Any], catalogue: Catalogue) -> Cell | None:
-    """The cell that plays ``cell`` once with elastic sums, without SLAs; None where it would show nothing more, cannot
-    be played, or was decided by the scenario, whose ``tree`` says ``workload.determinism``.
+    """The cell that plays ``cell`` once with elastic sums, without SLAs; None where it would show
+    nothing more, cannot be played, or was decided by the scenario, whose ``tree`` says
+    ``workload.determinism``.
     """
     scenario = cell.scenario
     if AXIS in tree["workload"] or not _may_differ(scenario, catalogue) or not _compared(scenario):
@@ -39,9 +41,16 @@ def beside(cell: Cell, tree: Mapping[str, Any], catalogue: Catalogue) -> Cell | 
 def _may_differ(scenario: Scenario, catalogue: Catalogue) -> bool:
     """Whether the strategy promises no exact result, and elastic sums would give one."""
     work = scenario.workload
-    if work.command is not None or work.shards > 1 or scenario.recovery.params.get("batch") == "shrink":
+    if (
+        work.command is not None
+        or work.shards > 1
+        or scenario.recovery.params.get("batch") == "shrink"
+    ):
         return False
-    strategy, kind = catalogue.strategies[scenario.recovery.strategy], catalogue.workloads[work.kind]
+    strategy, kind = (
+        catalogue.strategies[scenario.recovery.strategy],
+        catalogue.workloads[work.kind],
+    )
     return not getattr(strategy, "exact", True) and bool(getattr(kind, "cuts_batches", False))
 
 

@@ -1,4 +1,6 @@
-"""pydantic's errors in the words of the scenario file, each at the key or value a person has to change."""
+"""pydantic's errors in the words of the scenario file, each at the key or value a person has to
+change.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from chaos.source.diagnostics import Loc, Problem, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
-# Fields that take one of several forms: what to write, in one sentence instead of one complaint per form.
+# Fields that take one of several forms: what to write, in one sentence instead of one complaint per
+# form.
 _FORMS: Mapping[str, str] = MappingProxyType(
     {
         "duration": "seconds (2.5 or '2.5s') or {steps: n}",
@@ -31,29 +34,52 @@ _FORMS: Mapping[str, str] = MappingProxyType(
 # The models of such a field -> the key that tells that this one was meant.
 _TELLING: Mapping[str, str] = MappingProxyType(
     {
-        "StepsDuration": "steps", "CountTarget": "count", "PercentTarget": "percent", "MaxRetrigger": "max",
-        "CheckpointTarget": "step", "TraceSpec": "file", "Hybrid": "hsdp",
+        "StepsDuration": "steps",
+        "CountTarget": "count",
+        "PercentTarget": "percent",
+        "MaxRetrigger": "max",
+        "CheckpointTarget": "step",
+        "TraceSpec": "file",
+        "Hybrid": "hsdp",
     }
-)  # fmt: skip
+)
 _UNIT_WORDS: Mapping[str, str] = MappingProxyType(
     {
-        "s": "s", "sec": "s", "second": "s", "seconds": "s", "ms": "ms", "milliseconds": "ms", "m": "m",
-        "min": "m", "minute": "m", "minutes": "m", "h": "h", "hour": "h", "hours": "h",
+        "s": "s",
+        "sec": "s",
+        "second": "s",
+        "seconds": "s",
+        "ms": "ms",
+        "milliseconds": "ms",
+        "m": "m",
+        "min": "m",
+        "minute": "m",
+        "minutes": "m",
+        "h": "h",
+        "hour": "h",
+        "hours": "h",
     }
-)  # fmt: skip
+)
 _NEEDS: Mapping[str, str] = MappingProxyType(
     {
-        "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false",
-        "list": "a list", "tuple": "a list",
-        "model": "a mapping (key: value)", "dict": "a mapping (key: value)",
+        "int": "a whole number",
+        "float": "a number",
+        "string": "text",
+        "bool": "true or false",
+        "list": "a list",
+        "tuple": "a list",
+        "model": "a mapping (key: value)",
+        "dict": "a mapping (key: value)",
     }
-)  # fmt: skip
+)
 _BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "greater_than_equal": ("at least", "ge"), "greater_than": ("more than", "gt"),
-        "less_than_equal": ("at most", "le"), "less_than": ("less than", "lt"),
+        "greater_than_equal": ("at least", "ge"),
+        "greater_than": ("more than", "gt"),
+        "less_than_equal": ("at most", "le"),
+        "less_than": ("less than", "lt"),
     }
-)  # fmt: skip
+)
 _MOST_EXPLAINED = 200  # more than are ever shown
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -78,7 +104,9 @@ def valid(model: type[M], tree: Any) -> M | None:
         return None
 
 
-def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc = ()) -> list[Problem]:
+def explain(
+    errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc = ()
+) -> list[Problem]:
     """Each error as a Problem; the several errors of one union are merged into one."""
     problems: dict[tuple[Loc, str], Problem] = {}
     for error in errors[:_MOST_EXPLAINED]:
@@ -89,17 +117,23 @@ def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc 
         loc = settle(tree, errors[0]["loc"])
         return [
             Problem(
-                loc=(*base, *loc), message=_message(errors[0], str(loc[-1:] or "the file"), at(tree, loc))
+                loc=(*base, *loc),
+                message=_message(errors[0], str(loc[-1:] or "the file"), at(tree, loc)),
             )
         ]
     if len(errors) > _MOST_EXPLAINED:
-        rest = f"{len(errors) - _MOST_EXPLAINED} more errors are not looked at before others are mended"
+        rest = (
+            f"{len(errors) - _MOST_EXPLAINED} more errors are not looked at before others are"
+            " mended"
+        )
         problems[base, rest] = Problem(loc=base, message=rest)
     return list(problems.values())
 
 
 def settle(tree: Any, loc: Sequence[str | int]) -> Loc:
-    """The part of pydantic's ``loc`` that exists in the tree: tags of unions, names of defaults fall out."""
+    """The part of pydantic's ``loc`` that exists in the tree: tags of unions, names of defaults
+    fall out.
+    """
     here, out = tree, []
     for part in loc:
         inside = part in here if isinstance(here, dict) else False
@@ -118,7 +152,9 @@ def at(tree: Any, loc: Sequence[str | int]) -> Any:
     return tree
 
 
-def _explain_one(error: Mapping[str, Any], model: type[BaseModel], tree: Any, base: Loc) -> Problem | None:
+def _explain_one(
+    error: Mapping[str, Any], model: type[BaseModel], tree: Any, base: Loc
+) -> Problem | None:
     kind, raw = error["type"], error["loc"]
     form = _form(raw, tree)
     if form is not None:
@@ -154,7 +190,11 @@ def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:
     if "did you mean" in message or len(raw) < 2 or not isinstance(raw[-2], str):
         return message
     above = key in _keys_at(model, raw[:-2])
-    return f"unknown key {key!r} in {raw[-2]}: it belongs beside {raw[-2]}, not in it" if above else message
+    return (
+        f"unknown key {key!r} in {raw[-2]}: it belongs beside {raw[-2]}, not in it"
+        if above
+        else message
+    )
 
 
 def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
@@ -182,7 +222,8 @@ def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
         )
     if kind == "string_pattern_mismatch":
         return (
-            f"{name} {value!r} may hold lower-case letters, digits, '.', '_' and '-', a letter or digit first"
+            f"{name} {value!r} may hold lower-case letters, digits, '.', '_' and '-', a letter or"
+            " digit first"
         )
     if kind == "too_short":
         return f"{name} needs at least {context.get('min_length', 1)} item"
@@ -194,7 +235,9 @@ def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
 
 
 def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
-    """For an error about one form of a field with several: the field's place, and if that form was meant."""
+    """For an error about one form of a field with several: the field's place, and if that form was
+    meant.
+    """
     for index, part in enumerate(raw[:-1]):
         tag = raw[index + 1]
         if part not in _FORMS or not isinstance(tag, str):
@@ -234,7 +277,11 @@ def _instead(name: str, value: Any) -> str:
         return f"; write {{percent: {value.strip().removesuffix('%')}}}"
     if name == "duration" and isinstance(value, dict) and len(value) == 1:
         ((key, amount),) = value.items()
-        if str(key) in _UNIT_WORDS and isinstance(amount, int | float) and not isinstance(amount, bool):
+        if (
+            str(key) in _UNIT_WORDS
+            and isinstance(amount, int | float)
+            and not isinstance(amount, bool)
+        ):
             return f"; write {amount:g}{_UNIT_WORDS[str(key)]}"
     return ""
 
@@ -260,7 +307,9 @@ def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
     """Keys that are valid at a place, by the models' fields."""
     models = [model]
     for part in loc:
-        fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
+        fields = [
+            m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields
+        ]
         # an index, a key of a free mapping or the tag of a union stays with the models there are
         models = [found for one in fields for found in _models(one.annotation)] or models
     return {field.alias or name for m in models for name, field in m.model_fields.items()}
@@ -270,4 +319,6 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     args = get_args(annotation)
     if args:
         return [found for arg in args for found in _models(arg)]
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    return (
+        [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    )

@@ -1,7 +1,7 @@
 """``extends: other.yaml``: a scenario that says only what it changes in another one.
 
-Mappings are merged, key by key and all the way down; lists and plain values are replaced; ``null`` takes an
-inherited value away. Every value keeps its place in the file that it is from.
+Mappings are merged, key by key and all the way down; lists and plain values are replaced; ``null``
+takes an inherited value away. Every value keeps its place in the file that it is from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def _extended(document: Document, path: Path, chain: tuple[Path, ...]) -> Docume
     base_path = path.parent / name
     try:
         resolved, is_file = base_path.resolve(), base_path.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, links in a circle
+    # a name that is too long, links in a circle
+    except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or "links in a circle"
         raise _error(document, f"extends names a file that cannot be: {why}") from error
     if resolved in chain:

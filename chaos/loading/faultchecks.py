@@ -1,4 +1,6 @@
-"""Whether one fault of a scenario can be what it says: kind, parameters, trigger, target, duration, limits."""
+"""Whether one fault of a scenario can be what it says: kind, parameters, trigger, target, duration,
+limits.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ from chaos.source.diagnostics import Loc, Problem, unknown
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
 _ACTS_ON: Mapping[Where, str] = {
-    Where.CHECKPOINT: "checkpoints", Where.STORAGE: "the storage of the checkpoints", Where.STORE: "the job's store",
+    Where.CHECKPOINT: "checkpoints",
+    Where.STORAGE: "the storage of the checkpoints",
+    Where.STORE: "the job's store",
     Where.COORDINATOR: "the coordinator",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What surrounds the faults of a cell. None: it has errors of its own, and is not checked against."""
+    """What surrounds the faults of a cell. None: it has errors of its own, and is not checked
+    against.
+    """
 
     kinds: Mapping[str, type[Fault]]
     workload: WorkloadSpec | None
@@ -59,9 +65,11 @@ class Setting:
             return None
         place = self.launcher
         return Topology(
-            ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack,
+            ranks=self.workload.ranks,
+            nodes=place.nodes,
+            nodes_per_rack=place.nodes_per_rack,
             shards=self.workload.shards,
-        )  # fmt: skip
+        )
 
     @property
     def scope(self) -> Scope | None:
@@ -103,7 +111,9 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         if next_save and spec.target.rank is not None:
             problems += _writer(spec, loc, setting)
         if setting.topology is not None:
-            yield from check_excluded(spec.target.exclude, setting.topology, (*loc, "target", "exclude"))
+            yield from check_excluded(
+                spec.target.exclude, setting.topology, (*loc, "target", "exclude")
+            )
         yield from problems or _target(spec, traits_of(kind), loc, setting)
 
 
@@ -111,7 +121,9 @@ def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) ->
     """What the launcher must offer, and what the blast radius must allow."""
     if setting.offers is not None and setting.launcher is not None:
         for need in sorted(needs - setting.offers):
-            message = f"{name} needs {need.value}, which launcher {setting.launcher.kind} does not offer"
+            message = (
+                f"{name} needs {need.value}, which launcher {setting.launcher.kind} does not offer"
+            )
             yield Problem(loc=(*loc, "kind"), message=message)
     if setting.limits is not None and not blast.may_need(setting.limits, needs, setting.costs):
         message = (
@@ -124,7 +136,8 @@ def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) ->
 def _duration(spec: FaultSpec, kind: type[Fault], loc: Loc) -> Iterator[Problem]:
     if kind.lasting and spec.duration is None:
         yield Problem(
-            loc=(*loc, "kind"), message=f"{spec.kind} lasts, so it needs a duration: 2s or {{steps: 20}}"
+            loc=(*loc, "kind"),
+            message=f"{spec.kind} lasts, so it needs a duration: 2s or {{steps: 20}}",
         )
     if not (kind.lasting or kind.may_last) and spec.duration is not None:
         message = f"{spec.kind} is over once done, so it takes no duration"
@@ -133,7 +146,9 @@ def _duration(spec: FaultSpec, kind: type[Fault], loc: Loc) -> Iterator[Problem]
         yield Problem(loc=(*loc, "duration"), message="a duration must be longer than 0")
 
 
-def _phase(spec: FaultSpec, kind: type[Fault], loc: Loc, workload: WorkloadSpec | None) -> Iterator[Problem]:
+def _phase(
+    spec: FaultSpec, kind: type[Fault], loc: Loc, workload: WorkloadSpec | None
+) -> Iterator[Problem]:
     phase = spec.at.phase
     if phase not in (None, "any") and kind.phases and phase not in kind.phases:
         message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(kind.phases)}"
@@ -141,12 +156,16 @@ def _phase(spec: FaultSpec, kind: type[Fault], loc: Loc, workload: WorkloadSpec 
     every = workload.checkpoint.steps if workload and workload.command is None else 1
     if phase == "checkpoint" and spec.at.all_steps() and every is None and workload is not None:
         message = (
-            f"checkpoints are made every {workload.checkpoint.every} here, at steps that nobody knows beforehand: "
-            "for phase checkpoint use a number of steps as workload.checkpoint.every"
+            f"checkpoints are made every {workload.checkpoint.every} here, at steps that nobody"
+            " knows beforehand: for phase checkpoint use a number of steps as"
+            " workload.checkpoint.every"
         )
         yield Problem(loc=(*loc, "at", "phase"), message=message)
     elif phase == "checkpoint" and every and any(step % every for step in spec.at.all_steps()):
-        message = f"a checkpoint is saved each {every} steps, so phase checkpoint needs a multiple of {every}"
+        message = (
+            f"a checkpoint is saved each {every} steps, so phase checkpoint needs a multiple of"
+            f" {every}"
+        )
         yield Problem(loc=(*loc, "at", "phase"), message=message)
 
 
@@ -159,15 +178,21 @@ def _verify(spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
 def _target_keys(
     spec: FaultSpec, kind: type[Fault], loc: Loc, setting: Setting, *, next_save: bool
 ) -> Iterator[Problem]:
-    """Keys of the target that the kind, or another key, rules out. ``next_save``: it acts on whoever saves next."""
+    """Keys of the target that the kind, or another key, rules out. ``next_save``: it acts on
+    whoever saves next.
+    """
     target, at = spec.target, (*loc, "target")
     given = target.model_fields_set
     where = kind.where
     if where in PLACELESS:
         if where == Where.CHECKPOINT and target.checkpoint is None:
-            yield Problem(loc=at, message=f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}")
+            yield Problem(
+                loc=at, message=f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}"
+            )
         for name in _CHOOSING:
-            named = (name == "role" and target.role == where.value) or (name == "rank" and next_save)
+            named = (name == "role" and target.role == where.value) or (
+                name == "rank" and next_save
+            )
             if name in given and not named:
                 message = f"{spec.kind} acts on {_ACTS_ON[where]}, so its target has no {name}"
                 yield Problem(loc=(*at, name), message=message, on_key=True)
@@ -183,7 +208,9 @@ def _target_keys(
         yield Problem(loc=(*at, "link"), message=f"{spec.kind} does not act on links", on_key=True)
     yield from _names_one(target, at, setting.topology.shards if setting.topology else 1)
     if where in (Where.RANK, Where.LINK) and target.role == "spare":
-        doing = "acts inside a training rank" if where == Where.RANK else "acts on links between ranks"
+        doing = (
+            "acts inside a training rank" if where == Where.RANK else "acts on links between ranks"
+        )
         message = f"{spec.kind} {doing}, and a spare does not train"
         yield Problem(loc=(*at, "role"), message=message)
     if target.role == "spare" and setting.strategy is not None and not setting.spares:
@@ -228,39 +255,67 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
     if limits is None or scope is None:
         return
     (planned,) = plan(
-        [spec], seed=setting.seed, ranks=scope.topology.ranks, spares=scope.spares, traits=lambda _: traits,
-        topology=scope.topology, protected=scope.protected, sheltered=scope.sheltered,
-    )  # fmt: skip
+        [spec],
+        seed=setting.seed,
+        ranks=scope.topology.ranks,
+        spares=scope.spares,
+        traits=lambda _: traits,
+        topology=scope.topology,
+        protected=scope.protected,
+        sheltered=scope.sheltered,
+    )
     hit = blast.ranks_hit(planned, traits.where, scope.topology)
     healthy = blast.Damage(active=0, healthy=scope.topology.replicas)
     disables = not setting.kinds[spec.kind].harmless and traits.where != Where.LINK
     if reason := blast.refusal(
-        limits, healthy, ranks=hit, disables=disables, shards=scope.topology.shards,
-        nodes=blast.nodes_hit(planned, traits.where, scope.topology), whole=planned.nodes,
-    ):  # fmt: skip
-        yield Problem(loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}")
+        limits,
+        healthy,
+        ranks=hit,
+        disables=disables,
+        shards=scope.topology.shards,
+        nodes=blast.nodes_hit(planned, traits.where, scope.topology),
+        whole=planned.nodes,
+    ):
+        yield Problem(
+            loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}"
+        )
 
 
-def _saver(spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, setting: Setting) -> Iterator[Problem]:
-    """A fault of the saves is for whoever saves; where chance may decide on another, it mostly does."""
+def _saver(
+    spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, setting: Setting
+) -> Iterator[Problem]:
+    """A fault of the saves is for whoever saves; where chance may decide on another, it mostly
+    does.
+    """
     savers = set(range(setting.workload.savers if setting.workload else 1))
     everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})
-    hit, all_of_them = (set(resolve(each, traits, scope, setting.seed).ranks) for each in (spec, everybody))
+    hit, all_of_them = (
+        set(resolve(each, traits, scope, setting.seed).ranks) for each in (spec, everybody)
+    )
     if all_of_them <= savers or (hit == all_of_them and hit & savers):
         return
-    named = next((key for key in ("rank", "replica") if getattr(spec.target, key) is not None), None)
+    named = next(
+        (key for key in ("rank", "replica") if getattr(spec.target, key) is not None), None
+    )
     yield Problem(
-        loc=(*at, *([named] if named else [])), message=f"{spec.kind} acts on saves, and {_who(savers)}"
+        loc=(*at, *([named] if named else [])),
+        message=f"{spec.kind} acts on saves, and {_who(savers)}",
     )
 
 
 def _writer(spec: FaultSpec, loc: Loc, setting: Setting) -> Iterator[Problem]:
-    """The rank whose next save is broken writes a part, and if it is not the first, names no checkpoint."""
+    """The rank whose next save is broken writes a part, and if it is not the first, names no
+    checkpoint.
+    """
     rank, savers = spec.target.rank, set(range(setting.workload.savers if setting.workload else 1))
     if rank not in savers:
-        yield Problem(loc=(*loc, "target", "rank"), message=f"{spec.kind} acts on saves, and {_who(savers)}")
+        yield Problem(
+            loc=(*loc, "target", "rank"), message=f"{spec.kind} acts on saves, and {_who(savers)}"
+        )
     elif rank and spec.params.get("stage") == "renamed":
-        message = f"rank {rank} writes a part, which rank 0 gives its name: use stage rename, or rank: 0"
+        message = (
+            f"rank {rank} writes a part, which rank 0 gives its name: use stage rename, or rank: 0"
+        )
         yield Problem(loc=(*loc, "params", "stage"), message=message)
 
 
@@ -275,7 +330,9 @@ def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
     for name in ("rank", "replica"):
         if error.part == (name,):
             place = scope.topology
-            return missing(name, getattr(target, name), place.ranks if name == "rank" else place.replicas)
+            return missing(
+                name, getattr(target, name), place.ranks if name == "rank" else place.replicas
+            )
     return str(error)
 
 
@@ -289,9 +346,15 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
     traits = {name: traits_of(kind) for name, kind in setting.kinds.items()}
     try:
         planned = plan(
-            usable, seed=setting.seed, ranks=scope.topology.ranks, spares=scope.spares, topology=scope.topology,
-            traits=lambda kind: traits[kind], protected=scope.protected, sheltered=scope.sheltered,
-        )  # fmt: skip
+            usable,
+            seed=setting.seed,
+            ranks=scope.topology.ranks,
+            spares=scope.spares,
+            topology=scope.topology,
+            traits=lambda kind: traits[kind],
+            protected=scope.protected,
+            sheltered=scope.sheltered,
+        )
     except ScenarioError:
         return  # a target that resolves to nobody is said where it stands
     places = {fault.id: index for index, fault in enumerate(usable)}

@@ -1,8 +1,9 @@
 """``${matrix.x}``, ``${vars.x}`` and ``${env:NAME:-default}``, and nothing more.
 
-A string that is one reference and nothing else takes the referred value with its type (a mapping stays a
-mapping); an environment variable alone is read as a YAML scalar, so ``${env:RANKS:-4}`` is a number. Errors
-in a value that came from the matrix or from vars are shown where that value stands: ``origins`` remembers it.
+A string that is one reference and nothing else takes the referred value with its type (a mapping
+stays a mapping); an environment variable alone is read as a YAML scalar, so ``${env:RANKS:-4}`` is
+a number. Errors in a value that came from the matrix or from vars are shown where that value
+stands: ``origins`` remembers it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _ENV = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?",
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What may be referred to: name -> (value, where it stands). ``env`` holds the environment variables."""
+    """What may be referred to: name -> (value, where it stands). ``env`` holds the environment
+    variables.
+    """
 
     matrix: Mapping[str, tuple[Any, Loc]]
     vars: Mapping[str, tuple[Any, Loc]]
@@ -32,7 +35,9 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A tree without references. ``origins``: place -> place its value is from; ``used``: references met."""
+    """A tree without references. ``origins``: place -> place its value is from; ``used``:
+    references met.
+    """
 
     tree: Any
     origins: Mapping[Loc, Loc]
@@ -83,7 +88,9 @@ class _Pass:
             message = f"${{{reference}}} is a {kind}, and cannot be part of a text"
             self.problems.append(Problem(loc=loc, message=message, word=f"${{{reference}}}"))
             return ""
-        text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        text = (
+            str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        )
         before, self.grown = self.grown, self.grown + len(text)
         if self.grown <= MAX_GROWN:
             return text
@@ -100,12 +107,17 @@ class _Pass:
             return self.environment(match["name"], match["default"], loc, word, typed), None
         scope, _, name = reference.partition(".")
         if scope not in ("matrix", "vars") or not name:
-            message = f"cannot read {word}: write ${{matrix.name}}, ${{vars.name}} or ${{env:NAME:-default}}"
+            message = (
+                f"cannot read {word}: write ${{matrix.name}}, ${{vars.name}} or"
+                " ${env:NAME:-default}"
+            )
             self.problems.append(Problem(loc=loc, message=message, word=word))
             return None, None
         known = self.names.matrix if scope == "matrix" else self.names.vars
         if name not in known:
-            self.problems.append(Problem(loc=loc, message=unknown(f"{scope} name", name, known), word=name))
+            self.problems.append(
+                Problem(loc=loc, message=unknown(f"{scope} name", name, known), word=name)
+            )
             return None, None
         return known[name]
 
@@ -114,7 +126,8 @@ class _Pass:
         value = self.names.env.get(name) or default
         if value is None:
             message = (
-                f"environment variable {name} is not set; set it, or give a default: ${{env:{name}:-value}}"
+                f"environment variable {name} is not set; set it, or give a default:"
+                f" ${{env:{name}:-value}}"
             )
             self.problems.append(Problem(loc=loc, message=message, word=word))
             return None
@@ -126,8 +139,11 @@ def interpolate(tree: Any, names: Names, base: Loc = ()) -> Resolved:
     work = _Pass(names)
     resolved = work.walk(tree, base)
     return Resolved(
-        tree=resolved, origins=work.origins, problems=tuple(work.problems), used=frozenset(work.used)
-    )  # fmt: skip
+        tree=resolved,
+        origins=work.origins,
+        problems=tuple(work.problems),
+        used=frozenset(work.used),
+    )
 
 
 def _scalar(text: str) -> Any:

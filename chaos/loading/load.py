@@ -34,11 +34,11 @@ _SAME_IN_ALL_CELLS = ("name", "seed", "order")
 class LoadedScenario:
     """A scenario file, read and checked.
 
-    ``cells`` in the order of the matrix, then those that are played once with elastic sums beside them; ``warnings``
-    are ready to print.
+    ``cells`` in the order of the matrix, then those that are played once with elastic sums beside
+    them; ``warnings`` are ready to print.
 
-    ``sla_lines``: metric -> line of each of its clauses in the file, in order; ``lines``: of the workload's keys
-    (``workload.command``), for what is found out later.
+    ``sla_lines``: metric -> line of each of its clauses in the file, in order; ``lines``: of the
+    workload's keys (``workload.command``), for what is found out later.
     """
 
     path: Path
@@ -55,7 +55,9 @@ class LoadedScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
-    """One cell on its way: its problems are relative to ``resolved``; ``placed``: those in other files."""
+    """One cell on its way: its problems are relative to ``resolved``; ``placed``: those in other
+    files.
+    """
 
     combination: Combination
     resolved: Resolved
@@ -74,7 +76,8 @@ def load(
 ) -> LoadedScenario:
     """Read, resolve and check a scenario file.
 
-    ``overrides``: ``a.b=value`` strings, or what options of their own set; ``env``: for ``${env:...}``.
+    ``overrides``: ``a.b=value`` strings, or what options of their own set; ``env``: for
+    ``${env:...}``.
 
     Raises ScenarioError with every error there is.
     """
@@ -129,7 +132,11 @@ def _first_values(matrix: Any) -> dict[str, tuple[Any, Loc]]:
 
 
 def _draft(
-    document: Document, path: Path, combination: Combination, catalogue: Catalogue, env: Mapping[str, str]
+    document: Document,
+    path: Path,
+    combination: Combination,
+    catalogue: Catalogue,
+    env: Mapping[str, str],
 ) -> _Draft:
     tree = document.tree
     raw_vars = tree.get("vars")
@@ -178,20 +185,29 @@ def _draft(
         used=given.used | resolved.used,
     )
     return _Draft(
-        combination=combination, resolved=merged, tree=concrete, scenario=scenario, problems=tuple(problems),
+        combination=combination,
+        resolved=merged,
+        tree=concrete,
+        scenario=scenario,
+        problems=tuple(problems),
         placed=tuple(placed),
-    )  # fmt: skip
+    )
 
 
 def _follows(problem: Problem, broken: Collection[Loc]) -> bool:
-    """Whether a problem is but the consequence of a value at its place, or in it, that could not be read."""
+    """Whether a problem is but the consequence of a value at its place, or in it, that could not be
+    read.
+    """
     loc = problem.loc
     inside = not problem.on_key and loc and any(other[: len(loc)] == loc for other in broken)
     return loc in broken or bool(inside)
 
 
 def _place_all(document: Document, resolved: Resolved, problems: Sequence[Problem]) -> list[Placed]:
-    return [Placed(span=_place(document, resolved, problem), message=problem.message) for problem in problems]
+    return [
+        Placed(span=_place(document, resolved, problem), message=problem.message)
+        for problem in problems
+    ]
 
 
 def _place(document: Document, resolved: Resolved, problem: Problem) -> Span:
@@ -218,12 +234,16 @@ def _cell(draft: _Draft) -> Cell:
     return Cell(id=draft.combination.id, params=params, scenario=draft.scenario)
 
 
-def _warnings(document: Document, drafts: Sequence[_Draft], catalogue: Catalogue) -> tuple[str, ...]:
+def _warnings(
+    document: Document, drafts: Sequence[_Draft], catalogue: Catalogue
+) -> tuple[str, ...]:
     placed = [
         placed
         for draft in drafts
         if draft.scenario is not None
-        for placed in _place_all(document, draft.resolved, list(warnings(draft.scenario, catalogue)))
+        for placed in _place_all(
+            document, draft.resolved, list(warnings(draft.scenario, catalogue))
+        )
     ]
     used = {reference for draft in drafts for reference in draft.resolved.used}
     axes = {name for draft in drafts for name in draft.combination.values}
@@ -231,7 +251,10 @@ def _warnings(document: Document, drafts: Sequence[_Draft], catalogue: Catalogue
         if f"matrix.{name}" not in used:
             span = document.locate(("matrix", name), on_key=True)
             placed.append(
-                Placed(span=span, message=f"nothing uses ${{matrix.{name}}}: its cells differ in name only")
+                Placed(
+                    span=span,
+                    message=f"nothing uses ${{matrix.{name}}}: its cells differ in name only",
+                )
             )
     return tuple(render(each, label="warning: ") for each in in_order(placed))
 
@@ -242,8 +265,12 @@ def _sla_lines(
     lines: dict[str, list[int]] = {}
     for draft in drafts:
         for metric, clauses in (draft.tree.get("sla") or {}).items():
-            places = [draft.resolved.origin(("sla", metric, index)) for index in range(len(clauses))]
-            lines.setdefault(metric, [_file_line(original, document, path, place) for place in places])
+            places = [
+                draft.resolved.origin(("sla", metric, index)) for index in range(len(clauses))
+            ]
+            lines.setdefault(
+                metric, [_file_line(original, document, path, place) for place in places]
+            )
     return lines
 
 
@@ -259,8 +286,8 @@ def _workload_lines(
 
 
 def _file_line(original: Document, document: Document, path: Path, loc: Loc) -> int:
-    """Line in the file; for a value set on the command line, of what it replaced or of what is around it; for
-    one from a file that this one extends, of where it says so.
+    """Line in the file; for a value set on the command line, of what it replaced or of what is
+    around it; for one from a file that this one extends, of where it says so.
     """
     span = document.locate(loc)
     span = original.locate(loc) if span.source.startswith("--") else span

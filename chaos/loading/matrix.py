@@ -1,4 +1,6 @@
-"""The matrix: axes whose product, adjusted by ``include`` and ``exclude``, gives the cells of a scenario."""
+"""The matrix: axes whose product, adjusted by ``include`` and ``exclude``, gives the cells of a
+scenario.
+"""
 
 from __future__ import annotations
 
@@ -27,39 +29,54 @@ class Combination:
 
 
 def expand(matrix: Any) -> tuple[list[Combination], list[Problem]]:
-    """The cells of a ``matrix`` (None: one cell, ``default``) in the file's order, and what is wrong."""
+    """The cells of a ``matrix`` (None: one cell, ``default``) in the file's order, and what is
+    wrong.
+    """
     if matrix is None or matrix == {}:
         return [Combination(id=DEFAULT_CELL, values={})], []
     if not isinstance(matrix, dict):
-        return [], [Problem(loc=("matrix",), message="matrix needs a mapping: axis name -> list of values")]
+        return [], [
+            Problem(loc=("matrix",), message="matrix needs a mapping: axis name -> list of values")
+        ]
     axes = {name: values for name, values in matrix.items() if name not in ("include", "exclude")}
-    problems = [problem for name, values in axes.items() for problem in _axis_problems(name, values)]
+    problems = [
+        problem for name, values in axes.items() for problem in _axis_problems(name, values)
+    ]
     problems += _adjustment_problems(matrix, axes)
     size = math.prod(len(values) for values in axes.values() if isinstance(values, list))
     if size > MAX_CELLS:
         problems.append(
-            Problem(loc=("matrix",), message=f"{size} combinations, more than {MAX_CELLS}", on_key=True)
+            Problem(
+                loc=("matrix",), message=f"{size} combinations, more than {MAX_CELLS}", on_key=True
+            )
         )
     if problems:
         return [], problems
     picked = [
-        dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*map(_indexed, axes.items()))
+        dict(zip(axes, chosen, strict=True))
+        for chosen in itertools.product(*map(_indexed, axes.items()))
     ]
     if not axes:
         picked = []
     excluded = matrix.get("exclude") or []
-    kept = [values for values in picked if not any(_matches(values, pattern) for pattern in excluded)]
+    kept = [
+        values for values in picked if not any(_matches(values, pattern) for pattern in excluded)
+    ]
     kept += [
         {name: (value, ("matrix", "include", index, name)) for name, value in entry.items()}
         for index, entry in enumerate(matrix.get("include") or [])
     ]
     if not kept:
-        return [], [Problem(loc=("matrix",), message="the matrix has no combination left", on_key=True)]
+        return [], [
+            Problem(loc=("matrix",), message="the matrix has no combination left", on_key=True)
+        ]
     return _named(kept)
 
 
 def value_name(value: Any) -> str:
-    """A short stable name of a matrix value, safe in a path: ``hot-spare+spares=2`` for a mapping."""
+    """A short stable name of a matrix value, safe in a path: ``hot-spare+spares=2`` for a
+    mapping.
+    """
     text = _plain_name(value)
     safe = _UNSAFE.sub("-", text).strip(".")
     if safe == text and safe:
@@ -79,18 +96,23 @@ def _digest(text: str) -> str:
 def _plain_name(value: Any) -> str:
     if isinstance(value, dict):
         lead = next((key for key in ("strategy", "kind") if key in value), None)
-        rest = "+".join(f"{key}={_plain_name(child)}" for key, child in sorted(value.items()) if key != lead)
+        rest = "+".join(
+            f"{key}={_plain_name(child)}" for key, child in sorted(value.items()) if key != lead
+        )
         return "+".join(part for part in (_plain_name(value[lead]) if lead else "", rest) if part)
     if isinstance(value, list):
         return "-".join(_plain_name(child) for child in value)
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+    return (
+        str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+    )
 
 
 def _axis_problems(name: str, values: Any) -> list[Problem]:
     if not isinstance(values, list) or not values:
         return [
             Problem(
-                loc=("matrix", name), message=f"matrix axis {name!r} needs a list with at least one value"
+                loc=("matrix", name),
+                message=f"matrix axis {name!r} needs a list with at least one value",
             )
         ]
     seen: dict[str, int] = {}
@@ -98,7 +120,10 @@ def _axis_problems(name: str, values: Any) -> list[Problem]:
     for index, value in enumerate(values):
         if seen.setdefault(value_name(value), index) != index:
             problems.append(
-                Problem(loc=("matrix", name, index), message=f"{value_name(value)} is on this axis twice")
+                Problem(
+                    loc=("matrix", name, index),
+                    message=f"{value_name(value)} is on this axis twice",
+                )
             )
     return problems
 
@@ -110,19 +135,28 @@ def _adjustment_problems(matrix: Mapping[str, Any], axes: Mapping[str, Any]) -> 
         if entries is None:
             continue
         if not isinstance(entries, list):
-            problems.append(Problem(loc=("matrix", which), message=f"{which} needs a list of mappings"))
+            problems.append(
+                Problem(loc=("matrix", which), message=f"{which} needs a list of mappings")
+            )
             continue
         for index, entry in enumerate(entries):
             loc: Loc = ("matrix", which, index)
             if not isinstance(entry, dict) or not entry:
-                problems.append(Problem(loc=loc, message=f"{which} needs mappings: axis name -> value"))
+                problems.append(
+                    Problem(loc=loc, message=f"{which} needs mappings: axis name -> value")
+                )
             elif which == "exclude":
                 problems += [
-                    Problem(loc=(*loc, name), message=unknown("matrix axis", name, axes), on_key=True)
+                    Problem(
+                        loc=(*loc, name), message=unknown("matrix axis", name, axes), on_key=True
+                    )
                     for name in entry.keys() - axes.keys()
                 ]
             elif missing := axes.keys() - entry.keys():
-                message = f"an included combination names every axis; missing: {', '.join(sorted(missing))}"
+                message = (
+                    "an included combination names every axis; missing:"
+                    f" {', '.join(sorted(missing))}"
+                )
                 problems.append(Problem(loc=loc, message=message))
     return problems
 
@@ -141,7 +175,9 @@ def _named(kept: list[dict[str, tuple[Any, Loc]]]) -> tuple[list[Combination], l
     problems = []
     for values in kept:
         name = _short(
-            ",".join(f"{value_name(axis)}={value_name(value)}" for axis, (value, _) in values.items())
+            ",".join(
+                f"{value_name(axis)}={value_name(value)}" for axis, (value, _) in values.items()
+            )
         )
         if name in cells:
             loc = next(iter(values.values()))[1]

@@ -1,5 +1,5 @@
-"""``--set a.b=value``, ``--repeat n``, ``--launcher name``: change a scenario from the command line, errors
-pointing into the argument.
+"""``--set a.b=value``, ``--repeat n``, ``--launcher name``: change a scenario from the command
+line, errors pointing into the argument.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PLACES = frozenset({"nodes", "nodes_per_rack"})
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """One change. ``path``: ``a.b``; ``value``: YAML; ``option``: the option it came from; ``text``: its argument
-    as typed, in which the value begins at ``offset`` (from 0).
+    """One change. ``path``: ``a.b``; ``value``: YAML; ``option``: the option it came from;
+    ``text``: its argument as typed, in which the value begins at ``offset`` (from 0).
     """
 
     path: str
@@ -39,8 +39,8 @@ def of_option(option: str, path: str, value: object) -> Override:
 def apply(document: Document, overrides: Sequence[str | Override]) -> Document:
     """The document with each ``a.b=value`` set, later ones winning.
 
-    The value is YAML; a list item is named by its index or by its ``id``. A launcher that is named anew keeps its
-    nodes and racks. Raises ScenarioError when an override cannot be applied.
+    The value is YAML; a list item is named by its index or by its ``id``. A launcher that is named
+    anew keeps its nodes and racks. Raises ScenarioError when an override cannot be applied.
     """
     for override in overrides:
         document = _apply_one(document, _read(override) if isinstance(override, str) else override)
@@ -109,7 +109,9 @@ def _index(items: list[Any], name: str) -> int | None:
 
 def _moved(span: Span, override: Override) -> Span:
     if span.line > 1:
-        return Span(source=override.option, line=1, column=1, width=len(override.text), text=override.text)
+        return Span(
+            source=override.option, line=1, column=1, width=len(override.text), text=override.text
+        )
     return dataclasses.replace(span, column=span.column + override.offset, text=override.text)
 
 

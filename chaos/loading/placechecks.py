@@ -15,8 +15,12 @@ from chaos.source.diagnostics import Loc, Problem
 
 def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
     """What the blast radius names."""
-    yield from _missing("rank", limits.protected_ranks, place.ranks, ("blast_radius", "protected_ranks"))
-    yield from _missing("node", limits.protected_nodes, place.nodes, ("blast_radius", "protected_nodes"))
+    yield from _missing(
+        "rank", limits.protected_ranks, place.ranks, ("blast_radius", "protected_ranks")
+    )
+    yield from _missing(
+        "node", limits.protected_nodes, place.nodes, ("blast_radius", "protected_nodes")
+    )
     least = limits.min_healthy_replicas
     if least is not None and least > place.replicas:
         message = f"there are only {place.replicas} replicas, so {least} cannot be healthy"
@@ -30,7 +34,9 @@ def check_excluded(exclude: Exclusion, place: Topology, loc: Loc) -> Iterator[Pr
 
 
 def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
-    """The limits without one that nothing could keep to: that is one error, and not one of every fault."""
+    """The limits without one that nothing could keep to: that is one error, and not one of every
+    fault.
+    """
     least = limits.min_healthy_replicas
     return (
         limits
@@ -42,7 +48,9 @@ def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
 def missing(what: str, number: int, there: int) -> str:
     """That there is no such rank or node, and which there are."""
     only = (
-        f"{what} 0 is the only one" if there == 1 else f"with {there} {what}s they go from 0 to {there - 1}"
+        f"{what} 0 is the only one"
+        if there == 1
+        else f"with {there} {what}s they go from 0 to {there - 1}"
     )
     return f"there is no {what} {number}: {only}"
 

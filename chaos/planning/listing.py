@@ -15,7 +15,9 @@ from chaos.fault.base import Fault, Fidelity, Need
 from chaos.source.source import read_document
 
 NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
-"""How names of other files end that a search for defects keeps beside scenarios: spoilt ones, and changes of logs."""
+"""How names of other files end that a search for defects keeps beside scenarios: spoilt ones, and
+changes of logs.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,9 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Something that can be named. ``columns``: short facts shown between name and summary, by heading."""
+    """Something that can be named. ``columns``: short facts shown between name and summary, by
+    heading.
+    """
 
     name: str
     summary: str
@@ -59,7 +63,9 @@ def model_entry(name: str, model: type[BaseModel]) -> Entry:
         )
         for field, definition in schema.get("properties", {}).items()
     )
-    return Entry(name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters)
+    return Entry(
+        name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters
+    )
 
 
 class Abilities(Protocol):
@@ -69,8 +75,12 @@ class Abilities(Protocol):
     real: ClassVar[frozenset[Need]]
 
 
-def fault_entry(name: str, kind: type[Fault], launchers: Mapping[str, type[Abilities] | None]) -> Entry:
-    """A fault kind, with its fidelity under each launcher. ``launchers``: None for one that simulates everything."""
+def fault_entry(
+    name: str, kind: type[Fault], launchers: Mapping[str, type[Abilities] | None]
+) -> Entry:
+    """A fault kind, with its fidelity under each launcher. ``launchers``: None for one that
+    simulates everything.
+    """
     columns = {"acts on": kind.where.value}
     for launcher, able in launchers.items():
         if able is None:
@@ -89,7 +99,9 @@ def fault_entry(name: str, kind: type[Fault], launchers: Mapping[str, type[Abili
 
 
 def scenario_entries(directory: Path) -> list[Entry]:
-    """The scenario files of a directory by path, with their descriptions; unreadable ones say so."""
+    """The scenario files of a directory by path, with their descriptions; unreadable ones
+    say so.
+    """
     entries = []
     for path in sorted(directory.rglob("*.yaml")):
         if path.name.endswith(NO_SCENARIOS):
@@ -117,13 +129,18 @@ def as_text(found: Mapping[str, Sequence[Entry]], *, verbose: bool) -> str:
         if not entries:
             lines.append(f"{indent}none here")
         rows = [[entry.name, *entry.columns.values(), entry.summary] for entry in entries]
-        heads = [["name", *entries[0].columns, "what it is"]] if entries and entries[0].columns else []
+        heads = (
+            [["name", *entries[0].columns, "what it is"]] if entries and entries[0].columns else []
+        )
         widths = [max(map(len, column)) for column in zip(*heads, *rows, strict=True)]
         lines += [indent + _row(head, widths) for head in heads]
         for entry, row in zip(entries, rows, strict=True):
             lines.append(indent + _row(row, widths))
             if verbose:
-                lines += [f"{indent}    {_parameter(parameter)}".rstrip() for parameter in entry.parameters]
+                lines += [
+                    f"{indent}    {_parameter(parameter)}".rstrip()
+                    for parameter in entry.parameters
+                ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""What a run would do, worked out without doing any of it: cells, arms, schedule, expected duration."""
+"""What a run would do, worked out without doing any of it: cells, arms, schedule, expected
+duration.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from chaos.scenario.model import Cell, Scenario
 from chaos.scenario.workload import WorkloadSpec
 from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 
-# Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not say, as
-# seen at 4 ranks on 2 cores; good to a factor of two.
+# Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not
+# say, as seen at 4 ranks on 2 cores; good to a factor of two.
 _ARM_S = 5.0
 _INCIDENT_S = 1.0
 _STEP_S = 0.05
@@ -118,7 +120,14 @@ def as_text(run: RunPlan) -> str:
     for each in run.cells:
         for repeat in each.repeats:
             rows += [
-                (each.cell.id, str(repeat.repeat), fault.id, fault.kind, target_text(fault), when_text(fault))
+                (
+                    each.cell.id,
+                    str(repeat.repeat),
+                    fault.id,
+                    fault.kind,
+                    target_text(fault),
+                    when_text(fault),
+                )
                 for fault in repeat.faults
             ]
     schedule = table(rows) if len(rows) > 1 else "  no faults"
@@ -150,22 +159,30 @@ def _layout(work: WorkloadSpec) -> str:
 
 
 def target_text(fault: PlannedFault) -> str:
-    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest checkpoint``.
+    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest
+    checkpoint``.
 
     Arrivals one after the other.
     """
     if fault.each:
         one_by_one = [
-            dataclasses.replace(fault.aimed((number, "")), each=()) for number in range(len(fault.each))
+            dataclasses.replace(fault.aimed((number, "")), each=())
+            for number in range(len(fault.each))
         ]
         texts = [target_text(each) for each in one_by_one]
         return _some(texts, ", then ") if len(set(texts)) > 1 else texts[0]
     if fault.checkpoint is not None:
         return (
-            "latest checkpoint" if fault.checkpoint == "latest" else f"checkpoint of step {fault.checkpoint}"
+            "latest checkpoint"
+            if fault.checkpoint == "latest"
+            else f"checkpoint of step {fault.checkpoint}"
         )
     parts = []
-    people = () if fault.links else (("rank", fault.ranks), ("spare", fault.spares), ("node", fault.nodes))
+    people = (
+        ()
+        if fault.links
+        else (("rank", fault.ranks), ("spare", fault.spares), ("node", fault.nodes))
+    )
     for name, numbers in people:
         if numbers:
             parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}")
@@ -213,19 +230,31 @@ def _some(texts: Sequence[str], between: str = ", ") -> str:
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     """Rows with aligned columns, the first row as head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
     return "\n".join((indent + line).rstrip() for line in lines)
 
 
 def _resolved(run: RunPlan) -> str:
     """The resolved scenario: what all cells share, then what differs by cell."""
     dumped = {
-        each.cell.id: each.cell.scenario.model_dump(mode="json", exclude={"matrix"}, exclude_none=True)
+        each.cell.id: each.cell.scenario.model_dump(
+            mode="json", exclude={"matrix"}, exclude_none=True
+        )
         for each in run.cells
     }
     first, *others = dumped.values()
-    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-    own = {name: {k: v for k, v in values.items() if k not in shared} for name, values in dumped.items()}
+    shared = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
+    own = {
+        name: {k: v for k, v in values.items() if k not in shared}
+        for name, values in dumped.items()
+    }
     return _yaml(shared if not others else {**shared, "cells": own})
 
 
@@ -247,11 +276,15 @@ def _cell_estimate_s(scenario: Scenario, catalogue: Catalogue) -> float:
     work = scenario.workload
     if work.command is not None:
         arm_s = work.steps * _STEP_S + _ARM_S
-        return scenario.repeat * (_arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S)
+        return scenario.repeat * (
+            _arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S
+        )
     params = work.params if work.size is None else {**work.params, "size": work.size}
     typical = getattr(catalogue.workloads[work.kind](**params), "typical_step_s", None)
     arm_s = work.steps * (typical() if callable(typical) else _STEP_S) + _ARM_S
-    return scenario.repeat * (_arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S)
+    return scenario.repeat * (
+        _arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S
+    )
 
 
 def _minutes(seconds: float) -> str:

@@ -17,8 +17,9 @@ from chaos.fault.base import Fault
 class Catalogue:
     """Name -> plugin model, whose fields are the YAML params.
 
-    ``metrics``: name -> unit (s, ms, ratio, steps, samples, count, samples/s). ``per_arm``: the metrics that
-    give one value per repeat, however many faults strike; the others give one per incident.
+    ``metrics``: name -> unit (s, ms, ratio, steps, samples, count, samples/s). ``per_arm``: the
+    metrics that give one value per repeat, however many faults strike; the others give one per
+    incident.
     """
 
     faults: Mapping[str, type[Fault]]

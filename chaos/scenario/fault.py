@@ -1,4 +1,6 @@
-"""What a scenario says about one fault: kind, target, trigger, duration, expectation. See ``chaos.scenario.model``."""
+"""What a scenario says about one fault: kind, target, trigger, duration, expectation. See
+``chaos.scenario.model``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
 Phase = Literal["data", "forward", "backward", "collective", "optimizer", "checkpoint", "any"]
 EventName = Literal[
-    "checkpoint_saving", "checkpoint_committed", "recovery_started", "regroup", "restore", "recovered", "data"
+    "checkpoint_saving",
+    "checkpoint_committed",
+    "recovery_started",
+    "regroup",
+    "restore",
+    "recovered",
+    "data",
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=80)]
 Step = Annotated[int, Field(ge=1)]
@@ -18,7 +26,8 @@ Index = Annotated[int, Field(ge=0)]
 MAX_OCCURRENCES = 10_000
 """A trigger that would fire more often than this is a slip of the pen."""
 DEFAULT_ARRIVALS = 100
-"""Arrivals of ``mtbf`` and ``weibull`` without ``max``: more than a run of an hour at one in 40 s."""
+"""Arrivals of ``mtbf`` and ``weibull`` without ``max``: more than a run of an hour at one in 40 s.
+"""
 
 
 class Strict(BaseModel):
@@ -60,12 +69,12 @@ class Exclusion(Strict):
 
 
 class TargetSpec(Strict):
-    """Who is hit. ``rank`` or ``link`` name one, ``replica`` all ranks that hold one copy of the model, or with
-    ``select`` some of them; else ``role``, ``node`` and ``rack`` narrow the
+    """Who is hit. ``rank`` or ``link`` name one, ``replica`` all ranks that hold one copy of the
+    model, or with ``select`` some of them; else ``role``, ``node`` and ``rack`` narrow the
     candidates, and ``select`` chooses among them with the seed.
 
-    ``minority`` is the largest number below half of the candidates, ``majority`` the smallest above it; both, and
-    ``percent``, are counted before ``exclude`` takes anybody out.
+    ``minority`` is the largest number below half of the candidates, ``majority`` the smallest above
+    it; both, and ``percent``, are counted before ``exclude`` takes anybody out.
     """
 
     role: Literal["worker", "spare", "coordinator", "any"] = "worker"
@@ -93,16 +102,18 @@ class TraceSpec(Strict):
     """
 
     file: str
-    times: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list, max_length=MAX_OCCURRENCES)
+    times: list[Annotated[float, Field(ge=0)]] = Field(
+        default_factory=list, max_length=MAX_OCCURRENCES
+    )
     steps: list[Step] = Field(default_factory=list, max_length=MAX_OCCURRENCES)
 
 
 class TriggerSpec(Strict):
-    """When. Exactly one of ``step``, ``steps``, ``from`` with ``until``, ``time`` (seconds after the first step
-    starts), ``event``, ``mtbf``, ``weibull`` or ``trace``.
+    """When. Exactly one of ``step``, ``steps``, ``from`` with ``until``, ``time`` (seconds after
+    the first step starts), ``event``, ``mtbf``, ``weibull`` or ``trace``.
 
-    ``step: 77`` means: while step 77 is being computed, that is when 76 steps are committed. ``probability`` is
-    decided by the seed for each step, time or event of its own.
+    ``step: 77`` means: while step 77 is being computed, that is when 76 steps are committed.
+    ``probability`` is decided by the seed for each step, time or event of its own.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -111,7 +122,9 @@ class TriggerSpec(Strict):
     steps: list[Step] | None = Field(default=None, min_length=1, max_length=MAX_OCCURRENCES)
     from_: Step | None = Field(default=None, alias="from", description="first of a row of steps")
     until: Step | None = Field(default=None, description="last of a row of steps")
-    every: Step | None = Field(default=None, description="gap between the steps of a row; default 1")
+    every: Step | None = Field(
+        default=None, description="gap between the steps of a row; default 1"
+    )
     time: float | None = Field(default=None, ge=0, description="seconds, or a string such as 2.5s")
     mtbf: float | None = Field(
         default=None,
@@ -119,13 +132,18 @@ class TriggerSpec(Strict):
         description="mean seconds between random (Poisson) arrivals, or a string such as 30s",
     )
     weibull: WeibullSpec | None = None
-    trace: str | TraceSpec | None = Field(default=None, description="CSV or JSON file with times or steps")
+    trace: str | TraceSpec | None = Field(
+        default=None, description="CSV or JSON file with times or steps"
+    )
     event: EventName | None = None
     nth: int = Field(default=1, ge=1, description="which occurrence of the event")
     phase: Phase | None = Field(default=None, description="default: data, the start of the step")
     probability: float = Field(default=1.0, ge=0, le=1)
     max: int | None = Field(
-        default=None, ge=1, le=MAX_OCCURRENCES, description="most arrivals of mtbf or weibull; default 100"
+        default=None,
+        ge=1,
+        le=MAX_OCCURRENCES,
+        description="most arrivals of mtbf or weibull; default 100",
     )
 
     @model_validator(mode="after")
@@ -143,8 +161,11 @@ class TriggerSpec(Strict):
         (chosen,) = given
         in_steps = ("step", "steps", "from") + (("trace",) if not _has_times(self.trace) else ())
         for name, fits in (
-            ("phase", in_steps), ("until", ("from",)), ("every", ("from",)), ("max", ("mtbf", "weibull")),
-        ):  # fmt: skip
+            ("phase", in_steps),
+            ("until", ("from",)),
+            ("every", ("from",)),
+            ("max", ("mtbf", "weibull")),
+        ):
             if getattr(self, name) is not None and chosen not in fits:
                 raise ValueError(f"{name} goes with {_either(fits)}, not with {chosen}")
         if self.nth != 1 and chosen != "event":
@@ -160,7 +181,9 @@ class TriggerSpec(Strict):
                 f"from needs until, the last step: {{from: {self.from_}, until: {self.from_ + 50}}}"
             )
         if self.until < self.from_:
-            raise ValueError(f"until must be at least {self.from_}, where from starts, not {self.until}")
+            raise ValueError(
+                f"until must be at least {self.from_}, where from starts, not {self.until}"
+            )
         count = (self.until - self.from_) // (self.every or 1) + 1
         if count > MAX_OCCURRENCES:
             raise ValueError(f"until {self.until} makes {count} steps, more than {MAX_OCCURRENCES}")
@@ -199,10 +222,13 @@ class MaxRetrigger(Strict):
 class ExpectSpec(Strict):
     """What the fault should lead to; a different outcome fails the run.
 
-    ``blame: rank``: the failure must be laid on the rank that was hit; ``none``: nobody may be blamed.
+    ``blame: rank``: the failure must be laid on the rank that was hit; ``none``: nobody may be
+    blamed.
     """
 
-    outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None = None
+    outcome: (
+        Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None
+    ) = None
     detected_by: Literal["exit", "hang", "error", "nonfinite", "diverged", "notice"] | None = None
     blame: Literal["rank", "none"] | None = None
 
@@ -210,7 +236,8 @@ class ExpectSpec(Strict):
 class FaultSpec(Strict):
     """One planned fault. ``params`` are the kind's own; ``duration`` bounds faults that last.
 
-    ``verify``: what the evidence that the fault landed must say, such as ``{measured_mbit_per_s: "< 30"}``.
+    ``verify``: what the evidence that the fault landed must say, such as ``{measured_mbit_per_s: "<
+    30"}``.
     """
 
     id: Name
@@ -218,7 +245,9 @@ class FaultSpec(Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     target: TargetSpec = TargetSpec()
     at: TriggerSpec
-    duration: float | StepsDuration | None = Field(default=None, description="seconds (or 2s), or {steps: n}")
+    duration: float | StepsDuration | None = Field(
+        default=None, description="seconds (or 2s), or {steps: n}"
+    )
     retrigger: Literal["once", "every_attempt"] | MaxRetrigger = "once"
     verify: dict[str, Any] = Field(default_factory=dict)
     expect: ExpectSpec = ExpectSpec()

@@ -1,4 +1,6 @@
-"""The scenario: typed, strict models of the YAML. Loading with positions and errors for people: ``chaos.loading``."""
+"""The scenario: typed, strict models of the YAML. Loading with positions and errors for people:
+``chaos.loading``.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,13 @@ __all__ = [
     "TraceSpec",
     "TriggerSpec",
     "WorkloadSpec",
-]  # fmt: skip
+]
 
 
 class RecoverySpec(Strict):
-    """Which strategy recovers, with its own parameters. In YAML a bare name or ``{strategy: name, param: value}``."""
+    """Which strategy recovers, with its own parameters. In YAML a bare name or ``{strategy: name,
+    param: value}``.
+    """
 
     strategy: str
     params: dict[str, Any] = Field(default_factory=dict)
@@ -78,7 +82,9 @@ class RecoverySpec(Strict):
 
 
 class SlaCheck(Strict):
-    """One bound on a metric: ``"<aggregate> <op> <value><unit>"``; severity warn never fails a run."""
+    """One bound on a metric: ``"<aggregate> <op> <value><unit>"``; severity warn never
+    fails a run.
+    """
 
     check: str
     severity: Literal["fail", "warn"] = "fail"
@@ -98,8 +104,8 @@ class StopCondition(Strict):
 
 
 class SteadyCheck(Strict):
-    """What must be so before the first fault, or the run is inconclusive: ``committed_steps >= 5 within 60s``,
-    ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
+    """What must be so before the first fault, or the run is inconclusive: ``committed_steps >= 5
+    within 60s``, ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
     """
 
     check: str
@@ -111,11 +117,12 @@ class SteadyCheck(Strict):
 
 
 class BlastRadius(Strict):
-    """How much may be broken at once. A plan that cannot keep to it is an error; an occurrence that would break it
-    is not fired, and recorded as failed.
+    """How much may be broken at once. A plan that cannot keep to it is an error; an occurrence that
+    would break it is not fired, and recorded as failed.
 
-    ``privileges``: the most a fault may need on this machine; without it, any. ``max_nodes_lost``: nodes that are
-    lost or stopped as a whole at the same time, each until the job has recovered from it.
+    ``privileges``: the most a fault may need on this machine; without it, any. ``max_nodes_lost``:
+    nodes that are lost or stopped as a whole at the same time, each until the job has recovered
+    from it.
     """
 
     max_concurrent_faults: int | None = Field(default=None, ge=1)
@@ -134,7 +141,9 @@ class Requires(Strict):
     cuda_devices: int = Field(default=0, ge=0)
     cores: int = Field(default=0, ge=0)
     memory_gib: float = Field(default=0, ge=0)
-    world_size: int = Field(default=0, ge=0, description="ranks that the launcher must have room for")
+    world_size: int = Field(
+        default=0, ge=0, description="ranks that the launcher must have room for"
+    )
     root: bool = False
     net_admin: bool = Field(default=False, description="may change network devices and filters")
     mount: bool = Field(default=False, description="may mount file systems")
@@ -143,7 +152,9 @@ class Requires(Strict):
 
 
 class Matrix(BaseModel):
-    """Axes (name -> list of values) whose product gives the cells; ``include`` and ``exclude`` adjust it."""
+    """Axes (name -> list of values) whose product gives the cells; ``include`` and ``exclude``
+    adjust it.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -169,13 +180,19 @@ class LauncherSpec(Strict):
 
 
 class Timeouts(Strict):
-    """How long the supervisor waits: seconds, or 30s, 5m. What is left out is learned from the job, or usual."""
+    """How long the supervisor waits: seconds, or 30s, 5m. What is left out is learned from the job,
+    or usual.
+    """
 
     hang: float | None = Field(
-        default=None, gt=0, description="silence of a rank, whatever it does, and of all ranks together"
+        default=None,
+        gt=0,
+        description="silence of a rank, whatever it does, and of all ranks together",
     )
     park: float | None = Field(
-        default=None, gt=0, description="least time a rank has to leave a generation that is aborted (1s)"
+        default=None,
+        gt=0,
+        description="least time a rank has to leave a generation that is aborted (1s)",
     )
     join: float | None = Field(
         default=None,
@@ -191,13 +208,17 @@ class LeaveOut(Strict):
 
 
 class Scenario(Strict):
-    """One resolved scenario: interpolation and matrix applied, so ``recovery`` is concrete. One cell."""
+    """One resolved scenario: interpolation and matrix applied, so ``recovery`` is concrete. One
+    cell.
+    """
 
     version: Literal[1]
     name: Name
     description: str = ""
     tags: list[str] = Field(default_factory=list)
-    extends: str | None = Field(default=None, description="another scenario file that this one changes")
+    extends: str | None = Field(
+        default=None, description="another scenario file that this one changes"
+    )
     vars: dict[str, Any] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0, lt=2**32)
     requires: Requires = Requires()
@@ -221,15 +242,18 @@ class Scenario(Strict):
         """Where its ranks are."""
         place = self.launcher
         return Topology(
-            ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack,
+            ranks=self.workload.ranks,
+            nodes=place.nodes,
+            nodes_per_rack=place.nodes_per_rack,
             shards=self.workload.shards,
-        )  # fmt: skip
+        )
 
     @model_validator(mode="after")
     def _timeouts_are_ours(self) -> Scenario:
         if self.workload.command is not None and self.timeouts != Timeouts():
             raise ValueError(
-                "timeouts: a command is supervised by itself; leave them out, or use workload.progress_deadline"
+                "timeouts: a command is supervised by itself; leave them out, or use"
+                " workload.progress_deadline"
             )
         return self
 
@@ -243,9 +267,11 @@ class Scenario(Strict):
 
 
 class Cell(Strict):
-    """One matrix combination of a scenario file, concrete. ``id`` is stable: ``recovery=hot-spare`` or ``default``.
+    """One matrix combination of a scenario file, concrete. ``id`` is stable: ``recovery=hot-spare``
+    or ``default``.
 
-    ``exact_for``: id of the cell that this one repeats once with elastic sums (``chaos.loading.exactness``).
+    ``exact_for``: id of the cell that this one repeats once with elastic sums
+    (``chaos.loading.exactness``).
     """
 
     id: str
@@ -254,7 +280,9 @@ class Cell(Strict):
     exact_for: str | None = None
 
     def among(self, only: Collection[str]) -> bool:
-        """Whether it is asked for: all cells are by an empty ``only``, and one named brings the one beside it."""
+        """Whether it is asked for: all cells are by an empty ``only``, and one named brings the one
+        beside it.
+        """
         return not only or self.id in only or self.exact_for in only
 
 
@@ -266,8 +294,8 @@ class SkippedCell(Strict):
 
 
 class ResolvedRun(Strict):
-    """What ``scenario.resolved.yaml`` of a run directory holds: all that ``chaos analyze`` needs beside the
-    events.
+    """What ``scenario.resolved.yaml`` of a run directory holds: all that ``chaos analyze`` needs
+    beside the events.
 
     ``sla_lines``: metric -> line of each of its clauses in the source file, in order.
     """

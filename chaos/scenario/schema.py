@@ -1,6 +1,8 @@
-"""The JSON Schema (draft 2020-12) of a scenario file, for editors: completion, hover texts, underlines.
+"""The JSON Schema (draft 2020-12) of a scenario file, for editors: completion, hover texts,
+underlines.
 
-It is looser than ``chaos validate``, which alone knows what fits together; what it rejects is wrong.
+It is looser than ``chaos validate``, which alone knows what fits together; what it rejects is
+wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ _REFERENCE: Json = {
     "pattern": r"\$\{",
     "description": "${matrix.x}, ${vars.x}, ${env:X:-default}",
 }
-_SECONDS: Json = {"type": "string", "pattern": r"^\s*[0-9.]+(e[-+]?[0-9]+)?\s*(us|ms|s|m|min|h)\s*$"}
+_SECONDS: Json = {
+    "type": "string",
+    "pattern": r"^\s*[0-9.]+(e[-+]?[0-9]+)?\s*(us|ms|s|m|min|h)\s*$",
+}
 # Keys whose value is written out in every file, never referred to.
 _LITERAL = frozenset({"version", "name", "matrix"})
 
@@ -43,7 +48,12 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     defs["LauncherSpec"] = {"anyOf": [{"enum": sorted(catalogue.launchers)}, launcher]}
     defs["SlaCheck"] = {"anyOf": [_clause(), {**defs["SlaCheck"]}]}
     trigger, weibull, saves = defs["TriggerSpec"], defs["WeibullSpec"], defs["CheckpointSpec"]
-    for holder, name in ((fault, "duration"), (trigger, "time"), (trigger, "mtbf"), (saves, "mtbf")):
+    for holder, name in (
+        (fault, "duration"),
+        (trigger, "time"),
+        (trigger, "mtbf"),
+        (saves, "mtbf"),
+    ):
         holder["properties"][name]["anyOf"].append(_SECONDS)
     mean = weibull["properties"]["mean"]
     weibull["properties"]["mean"] = {**_texts(mean), "anyOf": [_bare(mean), _SECONDS]}
@@ -51,8 +61,10 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     properties = schema["properties"]
     properties["sla"]["propertyNames"] = {"enum": sorted(catalogue.metrics)}
     properties["invariants"]["anyOf"] = [
-        {"const": "default"}, _list_of(sorted(catalogue.checkers)), _leave_out(sorted(catalogue.checkers)),
-    ]  # fmt: skip
+        {"const": "default"},
+        _list_of(sorted(catalogue.checkers)),
+        _leave_out(sorted(catalogue.checkers)),
+    ]
     properties["matrix"] = _matrix()
     _extending(schema)
     for name, definition in defs.items():
@@ -83,7 +95,10 @@ def _recovery(strategies: Mapping[str, type[BaseModel]], defs: Json) -> Json:
         params = _params(name, model, defs)
         beside = {"strategy": True, "params": params, **params.get("properties", {})}
         branches.append(
-            {"if": _is("strategy", name), "then": {"properties": beside, "additionalProperties": False}}
+            {
+                "if": _is("strategy", name),
+                "then": {"properties": beside, "additionalProperties": False},
+            }
         )
     # without a strategy: on top of the one of a scenario that is extended
     whole = {"type": "object", "properties": {"strategy": names}, "allOf": branches}
@@ -101,7 +116,10 @@ def _params(name: str, model: type[BaseModel], defs: Json) -> Json:
         defs[f"{name}.{inner}"] = definition
     for field, definition in schema.get("properties", {}).items():
         if field.endswith("_s"):
-            schema["properties"][field] = {**_texts(definition), "anyOf": [_bare(definition), _SECONDS]}
+            schema["properties"][field] = {
+                **_texts(definition),
+                "anyOf": [_bare(definition), _SECONDS],
+            }
     return schema
 
 
@@ -131,7 +149,12 @@ def _durations(model: Json, *names: str) -> None:
 
 def _leave_out(names: Iterable[str]) -> Json:
     inside = {"leave_out": {**_list_of(names), "minItems": 1}}
-    return {"type": "object", "required": ["leave_out"], "properties": inside, "additionalProperties": False}
+    return {
+        "type": "object",
+        "required": ["leave_out"],
+        "properties": inside,
+        "additionalProperties": False,
+    }
 
 
 def _steady() -> Json:
@@ -139,7 +162,9 @@ def _steady() -> Json:
 
 
 def _extending(schema: Json) -> None:
-    """A scenario that extends another may leave out anything, and take an inherited value away with null."""
+    """A scenario that extends another may leave out anything, and take an inherited value away with
+    null.
+    """
     extends = {"required": ["extends"]}
     schema["if"], schema["else"] = extends, {"required": schema.pop("required", [])}
     for name, definition in schema["properties"].items():
@@ -156,7 +181,9 @@ def _matrix() -> Json:
     entries = {"type": "array", "items": {"type": "object"}}
     return {
         "type": "object",
-        "description": "axes (name: list of values) whose product gives the cells; use ${matrix.name}",
+        "description": (
+            "axes (name: list of values) whose product gives the cells; use ${matrix.name}"
+        ),
         "properties": {"include": entries, "exclude": entries},
         "additionalProperties": {"type": "array", "minItems": 1},
     }
@@ -175,7 +202,8 @@ def _admit_references(schema: Any) -> None:
         _admit_references(child)
         if name == "properties":
             schema[name] = {
-                key: value if key in _LITERAL else _or_reference(value) for key, value in child.items()
+                key: value if key in _LITERAL else _or_reference(value)
+                for key, value in child.items()
             }
         elif name == "items" and isinstance(child, dict):
             schema[name] = _or_reference(child)
@@ -193,11 +221,16 @@ def _texts(schema: Mapping[str, Any]) -> Json:
 
 
 def _bare(schema: Mapping[str, Any]) -> Json:
-    return {key: value for key, value in schema.items() if key not in ("description", "default", "title")}
+    return {
+        key: value
+        for key, value in schema.items()
+        if key not in ("description", "default", "title")
+    }
 
 
 def _summary(kinds: Mapping[str, type[BaseModel]]) -> str:
     documented = (
-        (name, (model.__doc__ or "").strip().split("\n", 1)[0]) for name, model in sorted(kinds.items())
+        (name, (model.__doc__ or "").strip().split("\n", 1)[0])
+        for name, model in sorted(kinds.items())
     )
     return "; ".join(f"{name}: {line}" for name, line in documented if line)

@@ -28,10 +28,13 @@ SECONDS: Mapping[str, float] = MappingProxyType(
 )
 STOP_RULES: Mapping[str, str] = MappingProxyType(
     {
-        "no_committed_step_for": "> 60s", "wall_time": "> 300s", "healthy_replicas": "< 2", "failures": "> 10",
+        "no_committed_step_for": "> 60s",
+        "wall_time": "> 300s",
+        "healthy_replicas": "< 2",
+        "failures": "> 10",
         "loss_nonfinite": "",
     }
-)  # fmt: skip
+)
 """Name -> an example of how its limit is written."""
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -43,7 +46,9 @@ _STOP = re.compile(r"\s*(?P<name>[\w-]+)\s*(?P<op>[<>=!]+)\s*(?P<limit>.+?)\s*")
 
 
 class ClauseError(ValueError):
-    """A clause, duration or stop condition that cannot be read; ``word``: the wrong part, or empty."""
+    """A clause, duration or stop condition that cannot be read; ``word``: the wrong part,
+    or empty.
+    """
 
     def __init__(self, message: str, word: str = "") -> None:
         super().__init__(message)
@@ -52,7 +57,9 @@ class ClauseError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Clause:
-    """``<aggregate> <op> <limit>``, the limit in the metric's ``unit``; ``text``: the clause as written."""
+    """``<aggregate> <op> <limit>``, the limit in the metric's ``unit``; ``text``: the clause as
+    written.
+    """
 
     aggregate: str
     op: str
@@ -63,7 +70,9 @@ class Clause:
 
 @dataclass(frozen=True, kw_only=True)
 class StopRule:
-    """Halt the run when ``name op limit`` holds. ``limit``: seconds, or a number of replicas or failures."""
+    """Halt the run when ``name op limit`` holds. ``limit``: seconds, or a number of replicas or
+    failures.
+    """
 
     name: str
     op: str
@@ -90,7 +99,8 @@ def nearest(word: str, choices: Sequence[str]) -> str:
 
 
 def parse_clause(text: str, metric_unit: str) -> Clause:
-    """Read one SLA clause for a metric measured in ``metric_unit`` (s, ms, ratio, steps, samples or count).
+    """Read one SLA clause for a metric measured in ``metric_unit`` (s, ms, ratio, steps, samples or
+    count).
 
     Raises ClauseError (a ValueError) that says which word is wrong and what would be right.
     """
@@ -111,10 +121,12 @@ def parse_clause(text: str, metric_unit: str) -> Clause:
 
 
 def samples_needed(aggregate: str) -> int:
-    """Values an aggregate needs to say anything with 95 % confidence (p90: 29, p95: 59, p99: 299, else 1).
+    """Values an aggregate needs to say anything with 95 % confidence (p90: 29, p95: 59, p99: 299,
+    else 1).
 
-    A distribution-free one-sided bound: the largest of n independent values is above the q-quantile with
-    probability 1 - q**n (Wilks 1941, order statistics), so n is the smallest with 1 - q**n >= 0.95.
+    A distribution-free one-sided bound: the largest of n independent values is above the q-quantile
+    with probability 1 - q**n (Wilks 1941, order statistics), so n is the smallest with 1 - q**n >=
+    0.95.
     """
     quantile = QUANTILES.get(aggregate)
     return 1 if quantile is None else math.ceil(math.log(1 - CONFIDENCE) / math.log(quantile))
@@ -130,7 +142,9 @@ def evaluate(clause: Clause, values: Sequence[float]) -> tuple[bool, float]:
     if not values:
         raise ValueError(f"no values to judge '{clause.text}' by")
     observed = (
-        _all_worst(clause, values) if clause.aggregate == "all" else _aggregate(clause.aggregate, values)
+        _all_worst(clause, values)
+        if clause.aggregate == "all"
+        else _aggregate(clause.aggregate, values)
     )
     return OPERATORS[clause.op](observed, clause.limit), observed
 
@@ -146,7 +160,8 @@ def parse_duration(value: str | float) -> float:
         match = _DURATION.fullmatch(value)
         if match is None or not match["unit"]:
             raise ClauseError(
-                f"{value!r} is no duration: write a number and a unit, such as 2s, 500ms or 1m", value
+                f"{value!r} is no duration: write a number and a unit, such as 2s, 500ms or 1m",
+                value,
             )
         seconds = _in_unit(float(match["value"]), match["unit"], "s")
     else:
@@ -157,8 +172,8 @@ def parse_duration(value: str | float) -> float:
 
 
 def parse_stop(text: str) -> StopRule:
-    """Read ``no_committed_step_for > 60s``, ``wall_time > 300s``, ``healthy_replicas < 2``, ``failures > 10`` or
-    ``loss_nonfinite``. Raises ClauseError (a ValueError).
+    """Read ``no_committed_step_for > 60s``, ``wall_time > 300s``, ``healthy_replicas < 2``,
+    ``failures > 10`` or ``loss_nonfinite``. Raises ClauseError (a ValueError).
     """
     if text.strip() == "loss_nonfinite":
         return StopRule(name="loss_nonfinite", op="", limit=0.0, text="loss_nonfinite")
@@ -169,7 +184,9 @@ def parse_stop(text: str) -> StopRule:
             raise ClauseError(f"{bare} needs a limit: '{bare} {STOP_RULES[bare]}'", bare)
         if bare.isidentifier():
             raise ClauseError(_unknown("stop condition", bare, tuple(STOP_RULES)), bare)
-        raise ClauseError(f"cannot read {text!r}: write 'no_committed_step_for > 60s' or 'wall_time > 300s'")
+        raise ClauseError(
+            f"cannot read {text!r}: write 'no_committed_step_for > 60s' or 'wall_time > 300s'"
+        )
     name, op = match["name"], match["op"]
     if name not in STOP_RULES:
         raise ClauseError(_unknown("stop condition", name, tuple(STOP_RULES)), name)
@@ -216,7 +233,9 @@ def _in_unit(value: float, unit: str, metric_unit: str) -> float:
         return value / 100 if unit else value
     singular = metric_unit.removesuffix("s")
     if unit not in ("", metric_unit, singular):
-        raise ClauseError(f"unit {unit!r} does not fit a metric in {metric_unit}: write {value:g}", unit)
+        raise ClauseError(
+            f"unit {unit!r} does not fit a metric in {metric_unit}: write {value:g}", unit
+        )
     return value
 
 

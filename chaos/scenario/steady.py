@@ -1,4 +1,6 @@
-"""Steady state: what must be so before the first fault, in words that can be judged from the event log."""
+"""Steady state: what must be so before the first fault, in words that can be judged from the event
+log.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from dataclasses import dataclass
 from chaos.scenario.sla import OPERATORS, ClauseError, nearest, parse_duration
 
 MEASURES = ("committed_steps", "step_time_cv", "healthy_replicas")
-EXAMPLE = "'committed_steps >= 5 within 60s', 'step_time_cv < 0.5 over 10 steps' or 'healthy_replicas >= 4'"
+EXAMPLE = (
+    "'committed_steps >= 5 within 60s', 'step_time_cv < 0.5 over 10 steps' or 'healthy_replicas"
+    " >= 4'"
+)
 MAX_WINDOW = 10_000
 _CHECK = re.compile(
     r"\s*(?P<name>\w+)\s*(?P<op>[<>=!]+)\s*(?P<limit>\d+\.?\d*|\.\d+)"
@@ -18,8 +23,9 @@ _CHECK = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyRule:
-    """``name op limit``. ``over``: the last so many steps before the first fault (``step_time_cv``, the standard
-    deviation of step times over their mean); ``within_s``: seconds after training began.
+    """``name op limit``. ``over``: the last so many steps before the first fault (``step_time_cv``,
+    the standard deviation of step times over their mean); ``within_s``: seconds after training
+    began.
     """
 
     name: str
@@ -58,5 +64,10 @@ def parse_steady(text: str) -> SteadyRule:
             "step_time_cv is judged just before the first fault, and takes no 'within'", "within"
         )
     return SteadyRule(
-        name=name, op=op, limit=float(match["limit"]), over=over, within_s=within_s, text=text.strip()
+        name=name,
+        op=op,
+        limit=float(match["limit"]),
+        over=over,
+        within_s=within_s,
+        text=text.strip(),
     )

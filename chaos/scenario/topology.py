@@ -1,4 +1,6 @@
-"""Which rank is on which node, which node in which rack, and whose ranks make a replica: a function of numbers."""
+"""Which rank is on which node, which node in which rack, and whose ranks make a replica: a function
+of numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from dataclasses import dataclass
 class Topology:
     """Ranks over nodes in blocks, nodes over racks in blocks.
 
-    With 5 ranks on 2 nodes, ranks 0 to 2 are on node 0 and ranks 3 and 4 on node 1. ``shards``: ranks that hold one
-    copy of the model together; ranks are numbered replica by replica.
+    With 5 ranks on 2 nodes, ranks 0 to 2 are on node 0 and ranks 3 and 4 on node 1. ``shards``:
+    ranks that hold one copy of the model together; ranks are numbered replica by replica.
     """
 
     ranks: int
@@ -31,7 +33,9 @@ class Topology:
 
     def whole(self, ranks: Collection[int]) -> int:
         """How many replicas have all their ranks among these."""
-        return sum(all(rank in ranks for rank in self.ranks_of(each)) for each in range(self.replicas))
+        return sum(
+            all(rank in ranks for rank in self.ranks_of(each)) for each in range(self.replicas)
+        )
 
     @property
     def ranks_per_node(self) -> int:
@@ -44,7 +48,9 @@ class Topology:
         return math.ceil(self.nodes / self.nodes_per_rack)
 
     def node_of(self, rank: int) -> int:
-        """The node of a rank; ranks beyond the last block (a job that grew) are on the last node."""
+        """The node of a rank; ranks beyond the last block (a job that grew) are on the
+        last node.
+        """
         return min(rank // self.ranks_per_node, self.nodes - 1)
 
     @property
@@ -53,8 +59,9 @@ class Topology:
         return tuple(range(self.node_of(self.ranks - 1) + 1, self.nodes))
 
     def node_of_spare(self, index: int) -> int:
-        """The node of a spare: spare nodes are filled first, one after the other, so that each replaces a lost one;
-        then the last node with ranks, and backwards, so that a lost node rarely takes both.
+        """The node of a spare: spare nodes are filled first, one after the other, so that each
+        replaces a lost one; then the last node with ranks, and backwards, so that a lost node
+        rarely takes both.
         """
         place, per = self.spare_nodes, self.ranks_per_node
         if index < len(place) * per:

@@ -1,4 +1,6 @@
-"""What landed evidence must say, in the words of a scenario: ``{measured_mbit_per_s: "< 30", signal: SIGKILL}``."""
+"""What landed evidence must say, in the words of a scenario: ``{measured_mbit_per_s: "< 30",
+signal: SIGKILL}``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def complaint(wanted: Any) -> str:
 
 
 def unmet(verify: Mapping[str, Any], evidence: Mapping[str, Any]) -> str | None:
-    """Why the evidence does not meet the conditions; None when it does. Dots reach into mappings: ``exit.signal``."""
+    """Why the evidence does not meet the conditions; None when it does. Dots reach into mappings:
+    ``exit.signal``.
+    """
     for name, wanted in verify.items():
         found, seen = _reach(evidence, name)
         if not found:

@@ -13,7 +13,15 @@ from chaos.scenario.sla import parse_duration
 
 COMMAND = "command"
 """The kind of a workload that is a command."""
-ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every", "evaluate")
+ONLY_BUILT_IN = (
+    "size",
+    "params",
+    "device",
+    "parallelism",
+    "determinism",
+    "verify_every",
+    "evaluate",
+)
 ONLY_COMMAND = (
     "directory",
     "env",
@@ -34,25 +42,34 @@ def size_bytes(text: str) -> int:
     """Bytes of a size such as ``2GB`` or ``512MiB``. Raises ValueError."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)")
+        raise ValueError(
+            f"{text!r} is no size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)"
+        )
     number, prefix, binary = found.groups()
     power = _PREFIXES.index(prefix) + 1 if prefix else 0
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 class MemorySpec(Strict):
-    """Checkpoints in memory: a process on each node keeps what its ranks save, and a copy for another node."""
+    """Checkpoints in memory: a process on each node keeps what its ranks save, and a copy for
+    another node.
+    """
 
     every: int = Field(default=5, ge=1, description="steps between checkpoints in memory")
-    limit: str = Field(default="4GB", description="memory for them on each node, copies for others included")
-    replicate: bool = Field(default=True, description="keep a copy on another node, where there is one")
+    limit: str = Field(
+        default="4GB", description="memory for them on each node, copies for others included"
+    )
+    replicate: bool = Field(
+        default=True, description="keep a copy on another node, where there is one"
+    )
 
     @field_validator("limit")
     @classmethod
     def _is_a_size(cls, value: str) -> str:
         if size_bytes(value) < 1:
             raise ValueError(
-                "the limit holds nothing: use 100MB or more, at least three times the state of a node's ranks"
+                "the limit holds nothing: use 100MB or more, at least three times the state of a"
+                " node's ranks"
             )
         return value
 
@@ -63,18 +80,24 @@ class MemorySpec(Strict):
 
 
 class CheckpointSpec(Strict):
-    """Checkpoint every so many committed steps, keeping the newest few. A command only says where it puts its own."""
+    """Checkpoint every so many committed steps, keeping the newest few. A command only says where
+    it puts its own.
+    """
 
     every: int | str = Field(
-        default=25, description="steps between checkpoints, or a time such as 30s, or auto: as often as pays"
+        default=25,
+        description="steps between checkpoints, or a time such as 30s, or auto: as often as pays",
     )
-    keep: int = Field(default=3, ge=1, description="checkpoints kept; the last good one is never deleted")
+    keep: int = Field(
+        default=3, ge=1, description="checkpoints kept; the last good one is never deleted"
+    )
     mode: Literal["sync", "async"] = Field(
         default="sync",
         description="async: training only waits for a copy in memory, written in the background",
     )
     sharded: bool = Field(
-        default=False, description="ranks that hold the same share the writing (sharded models always do)"
+        default=False,
+        description="ranks that hold the same share the writing (sharded models always do)",
     )
     delta: int | None = Field(
         default=None,
@@ -86,10 +109,14 @@ class CheckpointSpec(Strict):
         gt=0,
         description="with every: auto: mean time between failures, seconds or 3h; else as observed",
     )
-    directory: str | None = Field(default=None, description="of a command: where it keeps its checkpoints")
+    directory: str | None = Field(
+        default=None, description="of a command: where it keeps its checkpoints"
+    )
     memory: MemorySpec | bool = Field(
         default=False,
-        description="checkpoints in memory besides: true, or {every: 5, limit: 4GB, replicate: true}",
+        description=(
+            "checkpoints in memory besides: true, or {every: 5, limit: 4GB, replicate: true}"
+        ),
     )
 
     @field_validator("every")
@@ -115,7 +142,8 @@ class CheckpointSpec(Strict):
     def _mtbf_for_auto(self) -> CheckpointSpec:
         if self.mtbf is not None and self.every != "auto":
             raise ValueError(
-                f"mtbf says how often to save, and so does every: {self.every}; use every: auto with it"
+                f"mtbf says how often to save, and so does every: {self.every}; use every: auto"
+                " with it"
             )
         return self
 
@@ -146,8 +174,8 @@ class EvaluateSpec(Strict):
 
 
 class RegexProgress(Strict):
-    """Progress read from a command's output: a regular expression with a group ``step`` (``loss``, ``samples``,
-    ``rank`` and ``group`` are optional groups), searched in each line.
+    """Progress read from a command's output: a regular expression with a group ``step`` (``loss``,
+    ``samples``, ``rank`` and ``group`` are optional groups), searched in each line.
     """
 
     regex: str = Field(min_length=1, max_length=1000)
@@ -167,8 +195,9 @@ class Hybrid(Strict):
 
 
 class WorkloadSpec(Strict):
-    """What is trained: ``kind`` names a built-in workload and ``params`` its own parameters (``size`` for short);
-    or ``command`` is any training program, run as it is, that recovers by itself.
+    """What is trained: ``kind`` names a built-in workload and ``params`` its own parameters
+    (``size`` for short); or ``command`` is any training program, run as it is, that recovers by
+    itself.
     """
 
     kind: str = Field(default="", description="a built-in workload; left out with command")
@@ -184,18 +213,26 @@ class WorkloadSpec(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallelism: Literal["ddp", "fsdp"] | Hybrid = Field(
         default="ddp",
-        description="every rank holds the model (ddp), all hold one copy together (fsdp), or "
-        "{hsdp: {replicas: R, shards: S}}",
+        description=(
+            "every rank holds the model (ddp), all hold one copy together (fsdp), or "
+            "{hsdp: {replicas: R, shards: S}}"
+        ),
     )
     determinism: Literal["default", "elastic"] = Field(
         default="default",
-        description="elastic: the same result, bit for bit, however many ranks take part in a step; left out, a "
-        "strategy that goes on with fewer ranks has one repeat with elastic sums beside its own",
+        description=(
+            "elastic: the same result, bit for bit, however many ranks take part in a step; left"
+            " out, a strategy that goes on with fewer ranks has one repeat with elastic sums beside"
+            " its own"
+        ),
     )
     verify_every: int | None = Field(
         default=None,
         ge=0,
-        description="steps after which replicas compare digests of their state, 0 for never; else with each checkpoint",
+        description=(
+            "steps after which replicas compare digests of their state, 0 for never; else with each"
+            " checkpoint"
+        ),
     )
     evaluate: EvaluateSpec | None = Field(
         default=None, description="rank 0 evaluates between steps: {every: 20, takes: 8s}"
@@ -204,30 +241,46 @@ class WorkloadSpec(Strict):
     command: list[str] | None = Field(
         default=None, min_length=1, description="any training program, as a list"
     )
-    directory: str = Field(default=".", description="where the command runs, relative to the scenario file")
-    env: dict[str, str] = Field(default_factory=dict, description="added to the command's environment")
+    directory: str = Field(
+        default=".", description="where the command runs, relative to the scenario file"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="added to the command's environment"
+    )
     progress: Literal["beacon"] | RegexProgress = "beacon"
     progress_deadline: float = Field(
-        default=60.0, gt=0, description="longest time without progress, start-up included: seconds, or 60s"
+        default=60.0,
+        gt=0,
+        description="longest time without progress, start-up included: seconds, or 60s",
     )
     start_deadline: float | None = Field(
         default=None, gt=0, description="longest time to the first progress; else progress_deadline"
     )
     restarts: int = Field(
-        default=0, ge=0, le=1000, description="times the command is started again when it ends abnormally"
+        default=0,
+        ge=0,
+        le=1000,
+        description="times the command is started again when it ends abnormally",
     )
     points: bool = Field(
-        default=False, description="of a command: its script calls chaos.beacon.point, where faults can act"
+        default=False,
+        description="of a command: its script calls chaos.beacon.point, where faults can act",
     )
 
     group: str | None = Field(
-        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100,
-        description="of a command: the environment variable that says which replica group a process is in, where each "
-        "counts its ranks from 0 (torchft: REPLICA_GROUP_ID)",
-    )  # fmt: skip
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=100,
+        description=(
+            "of a command: the environment variable that says which replica group a process is in,"
+            " where each counts its ranks from 0 (torchft: REPLICA_GROUP_ID)"
+        ),
+    )
 
     def patience(self, *, begun: bool) -> tuple[float, str]:
-        """Seconds that a command may go without progress, and the name of the bound; ``begun``: there was some."""
+        """Seconds that a command may go without progress, and the name of the bound; ``begun``:
+        there was some.
+        """
         if begun or self.start_deadline is None:
             return self.progress_deadline, "progress_deadline"
         return self.start_deadline, "start_deadline"
@@ -242,11 +295,13 @@ class WorkloadSpec(Strict):
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadSpec:
         if self.command is None and self.kind in ("", COMMAND):
-            raise ValueError("'kind' is missing: name a built-in workload, or give a command: [program, ...]")
+            raise ValueError(
+                "'kind' is missing: name a built-in workload, or give a command: [program, ...]"
+            )
         if self.command is not None and self.checkpoint.in_memory is not None:
             raise ValueError(
-                "checkpoint.memory: a command looks after its checkpoints itself; leave it out, or call "
-                "recovery.join() in the program and make it a workload of kind script"
+                "checkpoint.memory: a command looks after its checkpoints itself; leave it out, or"
+                " call recovery.join() in the program and make it a workload of kind script"
             )
         return self
 
@@ -273,11 +328,16 @@ class WorkloadSpec(Strict):
             return self
         replicas, shards = self.parallelism.hsdp.replicas, self.parallelism.hsdp.shards
         if replicas * shards != self.ranks:
-            fits = [(self.ranks // size, size) for size in range(2, self.ranks) if self.ranks % size == 0]
+            fits = [
+                (self.ranks // size, size)
+                for size in range(2, self.ranks)
+                if self.ranks % size == 0
+            ]
             shapes = " or ".join(f"{{replicas: {copies}, shards: {size}}}" for copies, size in fits)
             raise ValueError(
-                f"parallelism hsdp with {replicas} replicas of {shards} shards is {replicas * shards} ranks, "
-                f"not {self.ranks}: use ranks: {replicas * shards}" + (f", or {shapes}" if shapes else "")
+                f"parallelism hsdp with {replicas} replicas of {shards} shards is"
+                f" {replicas * shards} ranks, not {self.ranks}: use ranks: {replicas * shards}"
+                + (f", or {shapes}" if shapes else "")
             )
         return self
 
@@ -285,7 +345,8 @@ class WorkloadSpec(Strict):
     def _one_rank_evaluates(self) -> WorkloadSpec:
         if self.evaluate is not None and self.shards > 1:
             raise ValueError(
-                "evaluate: rank 0 evaluates alone, and of a sharded model it holds a part; use parallelism: ddp"
+                "evaluate: rank 0 evaluates alone, and of a sharded model it holds a part; use"
+                " parallelism: ddp"
             )
         return self
 
@@ -293,9 +354,9 @@ class WorkloadSpec(Strict):
     def _elastic_is_whole(self) -> WorkloadSpec:
         if self.determinism == "elastic" and self.shards > 1:
             raise ValueError(
-                "determinism: elastic is for ranks that each hold the whole model: a sharded one sums its gradients "
-                "while they are computed; use parallelism: ddp, or determinism: default (hot-spare and "
-                "checkpoint-restart are bit-identical then, too)"
+                "determinism: elastic is for ranks that each hold the whole model: a sharded one"
+                " sums its gradients while they are computed; use parallelism: ddp, or determinism:"
+                " default (hot-spare and checkpoint-restart are bit-identical then, too)"
             )
         return self
 

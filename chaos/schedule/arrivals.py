@@ -1,4 +1,6 @@
-"""Random and recorded arrivals: seeded gaps between failures, and traces of real ones. Pure but for reading a trace."""
+"""Random and recorded arrivals: seeded gaps between failures, and traces of real ones. Pure but for
+reading a trace.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,8 @@ class TraceRead:
 
 
 def read_trace(path: Path) -> TraceRead:
-    """Read ``.csv`` (a column ``time`` or ``step``, others ignored) or ``.json`` (numbers of seconds, or mappings
-    with ``time`` or ``step``). Times are seconds, or texts such as ``2.5s``.
+    """Read ``.csv`` (a column ``time`` or ``step``, others ignored) or ``.json`` (numbers of
+    seconds, or mappings with ``time`` or ``step``). Times are seconds, or texts such as ``2.5s``.
 
     Raises ScenarioError when the file cannot be read at all.
     """
@@ -91,10 +93,14 @@ def read_trace(path: Path) -> TraceRead:
             out.problems.append(Placed(span=whole, message="the trace has no rows"))
         if count > MAX_OCCURRENCES:
             out.problems.append(
-                Placed(span=whole, message=f"the trace has {count} rows, more than {MAX_OCCURRENCES}")
+                Placed(
+                    span=whole, message=f"the trace has {count} rows, more than {MAX_OCCURRENCES}"
+                )
             )
         if out.times and out.steps:
-            out.problems.append(Placed(span=whole, message="a trace holds times or steps, not both"))
+            out.problems.append(
+                Placed(span=whole, message="a trace holds times or steps, not both")
+            )
     return out
 
 
@@ -190,7 +196,8 @@ def fill_traces(
 ) -> tuple[list[Problem], list[Placed]]:
     """Put the contents of every trace file named in the faults of ``tree`` in place of its name.
 
-    ``directory_of``: where the file that a value was written in lies. What is wrong: in the scenario, in traces.
+    ``directory_of``: where the file that a value was written in lies. What is wrong: in the
+    scenario, in traces.
     """
     problems: list[Problem] = []
     placed: list[Placed] = []

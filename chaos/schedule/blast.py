@@ -1,4 +1,6 @@
-"""How much may be broken at once: whether one more occurrence keeps to a scenario's blast radius. Pure."""
+"""How much may be broken at once: whether one more occurrence keeps to a scenario's blast radius.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ _NEEDED: Mapping[Need, Privilege] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is broken now. ``active``: faults injected and neither healed nor recovered from; ``healthy``:
-    replicas that train or could at once; ``nodes``: lost or stopped as a whole.
+    """What is broken now. ``active``: faults injected and neither healed nor recovered from;
+    ``healthy``: replicas that train or could at once; ``nodes``: lost or stopped as a whole.
     """
 
     active: int
@@ -33,8 +35,9 @@ class Damage:
 
 
 def privilege(needs: Collection[Need], costs: Mapping[Need, Privilege] = NO_COSTS) -> Privilege:
-    """What a fault kind with these needs must be allowed on this machine. ``costs``: a launcher's own, where it meets a
-    need by other means than most."""
+    """What a fault kind with these needs must be allowed on this machine. ``costs``: a launcher's
+    own, where it meets a need by other means than most.
+    """
     due = (costs.get(need, _NEEDED.get(need, "none")) for need in needs)
     return max(due, key=PRIVILEGES.index, default="none")
 
@@ -75,8 +78,9 @@ def refusal(
 ) -> str | None:
     """Why one more occurrence may not fire; None when it may.
 
-    ``ranks``: whom it hits; ``disables``: whether they stop being healthy by it (a slow link does not); ``shards``:
-    ranks of a replica, of which one breaks it; ``nodes``: on which it hits anything; ``whole``: that it takes entirely.
+    ``ranks``: whom it hits; ``disables``: whether they stop being healthy by it (a slow link does
+    not); ``shards``: ranks of a replica, of which one breaks it; ``nodes``: on which it hits
+    anything; ``whole``: that it takes entirely.
     """
     protected = sorted(set(ranks) & set(limits.protected_ranks))
     if protected:
@@ -84,9 +88,15 @@ def refusal(
     if sheltered := sorted(set(nodes) & set(limits.protected_nodes)):
         return f"blast_radius protects node {', '.join(map(str, sheltered))}"
     lost = damage.nodes | set(whole)
-    if disables and whole and limits.max_nodes_lost is not None and len(lost) > limits.max_nodes_lost:
+    if (
+        disables
+        and whole
+        and limits.max_nodes_lost is not None
+        and len(lost) > limits.max_nodes_lost
+    ):
         return (
-            f"blast_radius allows {limits.max_nodes_lost} nodes lost at once, and this would make {len(lost)}"
+            f"blast_radius allows {limits.max_nodes_lost} nodes lost at once, and this would make"
+            f" {len(lost)}"
         )
     most = limits.max_concurrent_faults
     if most is not None and damage.active >= most:
@@ -94,12 +104,16 @@ def refusal(
     least = limits.min_healthy_replicas
     left = damage.healthy - (len({rank // shards for rank in ranks}) if disables else 0)
     if least is not None and disables and left < least:
-        return f"blast_radius keeps {least} replicas healthy, and of {damage.healthy} this would leave {max(0, left)}"
+        return (
+            f"blast_radius keeps {least} replicas healthy, and of {damage.healthy} this would leave"
+            f" {max(0, left)}"
+        )
     return None
 
 
 def together(planned: Sequence[PlannedFault]) -> Iterator[tuple[int, tuple[PlannedFault, ...]]]:
-    """Steps at which more than one fault is due or still lasts, each with those faults, the newest last.
+    """Steps at which more than one fault is due or still lasts, each with those faults, the newest
+    last.
 
     Only what is certain beforehand: triggers in steps, and durations in steps.
     """

@@ -1,7 +1,7 @@
 """When and where faults fire: a pure function of the scenario and the seed.
 
-Every choice is drawn from (seed, fault id) through SHA-256, so adding, removing or reordering other faults
-changes nothing for this one, and a plan is the same on every machine and Python.
+Every choice is drawn from (seed, fault id) through SHA-256, so adding, removing or reordering other
+faults changes nothing for this one, and a plan is the same on every machine and Python.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ EVERY_ATTEMPT_LIMIT = 1000
 class PlannedFault:
     """One fault with everything decided.
 
-    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``nodes``; ``links``: directed (source rank,
-    destination rank); ``checkpoint``: ``latest``, step, None. ``points``: (step, phase) pairs for triggers in
-    steps, ``times_s`` for those in time, ``event`` with ``nth`` for those by event. ``max_fires``: firings per
-    point, time or event (once = 1). ``probability`` has been decided already for points, times and a single
-    event; ``declined`` names those that it ruled out. ``each``: what every one of ``times_s`` hits, drawn for each
-    anew, the first as above; empty where all hit the same. ``verify``: what the landed evidence must say.
-    ``seed``: the fault's own, below 2**32.
+    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``nodes``; ``links``: directed
+    (source rank, destination rank); ``checkpoint``: ``latest``, step, None. ``points``: (step,
+    phase) pairs for triggers in steps, ``times_s`` for those in time, ``event`` with ``nth`` for
+    those by event. ``max_fires``: firings per point, time or event (once = 1). ``probability`` has
+    been decided already for points, times and a single event; ``declined`` names those that it
+    ruled out. ``each``: what every one of ``times_s`` hits, drawn for each anew, the first as
+    above; empty where all hit the same. ``verify``: what the landed evidence must say. ``seed``:
+    the fault's own, below 2**32.
     """
 
     id: str
@@ -91,11 +92,15 @@ def plan_scenario(
     Raises ScenarioError when a fault would have no target.
     """
     return plan(
-        scenario.faults, seed=seed, ranks=scenario.workload.ranks, spares=spares,
-        traits=lambda kind: traits_of(kinds[kind]), topology=scenario.topology,
+        scenario.faults,
+        seed=seed,
+        ranks=scenario.workload.ranks,
+        spares=spares,
+        traits=lambda kind: traits_of(kinds[kind]),
+        topology=scenario.topology,
         protected=frozenset(scenario.blast_radius.protected_ranks),
         sheltered=frozenset(scenario.blast_radius.protected_nodes),
-    )  # fmt: skip
+    )
 
 
 def plan(
@@ -109,13 +114,16 @@ def plan(
     protected: frozenset[int] = frozenset(),
     sheltered: frozenset[int] = frozenset(),
 ) -> tuple[PlannedFault, ...]:
-    """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``, ``sheltered``: ranks and nodes
-    never chosen.
+    """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``,
+    ``sheltered``: ranks and nodes never chosen.
 
     Raises ScenarioError when a fault would have no target.
     """
     scope = Scope(
-        topology=topology or Topology(ranks=ranks), spares=spares, protected=protected, sheltered=sheltered
+        topology=topology or Topology(ranks=ranks),
+        spares=spares,
+        protected=protected,
+        sheltered=sheltered,
     )
     return tuple(_plan_one(fault, seed, scope, traits(fault.kind)) for fault in faults)
 
@@ -129,7 +137,8 @@ def most_occurrences(at: TriggerSpec) -> int:
 
 
 def repeat_seed(seed: int, repeat: int) -> int:
-    """Seed of one repeat, below 2**32, the same in every cell, so that strategies meet the same faults.
+    """Seed of one repeat, below 2**32, the same in every cell, so that strategies meet the same
+    faults.
 
     Repeat 0: ``seed``.
     """
@@ -141,26 +150,37 @@ def armed(planned: Sequence[PlannedFault], rank: int, fired: Fired) -> tuple[Pla
 
     ``fired``: (fault id, point) -> firings so far.
     """
-    return tuple(left for fault in planned if rank in fault.ranks if (left := _left(fault, fired)).points)
+    return tuple(
+        left for fault in planned if rank in fault.ranks if (left := _left(fault, fired)).points
+    )
 
 
-def due_by_step(planned: Sequence[PlannedFault], committed: int, fired: Fired) -> tuple[PlannedFault, ...]:
-    """Step-triggered faults on no rank (a spare, a checkpoint) that are due after ``committed`` steps.
+def due_by_step(
+    planned: Sequence[PlannedFault], committed: int, fired: Fired
+) -> tuple[PlannedFault, ...]:
+    """Step-triggered faults on no rank (a spare, a checkpoint) that are due after ``committed``
+    steps.
 
-    Each comes with only its due points: step n is due while it is computed, when n - 1 are committed.
+    Each comes with only its due points: step n is due while it is computed, when n - 1 are
+    committed.
     """
     due = []
     for fault in planned:
         if fault.ranks:
             continue
-        points = tuple(p for p in fault.points if p[0] <= committed + 1 and _may_fire(fault, p, fired))
+        points = tuple(
+            p for p in fault.points if p[0] <= committed + 1 and _may_fire(fault, p, fired)
+        )
         if points:
             due.append(dataclasses.replace(fault, points=points))
     return tuple(due)
 
 
-def due_by_time(planned: Sequence[PlannedFault], seconds: float, fired: Fired) -> tuple[PlannedFault, ...]:
-    """Faults by time that are due ``seconds`` after the first step starts, each with only its due points.
+def due_by_time(
+    planned: Sequence[PlannedFault], seconds: float, fired: Fired
+) -> tuple[PlannedFault, ...]:
+    """Faults by time that are due ``seconds`` after the first step starts, each with only its due
+    points.
 
     The point of time number n (from 0) is ``(n, "")``; firings count under it.
     """
@@ -191,7 +211,9 @@ def due_by_event(
 
 
 def _left(fault: PlannedFault, fired: Fired) -> PlannedFault:
-    return dataclasses.replace(fault, points=tuple(p for p in fault.points if _may_fire(fault, p, fired)))
+    return dataclasses.replace(
+        fault, points=tuple(p for p in fault.points if _may_fire(fault, p, fired))
+    )
 
 
 def _may_fire(fault: PlannedFault, point: Point, fired: Fired) -> bool:
@@ -217,24 +239,39 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
     happening = [n for n in range(len(times)) if _happens(chance, own, "time", n)]
     many = at.time is None and len(happening) > 1 and not traits.relentless
     declined = [f"step {step}" for step in steps if not _happens(chance, own, "step", step)]
-    declined += [f"{time:g} s" for n, time in enumerate(times) if not _happens(chance, own, "time", n)]
+    declined += [
+        f"{time:g} s" for n, time in enumerate(times) if not _happens(chance, own, "time", n)
+    ]
     if event is not None and not _happens(chance, own, "event", at.nth):
         declined.append(f"{event} number {at.nth}")
     return PlannedFault(
-        id=fault.id, kind=fault.kind, params=dict(fault.params),
-        ranks=targets.ranks, spares=targets.spares, nodes=targets.nodes, links=targets.links,
+        id=fault.id,
+        kind=fault.kind,
+        params=dict(fault.params),
+        ranks=targets.ranks,
+        spares=targets.spares,
+        nodes=targets.nodes,
+        links=targets.links,
         checkpoint=checkpoint if checkpoint is None or checkpoint == "latest" else checkpoint.step,
         points=tuple(
             (step, _phase(fault, step, seed, traits.phases))
-            for step in steps if _happens(chance, own, "step", step)
+            for step in steps
+            if _happens(chance, own, "step", step)
         ),
         times_s=tuple(times[n] for n in happening),
-        each=tuple(resolve(fault, traits, scope, _arrival_seed(seed, n)) for n in happening) if many else (),
-        event=event, nth=at.nth, probability=chance, declined=tuple(declined),
+        each=tuple(resolve(fault, traits, scope, _arrival_seed(seed, n)) for n in happening)
+        if many
+        else (),
+        event=event,
+        nth=at.nth,
+        probability=chance,
+        declined=tuple(declined),
         duration_s=None if isinstance(fault.duration, StepsDuration) else fault.duration,
         duration_steps=fault.duration.steps if isinstance(fault.duration, StepsDuration) else None,
-        max_fires=_max_fires(fault, traits), verify=dict(fault.verify), seed=own,
-    )  # fmt: skip
+        max_fires=_max_fires(fault, traits),
+        verify=dict(fault.verify),
+        seed=own,
+    )
 
 
 def _arrival_seed(seed: int, number: int) -> int:

@@ -1,4 +1,6 @@
-"""Stop conditions and what they are judged by: pure, and the same for a built-in job and a command."""
+"""Stop conditions and what they are judged by: pure, and the same for a built-in job and a
+command.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The state of a job. ``idle_s``: since the last commit; ``wall_s``: since the arm began; ``healthy``:
-    replicas whose ranks are all held by live processes, None until training has begun.
+    """The state of a job. ``idle_s``: since the last commit; ``wall_s``: since the arm began;
+    ``healthy``: replicas whose ranks are all held by live processes, None until training has begun.
     """
 
     idle_s: float

@@ -1,7 +1,8 @@
-"""Whom a fault hits: candidates by role, node and rack, and a choice among them that the seed decides.
+"""Whom a fault hits: candidates by role, node and rack, and a choice among them that the seed
+decides.
 
-Candidates are ranked by a digest of (seed, fault id, candidate), so the first n of n + 1 chosen are the n chosen,
-and no other fault changes the choice.
+Candidates are ranked by a digest of (seed, fault id, candidate), so the first n of n + 1 chosen are
+the n chosen, and no other fault changes the choice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Who is there. ``protected``, ``sheltered``: ranks and nodes that the blast radius keeps from harm."""
+    """Who is there. ``protected``, ``sheltered``: ranks and nodes that the blast radius keeps from
+    harm.
+    """
 
     topology: Topology
     spares: int = 0
@@ -63,7 +66,9 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What one fault hits: ranks, indices of spares, nodes, and directed links (source rank, destination rank)."""
+    """What one fault hits: ranks, indices of spares, nodes, and directed links (source rank,
+    destination rank).
+    """
 
     ranks: tuple[int, ...] = ()
     spares: tuple[int, ...] = ()
@@ -98,7 +103,9 @@ def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Target
         return Targets(nodes=_nodes(fault, traits, scope, seed))
     if target.link is not None:
         return _link(target, scope)
-    chosen = _select(fault, _people(target, scope), _harmed(target, scope), seed, _role_word(target))
+    chosen = _select(
+        fault, _people(target, scope), _harmed(target, scope), seed, _role_word(target)
+    )
     ranks = tuple(number for role, number in chosen if role == "worker")
     spares = tuple(number for role, number in chosen if role == "spare")
     links = _links(ranks, scope.topology.ranks, traits.separates) if where is Where.LINK else ()
@@ -113,9 +120,11 @@ def _names_place(target: TargetSpec) -> bool:
 
 def _check_place(target: TargetSpec, topology: Topology) -> None:
     for name, value, there in (
-        ("rank", target.rank, topology.ranks), ("replica", target.replica, topology.replicas),
-        ("node", target.node, topology.nodes), ("rack", target.rack, topology.racks),
-    ):  # fmt: skip
+        ("rank", target.rank, topology.ranks),
+        ("replica", target.replica, topology.replicas),
+        ("node", target.node, topology.nodes),
+        ("rack", target.rack, topology.racks),
+    ):
         if value is not None and value >= there:
             among = f"among {there}" + ("; set launcher.nodes" if name in ("node", "rack") else "")
             raise TargetError(f"there is no {name} {value} {among}", (name,))
@@ -167,7 +176,9 @@ def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[i
     kept, out = {*target.exclude.ranks, *scope.protected}, {*target.exclude.nodes, *scope.sheltered}
     spared = {n for n in nodes if n in out or kept & set(topology.ranks_on(n))}
     if not traits.whole_racks:
-        chosen = _select(fault, [("node", n) for n in nodes], {("node", n) for n in spared}, seed, "node")
+        chosen = _select(
+            fault, [("node", n) for n in nodes], {("node", n) for n in spared}, seed, "node"
+        )
         return tuple(number for _, number in chosen)
     racks = sorted({topology.rack_of(node) for node in nodes})
     spared_racks = {("rack", topology.rack_of(node)) for node in spared}
@@ -175,7 +186,9 @@ def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[i
     return tuple(node for _, rack in chosen for node in topology.nodes_in(rack))
 
 
-def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, word: str) -> list[Who]:
+def _select(
+    fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, word: str
+) -> list[Who]:
     """The chosen of a group, in the group's order of numbers. ``out``: who is never chosen."""
     if not group:
         raise TargetError(f"there is no {word} to select from", ("role",))
@@ -184,8 +197,13 @@ def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, wo
         raise TargetError(f"every {word} it could hit is excluded or protected", ("exclude",))
     count = len(free) if _takes_all(fault.target) else _wanted(fault.target, len(group), word)
     if count > len(free):
-        also = f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
-        part: dict[type, Loc] = {CountTarget: ("select", "count"), PercentTarget: ("select", "percent")}
+        also = (
+            f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
+        )
+        part: dict[type, Loc] = {
+            CountTarget: ("select", "count"),
+            PercentTarget: ("select", "percent"),
+        }
         where = part.get(type(fault.target.select), ("select",))
         raise TargetError(f"cannot select {count} of {len(free)}{also}", where)
     ordered = sorted(free, key=lambda who: draw(seed, fault.id, "target", *who))
@@ -193,7 +211,9 @@ def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, wo
 
 
 def _takes_all(target: TargetSpec) -> bool:
-    return target.select == "all" or (target.replica is not None and "select" not in target.model_fields_set)
+    return target.select == "all" or (
+        target.replica is not None and "select" not in target.model_fields_set
+    )
 
 
 def _wanted(target: TargetSpec, size: int, word: str) -> int:

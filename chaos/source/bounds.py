@@ -1,5 +1,5 @@
-"""How large a scenario may be, looked at before anything that takes longer the larger it is: whatever a file holds is
-judged within two seconds and half a gigabyte.
+"""How large a scenario may be, looked at before anything that takes longer the larger it is:
+whatever a file holds is judged within two seconds and half a gigabyte.
 
 Far above what people write: the limits are for files that are something else, or meant to do harm.
 """
@@ -26,7 +26,9 @@ _STACKED = re.compile(rf"(?:[-?:][ \t]+){{{MAX_NESTED}}}")
 
 
 def text_problem(text: str) -> str:
-    """Why YAML text is not worth parsing; empty: it is. An upper bound of its values is counted, in linear time."""
+    """Why YAML text is not worth parsing; empty: it is. An upper bound of its values is counted, in
+    linear time.
+    """
     parts = sum(text.count(separator) for separator in _SEPARATORS)
     if parts > MAX_PARTS:
         return f"more than {MAX_PARTS} lines and values; is it a scenario?"
@@ -42,7 +44,9 @@ def tree_problems(tree: Any) -> list[Problem]:
     if not isinstance(tree, dict):
         return []
     if count(tree, MAX_VALUES) > MAX_VALUES:
-        return [Problem(loc=(), message=f"more than {MAX_VALUES} values, with all references resolved")]
+        return [
+            Problem(loc=(), message=f"more than {MAX_VALUES} values, with all references resolved")
+        ]
     return [*_too_many(tree, "faults", MAX_FAULTS), *_ranks(tree)]
 
 
@@ -52,7 +56,8 @@ def work_problems(cells: int, tree: Any) -> list[Problem]:
     if cells < 2 or values <= MAX_WORK:
         return []
     message = (
-        f"{cells} cells of {values // cells} values each are more than can be checked: split the scenario"
+        f"{cells} cells of {values // cells} values each are more than can be checked: split the"
+        " scenario"
     )
     return [Problem(loc=("matrix",), message=message, on_key=True)]
 

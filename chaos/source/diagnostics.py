@@ -1,4 +1,6 @@
-"""Where a scenario is wrong, and how that is said: ``file:line:column: message``, source line, caret."""
+"""Where a scenario is wrong, and how that is said: ``file:line:column: message``, source line,
+caret.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _MAX_WORD = 80  # of a message: the source line below it shows the word once mor
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A word in a source. ``line`` and ``column`` count from 1, in characters; ``text`` is the whole line."""
+    """A word in a source. ``line`` and ``column`` count from 1, in characters; ``text`` is the
+    whole line.
+    """
 
     source: str
     line: int
@@ -42,7 +46,9 @@ class Span:
     text: str
 
     def narrowed(self, word: str) -> Span:
-        """The span of ``word`` in this line, at or after this column; this span if it is not there."""
+        """The span of ``word`` in this line, at or after this column; this span if it is
+        not there.
+        """
         start = self.text.find(word, self.column - 1) if word else -1
         return self if start < 0 else dataclasses.replace(self, column=start + 1, width=len(word))
 
@@ -90,8 +96,8 @@ def render(placed: Placed, *, label: str = "") -> str:
     head = f"{source}:{span.line}:{placed.span.column}: {label}{message}"
     if not span.text.strip():
         return head
-    # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable reaches
-    # a terminal.
+    # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable
+    # reaches a terminal.
     text = "\t".join(_on_one_line(part) for part in span.text.split("\t"))
     lead = "".join("\t" if char == "\t" else " " for char in span.text[: span.column - 1])
     return f"{head}\n  {text}\n  {lead}{'^' * max(1, span.width)}"
@@ -104,7 +110,9 @@ def clipped(text: str, most: int) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """With ``?`` for all that is not to be seen, line breaks too: nobody's file writes lines that look like ours."""
+    """With ``?`` for all that is not to be seen, line breaks too: nobody's file writes lines that
+    look like ours.
+    """
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

@@ -1,7 +1,8 @@
 """A YAML file as plain values that remember where each key and value stands.
 
-YAML 1.2 by ruamel's composer; the values are built here, because only then a duplicate key, a tag or an
-oversized number is one more problem with a place instead of an exception that hides all others.
+YAML 1.2 by ruamel's composer; the values are built here, because only then a duplicate key, a tag
+or an oversized number is one more problem with a place instead of an exception that hides all
+others.
 """
 
 from __future__ import annotations
@@ -60,13 +61,17 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a scenario file. Raises ScenarioError when there is no YAML mapping in it to speak of."""
+    """Read a scenario file. Raises ScenarioError when there is no YAML mapping in it to
+    speak of.
+    """
     document = parse(read_text(path), str(path))
     if not isinstance(document.tree, dict):
         kinds = {type(None): "is empty", list: "holds a list"}
         what = kinds.get(type(document.tree), "holds a single value")
         message = f"the file {what}; a scenario is a mapping (key: value)"
-        raise scenario_error(document.problems or [Placed(span=document.locate(()), message=message)])
+        raise scenario_error(
+            document.problems or [Placed(span=document.locate(()), message=message)]
+        )
     return document
 
 
@@ -80,7 +85,8 @@ def parse(text: str, source: str) -> Document:
         raise scenario_error([Placed(span=span, message=why)])
     lines = text.splitlines() or [""]
     try:
-        with warnings.catch_warnings():  # of anchors, say, which are refused below: it would be printed raw
+        # of anchors, say, which are refused below: it would be printed raw
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", YAMLWarning)
             root = YAML(typ="safe", pure=True).compose(text)
     except YAMLError as error:
@@ -89,14 +95,20 @@ def parse(text: str, source: str) -> Document:
         span = Span(source=source, line=1, column=1, width=1, text="")
         raise scenario_error([Placed(span=span, message="nested too deeply")]) from error
     builder = _Builder(lines, source)
-    first = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
+    first = next(
+        (i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0
+    )
     builder.values[()] = Span(source=source, line=first + 1, column=1, width=1, text=lines[first])
     tree = None if root is None else builder.build(root, ())
-    return Document(tree=tree, keys=builder.keys, values=builder.values, problems=tuple(builder.problems))
+    return Document(
+        tree=tree, keys=builder.keys, values=builder.values, problems=tuple(builder.problems)
+    )
 
 
 def read_text(path: Path, *, what: str = "scenario") -> str:
-    """The text of a regular UTF-8 file of at most ``MAX_BYTES``. Raises ScenarioError for anything else."""
+    """The text of a regular UTF-8 file of at most ``MAX_BYTES``. Raises ScenarioError for anything
+    else.
+    """
     try:
         # Not blocking: opening a named pipe must not wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -167,7 +179,9 @@ class _Builder:
             return self._problem(node, f"nested deeper than {MAX_DEPTH} levels", loc)
         if node.anchor is not None:
             return self._problem(
-                node, "anchors and aliases are not read; write ${vars.name} and put the value in vars", loc
+                node,
+                "anchors and aliases are not read; write ${vars.name} and put the value in vars",
+                loc,
             )
         if str(node.tag) not in _PLAIN_TAGS:
             return self._problem(node, f"tags are not read ({node.tag})", loc)
@@ -195,7 +209,9 @@ class _Builder:
             if key in built:
                 first = self.keys[(*loc, key)].line
                 self.problems.append(
-                    Placed(span=at, message=f"key {key!r} is given twice; the first is on line {first}")
+                    Placed(
+                        span=at, message=f"key {key!r} is given twice; the first is on line {first}"
+                    )
                 )
                 continue
             self.keys[(*loc, key)] = at
@@ -211,7 +227,8 @@ class _Builder:
         if kind in ("int", "float"):
             try:
                 return self._int(node, text, loc) if kind == "int" else self._float(node, text, loc)
-            except ValueError:  # forms of YAML 1.1, such as 1:30, which a %YAML directive brings back
+            # forms of YAML 1.1, such as 1:30, which a %YAML directive brings back
+            except ValueError:
                 return self._problem(node, f"{text} is no number", loc)
         if _halved(text):
             return self._problem(node, "text holds half of a surrogate pair", loc)
@@ -227,7 +244,11 @@ class _Builder:
     def _float(self, node: ScalarNode, text: str, loc: Loc) -> Any:
         plain = text.replace("_", "").lower()
         value = math.inf if plain.lstrip("+-") in (".inf", ".nan") else float(plain)
-        return value if math.isfinite(value) else self._problem(node, f"{text} is not a finite number", loc)
+        return (
+            value
+            if math.isfinite(value)
+            else self._problem(node, f"{text} is not a finite number", loc)
+        )
 
     def _problem(self, node: Node, message: str, loc: Loc | None) -> None:
         span = self._span(node)
@@ -240,6 +261,9 @@ class _Builder:
         text = self._lines[start.line] if start.line < len(self._lines) else ""
         stop = end.column if end.line == start.line else len(text.rstrip())
         return Span(
-            source=self._source, line=start.line + 1, column=start.column + 1, text=text,
+            source=self._source,
+            line=start.line + 1,
+            column=start.column + 1,
+            text=text,
             width=max(1, stop - start.column) if width is None else width,
-        )  # fmt: skip
+        )

@@ -1,4 +1,6 @@
-"""The script of examples/torchrun_ddp with a beacon instead of its log line; outside a chaos run that does nothing."""
+"""The script of examples/torchrun_ddp with a beacon instead of its log line; outside a chaos run
+that does nothing.
+"""
 
 import os
 import time

@@ -1,4 +1,6 @@
-"""A plain DDP training script for torchrun: a small model, a checkpoint every few steps, one log line a step."""
+"""A plain DDP training script for torchrun: a small model, a checkpoint every few steps, one log
+line a step.
+"""
 
 import os
 import time
@@ -43,7 +45,11 @@ def main() -> None:
         if rank == 0:
             print(f"step {step}/{STEPS} loss {mean.item():.6f}", flush=True)
             if step % SAVE_EVERY == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                state = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": step,
+                }
                 torch.save(state, CHECKPOINT.with_suffix(".tmp"))
                 CHECKPOINT.with_suffix(".tmp").rename(CHECKPOINT)
 

@@ -1,2 +1,3 @@
-"""What is common to the arms of a run, whatever trains in them: their processes, what an injector may touch,
-who watches."""
+"""What is common to the arms of a run, whatever trains in them: their processes, what an injector
+may touch, who watches.
+"""

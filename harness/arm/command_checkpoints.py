@@ -1,4 +1,6 @@
-"""The checkpoint files of a command: the newest in the directory its scenario names, whatever they hold."""
+"""The checkpoint files of a command: the newest in the directory its scenario names, whatever they
+hold.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ BLOCK = 1 << 20
 class SavedFiles:
     """One file or directory that holds a checkpoint; see chaos.fault.targets.CheckpointTarget.
 
-    ``digests``: of its files before anybody touched them, so that a change is seen by reading it again.
+    ``digests``: of its files before anybody touched them, so that a change is seen by reading it
+    again.
     """
 
     path: Path
@@ -35,27 +38,34 @@ class SavedFiles:
         return None
 
     def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
-        """Nobody inside a command would do it: scenarios that ask for it are refused when loaded. Raises
-        InfrastructureError."""
+        """Nobody inside a command would do it: scenarios that ask for it are refused when loaded.
+        Raises InfrastructureError.
+        """
         raise InfrastructureError(
-            "a command's save cannot be broken from outside", hint="corrupt a saved checkpoint instead"
+            "a command's save cannot be broken from outside",
+            hint="corrupt a saved checkpoint instead",
         )
 
 
 def newest(directory: Path, seed: int) -> SavedFiles | None:
     """The newest checkpoint, or None when there is none. Hidden and unfinished files are none.
 
-    Of files and directories side by side, those that hold more bytes in all are meant: the others are bookkeeping, such
-    as a file that names the newest directory, or a directory of logs.
+    Of files and directories side by side, those that hold more bytes in all are meant: the others
+    are bookkeeping, such as a file that names the newest directory, or a directory of logs.
     """
     if not directory.is_dir():
         return None
     entries = [
-        p for p in directory.iterdir()
-        if not p.name.startswith(".") and p.suffix not in UNFINISHED and (p.is_file() or any(_files(p)))
-    ]  # fmt: skip
+        p
+        for p in directory.iterdir()
+        if not p.name.startswith(".")
+        and p.suffix not in UNFINISHED
+        and (p.is_file() or any(_files(p)))
+    ]
     apart = [[p for p in entries if p.is_dir() is directories] for directories in (True, False)]
-    entries = max(apart, key=lambda some: sum(file.stat().st_size for p in some for file in _content(p)))
+    entries = max(
+        apart, key=lambda some: sum(file.stat().st_size for p in some for file in _content(p))
+    )
     entries.sort(key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
     if not entries:
         return None

@@ -9,7 +9,13 @@ from chaos.events.log import Event, Kind
 from chaos.fault.targets import StorageTarget
 from harness.arm.in_force import InForce
 from harness.launch.health import HealthSource
-from harness.launch.launcher import ArmSetup, GroupControl, LinkControl, MachineControl, StoreControl
+from harness.launch.launcher import (
+    ArmSetup,
+    GroupControl,
+    LinkControl,
+    MachineControl,
+    StoreControl,
+)
 from harness.undo.ledger import Ledger
 from recovery.transport.wire import Message
 
@@ -26,7 +32,9 @@ class Scene(Protocol):
         """Whether somebody supervises the job now."""
 
     def lose_coordinator(self, down_s: float) -> None:
-        """Whoever supervises the job forgets everything; another takes over ``down_s`` seconds later."""
+        """Whoever supervises the job forgets everything; another takes over ``down_s`` seconds
+        later.
+        """
 
     @property
     def store(self) -> StoreControl | None:
@@ -85,7 +93,9 @@ class Scene(Protocol):
         """The living processes of a node."""
 
     def refuse_device(self, process: str) -> str:
-        """Let nobody start any more on a process's device, and name it. Raises RuntimeError where that cannot be."""
+        """Let nobody start any more on a process's device, and name it. Raises RuntimeError where
+        that cannot be.
+        """
 
     def accept_device(self, process: str) -> None:
         """Let processes start there again."""

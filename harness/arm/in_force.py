@@ -9,7 +9,8 @@ from typing import Any
 class InForce:
     """Of one arm, or of one rank of it.
 
-    ``what``: kind of effect; ``on``: the thing that it is on; ``by``: who has it done, one name for each occurrence.
+    ``what``: kind of effect; ``on``: the thing that it is on; ``by``: who has it done, one name for
+    each occurrence.
     """
 
     def __init__(self) -> None:

@@ -63,13 +63,25 @@ class Keeping:
                 self._scene.ledger.will(undo, arm=arm, process=name) if undo is not None else ""
             )
             self._scene.record(
-                Kind.PROCESS_SPAWNED, process=name, pid=news.pid, role=ROLE, mode="warm", node=news.node
+                Kind.PROCESS_SPAWNED,
+                process=name,
+                pid=news.pid,
+                role=ROLE,
+                mode="warm",
+                node=news.node,
             )
             return
         pid = self._living.pop(name)
         if self._records[name]:
             self._scene.ledger.undone(self._records[name], f"{name} has ended")
         self._scene.record(
-            Kind.PROCESS_EXITED, process=name, pid=pid, exit_code=news.exit_code, signal=news.signal,
-            expected=asked_ns is not None, last_seq=None, asked_ns=asked_ns, role=ROLE,
-        )  # fmt: skip
+            Kind.PROCESS_EXITED,
+            process=name,
+            pid=pid,
+            exit_code=news.exit_code,
+            signal=news.signal,
+            expected=asked_ns is not None,
+            last_seq=None,
+            asked_ns=asked_ns,
+            role=ROLE,
+        )

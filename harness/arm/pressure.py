@@ -1,7 +1,9 @@
-"""Writes down how short of processors the machines of an arm are while it trains, for who judges its rates.
+"""Writes down how short of processors the machines of an arm are while it trains, for who judges
+its rates.
 
-Here the harness reads (``recovery.process.pressure``), and only while the job trains: a recovery pays for
-none of it. On nodes their agents read, all the time, and the newest of each is written down.
+Here the harness reads (``recovery.process.pressure``), and only while the job trains: a recovery
+pays for none of it. On nodes their agents read, all the time, and the newest of each is written
+down.
 """
 
 from __future__ import annotations
@@ -49,9 +51,12 @@ class OnNodes(Protocol):
         """Node -> its newest reading, and when that was, on our clock."""
 
 
-def follow(scene: Scene, training: Callable[[], Mapping[str, int]], reader: Reader | None = None) -> None:
-    """Read now and again from now on. ``training``: the ranks that train just now, rank 0 first, with their pids;
-    none of them while the job is doing anything else."""
+def follow(
+    scene: Scene, training: Callable[[], Mapping[str, int]], reader: Reader | None = None
+) -> None:
+    """Read now and again from now on. ``training``: the ranks that train just now, rank 0 first,
+    with their pids; none of them while the job is doing anything else.
+    """
     read = (reader or Reader()).read
 
     def look() -> None:
@@ -87,13 +92,19 @@ class Supervised(Scene, Protocol):
 
 
 def follow_built_in(scene: Supervised, cluster: object) -> None:
-    """The same for ranks on this machine or on nodes; of others, the simulator's, nothing is written down."""
+    """The same for ranks on this machine or on nodes; of others, the simulator's, nothing is
+    written down.
+    """
     if isinstance(cluster, OnThisMachine):
         pids = cluster.pids
 
         def training() -> Mapping[str, int]:
             now = scene.controller
-            return {n: pids[n] for n in now.members if n in pids} if now.stage is Stage.TRAINING else {}
+            return (
+                {n: pids[n] for n in now.members if n in pids}
+                if now.stage is Stage.TRAINING
+                else {}
+            )
 
         follow(scene, training)
     elif isinstance(cluster, OnNodes):

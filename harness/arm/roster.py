@@ -1,4 +1,6 @@
-"""The processes of an arm: where each is placed, that it is on record before it does anything, and which still live."""
+"""The processes of an arm: where each is placed, that it is on record before it does anything, and
+which still live.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from harness.launch.launcher import Cluster, Exited, Leftovers
 from recovery.policy.backoff import Reputation
 
 PATIENCE_S = (
-    30.0  # with nodes that do not answer and are not given up: a busy machine takes seconds, a cut as long
+    # with nodes that do not answer and are not given up: a busy machine takes seconds, a cut as
+    # long
+    30.0
 )
 
 
 class Roster:
-    """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it was."""
+    """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it
+    was.
+    """
 
     def __init__(self, scene: Scene, cluster: Cluster, *, spares: int) -> None:
         topology = scene.setup.cell.scenario.topology
@@ -38,10 +44,11 @@ class Roster:
         self.node_of = self._placement.node_of
 
     def spawn(self, role: str, mode: str) -> str:
-        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare.
+        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
+        spare.
 
-        On another node, and under another name, if the one it was meant for is lost at that moment or does not answer.
-        Raises InfrastructureError when none has answered for ``PATIENCE_S``.
+        On another node, and under another name, if the one it was meant for is lost at that moment
+        or does not answer. Raises InfrastructureError when none has answered for ``PATIENCE_S``.
         """
         name, pid, node, device = self._start(role, mode)
         self._pids[name] = pid
@@ -49,7 +56,13 @@ class Roster:
         if undo is not None:
             self._undo[name] = self._scene.ledger.will(undo, arm=self._scene.setup.id, process=name)
         self._scene.record(
-            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device
+            Kind.PROCESS_SPAWNED,
+            process=name,
+            pid=pid,
+            role=role,
+            mode=mode,
+            node=node,
+            device=device,
         )
         return name
 
@@ -58,7 +71,9 @@ class Roster:
         failed: set[int] = set()
         now_ns = self._scene.now_ns()
         first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
-        bad = {node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)}
+        bad = {
+            node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)
+        }
         while True:
             # What could not be started here may be there yet, and begin late: its name is used up.
             name = f"{'s' if role == 'spare' else 'w'}{self._count}"
@@ -70,7 +85,9 @@ class Roster:
                 break
             self._count += 1
             avoid = [each for each in usable if each in bad]
-            node = self._placement.place(name, role, self.living(), usable, again=not first, avoid=avoid)
+            node = self._placement.place(
+                name, role, self.living(), usable, again=not first, avoid=avoid
+            )
             device = self._board.assign(name, self.living(), node)
             try:
                 return name, self._cluster.spawn(name, role, mode, device, node), node, device
@@ -78,7 +95,8 @@ class Roster:
                 why, first = str(error), False
                 failed.add(node)
         raise InfrastructureError(
-            f"no node is left that {name} can start on: {why}", hint="give the run more nodes, or a spare one"
+            f"no node is left that {name} can start on: {why}",
+            hint="give the run more nodes, or a spare one",
         )
 
     def note_exit(self, report: Exited) -> int:
@@ -94,7 +112,9 @@ class Roster:
 
     def living(self) -> list[str]:
         """Processes that are not gone, and were not asked to go."""
-        return [name for name in self._pids if name not in self._exited and name not in self.asked_ns]
+        return [
+            name for name in self._pids if name not in self._exited and name not in self.asked_ns
+        ]
 
     def there(self) -> list[str]:
         """Processes whose exit is not known."""

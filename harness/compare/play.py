@@ -1,4 +1,6 @@
-"""Plays the arms of a comparison, one after the other, and notes each; what was played is never played again."""
+"""Plays the arms of a comparison, one after the other, and notes each; what was played is never
+played again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from chaos.errors import (
     EXIT_TERMINATED,
     EXIT_UNSAFE,
     ScenarioError,
-)  # fmt: skip
+)
 from chaos.loading.load import LoadedScenario, load
 from chaos.scenario.catalogue import Catalogue
 from harness.compare.plan import scenario
@@ -33,7 +35,9 @@ ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """How far a comparison is, after one arm. ``left_s``: expected seconds for those that are left."""
+    """How far a comparison is, after one arm. ``left_s``: expected seconds for those that
+    are left.
+    """
 
     number: int
     total: int
@@ -44,7 +48,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """What plays the arms of a plan. ``pythons``: label -> interpreter of its stack's environment."""
+    """What plays the arms of a plan. ``pythons``: label -> interpreter of its stack's
+    environment.
+    """
 
     directory: Directory
     plan: Plan
@@ -54,7 +60,9 @@ class Player:
     catalogue: Catalogue
 
     def check(self) -> None:
-        """Write and load one scenario of every stack and family, before anything is started. Raises ScenarioError."""
+        """Write and load one scenario of every stack and family, before anything is started. Raises
+        ScenarioError.
+        """
         seen = set()
         for arm in self.plan.arms:
             if (arm.label, arm.family) not in seen:
@@ -62,7 +70,9 @@ class Player:
                 self.scenario_of(arm)
 
     def corpus(self) -> Path:
-        """The corpus that all arms train on, made once. Raises ScenarioError or InfrastructureError."""
+        """The corpus that all arms train on, made once. Raises ScenarioError or
+        InfrastructureError.
+        """
         path = self.directory.data / "corpus.bin"
         if not path.exists():
             spec = next(iter(self.families.values())).cell.scenario.workload
@@ -76,18 +86,23 @@ class Player:
         family, entrant = self.families[arm.like], self.entrants[arm.label]
         drive = entrant.stack.drive(family.job(arm.seed, self.corpus()), self.pythons[arm.label])
         path = self.directory.scenario(arm)
-        scenario.write(path, scenario.scenario_of(arm, family, drive, deadline_s=self.plan.deadline))
+        scenario.write(
+            path, scenario.scenario_of(arm, family, drive, deadline_s=self.plan.deadline)
+        )
         try:
             return load(path, self.catalogue, overrides=[], env={})
         except ScenarioError as error:
             raise ScenarioError(
-                f"{family.path}: {arm.family or 'the control'} cannot be played under {arm.label}:\n{error.message}",
+                f"{family.path}: {arm.family or 'the control'} cannot be played under"
+                f" {arm.label}:\n{error.message}",
                 hint=error.hint or "faults on a command are those of docs/scripts.md",
             ) from error
 
     def play(self, said: Callable[[Step], None]) -> int:
-        """Play what is missing. ``said``: told after each arm. Returns an exit code: 0 all done, 4 some arms broke and
-        are missing still, 5 something could not be cleaned up, 130 or 143 a signal ended it."""
+        """Play what is missing. ``said``: told after each arm. Returns an exit code: 0 all done, 4
+        some arms broke and are missing still, 5 something could not be cleaned up, 130 or 143 a
+        signal ended it.
+        """
         done = self.directory.played()
         took = {arm: played.seconds for arm, played in done.items()}
         missing = [arm for arm in self.plan.arms if arm not in done]
@@ -99,7 +114,15 @@ class Player:
                 took[arm] = played.seconds
             left, _ = seconds_left(missing[index + 1 :], took, self.plan.workloads)
             number = len(self.plan.arms) - len(missing) + index + 1
-            said(Step(number=number, total=len(self.plan.arms), played=played, results=results, left_s=left))
+            said(
+                Step(
+                    number=number,
+                    total=len(self.plan.arms),
+                    played=played,
+                    results=results,
+                    left_s=left,
+                )
+            )
             if results.exit_code in ENDING:
                 return results.exit_code
             code = code if played.usable else EXIT_HARNESS
@@ -113,10 +136,14 @@ class Player:
         )
         run = self.directory.runs / results.scenario / results.run_id
         played = Played(
-            arm=arm, run=str(run.relative_to(self.directory.root)), verdict=results.verdict,
+            arm=arm,
+            run=str(run.relative_to(self.directory.root)),
+            verdict=results.verdict,
             usable=results.verdict not in UNUSABLE and bool(results.arms),
-            seconds=time.monotonic() - started, finished=now(), busy=busy,
-        )  # fmt: skip
+            seconds=time.monotonic() - started,
+            finished=now(),
+            busy=busy,
+        )
         return played, results
 
 

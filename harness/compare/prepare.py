@@ -1,4 +1,6 @@
-"""From what a user asks for to a plan: which stacks are ready, what each chooses, which arms there are."""
+"""From what a user asks for to a plan: which stacks are ready, what each chooses, which arms there
+are.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from harness.compare.plan.directory import (
     differences,
     provenance,
     refuse_other,
-)  # fmt: skip
+)
 from harness.compare.plan.plan import (
     AGAIN,
     Entrant,
@@ -33,7 +35,7 @@ from harness.compare.plan.plan import (
     entrants,
     family_of,
     slug,
-)  # fmt: skip
+)
 from harness.compare.play import now
 from harness.compare.result import rules
 from harness.launch.devices import versions
@@ -41,9 +43,10 @@ from harness.launch.devices import versions
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command line says. ``seed``: of the first repetition, the others follow it; ``against``: label of the
-    reference, empty for the first built-in one; ``deadline``: seconds; ``closed``, ``tune``, ``without``: as of
-    ``Plan``."""
+    """What the command line says. ``seed``: of the first repetition, the others follow it;
+    ``against``: label of the reference, empty for the first built-in one; ``deadline``: seconds;
+    ``closed``, ``tune``, ``without``: as of ``Plan``.
+    """
 
     name: str
     scenarios: Sequence[Path]
@@ -82,12 +85,16 @@ def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogu
         names = sorted({one.name for one in chosen if one.label in missing})
         raise ScenarioError(
             f"no environment for {', '.join(names)}",
-            hint=f"chaos stacks install {' '.join(names)} makes {'it' if len(names) == 1 else 'them'}; "
-            "--skip-missing compares the others",
+            hint=(
+                f"chaos stacks install {' '.join(names)} makes"
+                f" {'it' if len(names) == 1 else 'them'}; --skip-missing compares the others"
+            ),
         )
     chosen = [one for one in chosen if one.label not in missing]
     if not chosen:
-        raise ScenarioError("no stack is left to compare", hint="chaos stacks list shows what is ready")
+        raise ScenarioError(
+            "no stack is left to compare", hint="chaos stacks list shows what is ready"
+        )
     reference = _reference(chosen, asked.against)
     if asked.same:
         twin = next(one for one in chosen if one.label == reference)
@@ -99,27 +106,45 @@ def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogu
     _check_without(asked.without, chosen, families)
     seeds = list(range(asked.seed, asked.seed + asked.repeat))
     plan = Plan(
-        name=asked.name, started=now(), argv=list(asked.argv), seeds=seeds, deadline=asked.deadline,
-        reference=reference, same=asked.same, price=asked.price, currency=asked.currency,
+        name=asked.name,
+        started=now(),
+        argv=list(asked.argv),
+        seeds=seeds,
+        deadline=asked.deadline,
+        reference=reference,
+        same=asked.same,
+        price=asked.price,
+        currency=asked.currency,
         families=[
             PlannedFamily(
-                name=f.name, path=str(f.path), digest=f.digest, about=f.about, workload=f.workload, script=f.script
+                name=f.name,
+                path=str(f.path),
+                digest=f.digest,
+                about=f.about,
+                workload=f.workload,
+                script=f.script,
             )
             for f in families
         ],
-        stacks=[_planned(one, families, chosen, reference) for one in chosen], skipped=missing,
+        stacks=[_planned(one, families, chosen, reference) for one in chosen],
+        skipped=missing,
         arms=arms_of(chosen, families, seeds, controls=not asked.tune, without=asked.without),
-        provenance=provenance(), closed=asked.closed, tune=asked.tune, without=list(asked.without),
-    )  # fmt: skip
+        provenance=provenance(),
+        closed=asked.closed,
+        tune=asked.tune,
+        without=list(asked.without),
+    )
     if asked.closed and (broken := rules.broken(plan, families)):
         raise ScenarioError(
             f"--closed: {'; '.join(broken)}",
             hint="docs/benchmark-rules.md; without --closed it is the open division",
         )
     return Prepared(
-        plan=plan, entrants={one.label: one for one in chosen}, families={f.name: f for f in families},
+        plan=plan,
+        entrants={one.label: one for one in chosen},
+        families={f.name: f for f in families},
         pythons=pythons,
-    )  # fmt: skip
+    )
 
 
 def _entrants(asked: Asked, stacks: Mapping[str, type[Stack]]) -> list[Entrant]:
@@ -140,7 +165,8 @@ def _check_without(
     for stack, family in without:
         if stack not in names or family not in known:
             raise ScenarioError(
-                f"--without {stack}:{family}: {family if stack in names else stack} does not take part",
+                f"--without {stack}:{family}: {family if stack in names else stack} does not take"
+                " part",
                 hint=f"stacks: {', '.join(sorted(names))}; families: {', '.join(sorted(known))}",
             )
 
@@ -160,7 +186,9 @@ def _reference(chosen: Sequence[Entrant], against: str) -> str:
 
 
 def _like(one: Entrant, chosen: Sequence[Entrant], reference: str) -> str:
-    """Label of what a stack is set against: the built-in that goes on in the same way, else the reference."""
+    """Label of what a stack is set against: the built-in that goes on in the same way, else the
+    reference.
+    """
     of_kind = [
         other.label
         for other in chosen
@@ -178,14 +206,20 @@ def _planned(
 ) -> PlannedStack:
     refusals = {family.name: one.stack.not_offered(family.name) for family in families}
     return PlannedStack(
-        label=one.label, name=one.name, settings=one.settings, ours=one.stack.ours, title=one.stack.title,
+        label=one.label,
+        name=one.name,
+        settings=one.settings,
+        ours=one.stack.ours,
+        title=one.stack.title,
         chosen={name: _plain(value) for name, value in one.stack.chosen().items()},
         because=because(one.name, type(one.stack)) if one.settings == "tuned" else "",
-        versions=_versions(one), fidelity=list(one.stack.fidelity()),
+        versions=_versions(one),
+        fidelity=list(one.stack.fidelity()),
         ranks_beside=max(one.stack.provisioned(f.job(0, Path())) - f.workload[1] for f in families),
         not_offered={name: why for name, why in refusals.items() if why is not None},
-        way=one.stack.way, against=_like(one, chosen, reference),
-    )  # fmt: skip
+        way=one.stack.way,
+        against=_like(one, chosen, reference),
+    )
 
 
 def _plain(value: object) -> object:
@@ -217,24 +251,34 @@ def as_planned(plan: Plan, *, skip_missing: bool) -> Asked:
     """What was asked for when a plan was made."""
     again = f"{plan.reference} {AGAIN}"
     return Asked(
-        name=plan.name, scenarios=[Path(family.path) for family in plan.families],
+        name=plan.name,
+        scenarios=[Path(family.path) for family in plan.families],
         stacks=[
             f"{stack.name}:{stack.settings}"
             for stack in plan.stacks
             if stack.label != again and not plan.tune
         ],
-        settings="default", repeat=len(plan.seeds), seed=plan.seeds[0], deadline=plan.deadline,
-        against="" if plan.tune else plan.reference.replace(" ", ":"), same=plan.same, price=plan.price,
+        settings="default",
+        repeat=len(plan.seeds),
+        seed=plan.seeds[0],
+        deadline=plan.deadline,
+        against="" if plan.tune else plan.reference.replace(" ", ":"),
+        same=plan.same,
+        price=plan.price,
         currency=plan.currency,
-        skip_missing=skip_missing or bool(plan.skipped), argv=plan.argv, closed=plan.closed, tune=plan.tune,
+        skip_missing=skip_missing or bool(plan.skipped),
+        argv=plan.argv,
+        closed=plan.closed,
+        tune=plan.tune,
         without=plan.without,
-    )  # fmt: skip
+    )
 
 
 def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
-    """The plan of a comparison that goes on. What the stored arms were played with and what is here now must be the
-    same, or the difference ``accepted``, and then it stands in the report, as does that seeds were added. Raises
-    ScenarioError."""
+    """The plan of a comparison that goes on. What the stored arms were played with and what is here
+    now must be the same, or the difference ``accepted``, and then it stands in the report, as does
+    that seeds were added. Raises ScenarioError.
+    """
     refuse_other(old, new)
     changes = differences(old.provenance, new.provenance)
     versions = {stack.label: stack.versions for stack in old.stacks}
@@ -246,16 +290,21 @@ def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
     if changes and not accepted:
         raise ScenarioError(
             f"not the same as when this comparison was begun: {'; '.join(changes)}",
-            hint="--accept-changes goes on all the same and says so in the report; --anew begins again",
+            hint=(
+                "--accept-changes goes on all the same and says so in the report; --anew begins"
+                " again"
+            ),
         )
     noted = [f"resumed {new.started} with a difference: {change}" for change in changes]
     if old.provenance.get("boot") != new.provenance.get("boot"):
         noted.append(f"resumed {new.started} after the machine was started again")
     if more := len(set(new.seeds) - set(old.seeds)):
-        # nothing says what was seen before: an interval that holds at one look holds less often at several
+        # nothing says what was seen before: an interval that holds at one look holds less often at
+        # several
         noted.append(
-            f"extended {new.started} by {more} seed{'' if more == 1 else 's'}: who extends a comparison after a look "
-            f"at it may take chance for a difference more often than the intervals say, each of which is of one look"
+            f"extended {new.started} by {more} seed{'' if more == 1 else 's'}: who extends a"
+            " comparison after a look at it may take chance for a difference more often than the"
+            " intervals say, each of which is of one look"
         )
     return new.model_copy(
         update={"started": old.started, "changes": [*old.changes, *noted], "skipped": new.skipped}
@@ -263,10 +312,14 @@ def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
 
 
 def set_aside(directory: Directory) -> Path:
-    """Give the directory of a comparison another name, with the time it was begun. Raises InfrastructureError."""
+    """Give the directory of a comparison another name, with the time it was begun. Raises
+    InfrastructureError.
+    """
     began = slug(directory.read_plan().started)
     for number in range(100):
-        place = directory.root.with_name(f"{directory.root.name}.{began}{f'.{number}' if number else ''}")
+        place = directory.root.with_name(
+            f"{directory.root.name}.{began}{f'.{number}' if number else ''}"
+        )
         if not place.exists():
             break
     try:

@@ -1,4 +1,5 @@
-"""Runs that were made one by one, compared: of several strategies, or of one in two versions of the code.
+"""Runs that were made one by one, compared: of several strategies, or of one in two versions of the
+code.
 
 Nothing made them alike, so whatever differs beside the stack is said.
 """
@@ -27,7 +28,16 @@ from harness.judge.measure.labels import Named, labels
 from harness.judge.record.lineage import history_of
 from harness.judge.results import ArmResult, Results
 
-MAKES_THE_JOB = ("kind", "params", "ranks", "steps", "global_batch", "parallelism", "device", "determinism")
+MAKES_THE_JOB = (
+    "kind",
+    "params",
+    "ranks",
+    "steps",
+    "global_batch",
+    "parallelism",
+    "device",
+    "determinism",
+)
 """Of a workload: what must be the same for its times to be compared."""
 
 
@@ -50,27 +60,41 @@ class Part:
 def compare_stored(
     paths: Sequence[Path], *, name: str, argv: Sequence[str], price: float | None, currency: str
 ) -> Comparison:
-    """Compare run directories, and comparisons. Raises NoRun for a path that is neither, ScenarioError when there is
-    nothing in them to compare."""
+    """Compare run directories, and comparisons. Raises NoRun for a path that is neither,
+    ScenarioError when there is nothing in them to compare.
+    """
     parts = _told_apart([_part(path) for path in paths])
     stacks = [stack for part in parts for stack in part.stacks]
     trials = [trial for part in parts for trial in part.trials]
     if not trials:
         raise ScenarioError(
-            "these runs hold no faulted arm that could be compared", hint="name runs that came to their end"
+            "these runs hold no faulted arm that could be compared",
+            hint="name runs that came to their end",
         )
     families = {name: about for part in parts for name, about in part.families.items()}
     labels = [stack.label for stack in stacks]
     cells = summary.cells_of(labels, list(families), trials, bare=None, not_offered={})
     return Comparison(
-        name=name, started=min(part.started for part in parts), finished=now(), machine=parts[0].machine,
-        workload=parts[0].workload, stacks=stacks, families=families, trials=trials, cells=cells,
-        ratios=summary.ratios_of(trials, labels[0], seed=trials[0].seed), reference=labels[0], same=[], skipped={},
-        price=price, currency=currency,
+        name=name,
+        started=min(part.started for part in parts),
+        finished=now(),
+        machine=parts[0].machine,
+        workload=parts[0].workload,
+        stacks=stacks,
+        families=families,
+        trials=trials,
+        cells=cells,
+        ratios=summary.ratios_of(trials, labels[0], seed=trials[0].seed),
+        reference=labels[0],
+        same=[],
+        skipped={},
+        price=price,
+        currency=currency,
         fidelity=list(dict.fromkeys(note for part in parts for note in part.fidelity)),
-        reproduce=" ".join(["chaos", *argv]), cautions=_cautions(parts),
+        reproduce=" ".join(["chaos", *argv]),
+        cautions=_cautions(parts),
         at_rest=[one for part in parts for one in part.at_rest],
-    )  # fmt: skip
+    )
 
 
 def _part(path: Path) -> Part:
@@ -78,14 +102,23 @@ def _part(path: Path) -> Part:
     if directory.plan.is_file():
         made = gather(directory)
         return Part(
-            path=path, stacks=made.stacks, trials=made.trials, families=made.families, machine=made.machine,
-            workload=made.workload, fidelity=made.fidelity, started=made.started, cautions=made.cautions,
+            path=path,
+            stacks=made.stacks,
+            trials=made.trials,
+            families=made.families,
+            machine=made.machine,
+            workload=made.workload,
+            fidelity=made.fidelity,
+            started=made.started,
+            cautions=made.cautions,
             at_rest=made.at_rest,
-        )  # fmt: skip
+        )
     run = open_run(path)
     results = read_results(run)
     if results is None:
-        raise NoRun(f"{path} has no results.json that can be read", hint=f"chaos analyze {path} writes it")
+        raise NoRun(
+            f"{path} has no results.json that can be read", hint=f"chaos analyze {path} writes it"
+        )
     return _of_run(path, run, results)
 
 
@@ -102,17 +135,27 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
             continue
         trials.append(trial_of(source))
         cautions += [
-            f"the record of {source.run} cannot be what happened: {why}" for why in source.contradictions
+            f"the record of {source.run} cannot be what happened: {why}"
+            for why in source.contradictions
         ]
         cautions += [f"{source.run}: {said}" for said in source.against]
         families[source.family] = source.family
         stacks[source.label] = _info(source.label, cell, results)
         logs.setdefault(source.label, []).append(source)
     return Part(
-        path=path, stacks=list(stacks.values()), trials=trials, families=families, machine=results.system,
-        workload=results.workload, fidelity=results.fidelity, started=results.started, cautions=cautions,
-        at_rest=[one for label, sources in logs.items() if (one := _at_rest(label, sources)) is not None],
-    )  # fmt: skip
+        path=path,
+        stacks=list(stacks.values()),
+        trials=trials,
+        families=families,
+        machine=results.system,
+        workload=results.workload,
+        fidelity=results.fidelity,
+        started=results.started,
+        cautions=cautions,
+        at_rest=[
+            one for label, sources in logs.items() if (one := _at_rest(label, sources)) is not None
+        ],
+    )
 
 
 def _at_rest(label: str, sources: Sequence[Source]) -> AtRest | None:
@@ -139,36 +182,58 @@ def _source(
     if other is not None and other.contradictions:
         control = None
     return Source(
-        label=label, family=" + ".join(kinds), seed=arm.seed, log=log, control=control, ideal=control,
-        run=f"{path}/events/{arm.id}", control_run=f"{path}/events/{control_id}" if control else "",
-        verdict=arm.outcome, reproduce=f"chaos analyze {path}", contradictions=own.contradictions,
+        label=label,
+        family=" + ".join(kinds),
+        seed=arm.seed,
+        log=log,
+        control=control,
+        ideal=control,
+        run=f"{path}/events/{arm.id}",
+        control_run=f"{path}/events/{control_id}" if control else "",
+        verdict=arm.outcome,
+        reproduce=f"chaos analyze {path}",
+        contradictions=own.contradictions,
         against=other.left_out_as("its control") if other is not None else (),
-    )  # fmt: skip
+    )
 
 
 def _program(cell: Cell) -> str:
     """The strategy; of a command its program."""
     scenario = cell.scenario
-    return scenario.workload.title if scenario.workload.command is not None else scenario.recovery.strategy
+    return (
+        scenario.workload.title
+        if scenario.workload.command is not None
+        else scenario.recovery.strategy
+    )
 
 
 def _info(label: str, cell: Cell, results: Results) -> StackInfo:
     spec = cell.scenario.recovery
     versions = results.system.get("versions")
     return StackInfo(
-        label=label, stack=spec.strategy, settings="default", ours=cell.scenario.workload.command is None,
-        description=f"{results.scenario}, run {results.run_id}", chosen=dict(spec.params), because="",
-        versions=dict(versions) if isinstance(versions, dict) else {}, fidelity=[],
-    )  # fmt: skip
+        label=label,
+        stack=spec.strategy,
+        settings="default",
+        ours=cell.scenario.workload.command is None,
+        description=f"{results.scenario}, run {results.run_id}",
+        chosen=dict(spec.params),
+        because="",
+        versions=dict(versions) if isinstance(versions, dict) else {},
+        fidelity=[],
+    )
 
 
 def _told_apart(parts: Sequence[Part]) -> list[Part]:
-    """Two runs of one stack get its label with the directory's name, as two versions of it are to be compared."""
+    """Two runs of one stack get its label with the directory's name, as two versions of it are to
+    be compared.
+    """
     times = Counter(stack.label for part in parts for stack in part.stacks)
     made = []
     for index, part in enumerate(parts):
         names = {
-            stack.label: stack.label if times[stack.label] == 1 else f"{stack.label} {_short(parts, index)}"
+            stack.label: stack.label
+            if times[stack.label] == 1
+            else f"{stack.label} {_short(parts, index)}"
             for stack in part.stacks
         }
         made.append(
@@ -176,7 +241,9 @@ def _told_apart(parts: Sequence[Part]) -> list[Part]:
                 part,
                 stacks=[s.model_copy(update={"label": names[s.label]}) for s in part.stacks],
                 trials=[t.model_copy(update={"label": names[t.label]}) for t in part.trials],
-                at_rest=[one.model_copy(update={"label": names[one.label]}) for one in part.at_rest],
+                at_rest=[
+                    one.model_copy(update={"label": names[one.label]}) for one in part.at_rest
+                ],
             )
         )
     return made

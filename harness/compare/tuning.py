@@ -1,8 +1,10 @@
-"""``chaos compare --tune STACK``: which combination of a stack's documented options recovers fastest. Pure.
+"""``chaos compare --tune STACK``: which combination of a stack's documented options recovers
+fastest. Pure.
 
-The candidates are all combinations of the stack's ``grid``; each is put under every family with seeds that no
-comparison uses. First comes who loses the fewest jobs, and of those that lose as many the best by the geometric mean,
-over the families, of the median recovery time: no family counts more because its times are longer.
+The candidates are all combinations of the stack's ``grid``; each is put under every family with
+seeds that no comparison uses. First comes who loses the fewest jobs, and of those that lose as many
+the best by the geometric mean, over the families, of the median recovery time: no family counts
+more because its times are longer.
 """
 
 from __future__ import annotations
@@ -28,28 +30,41 @@ SHORTEST_S = 1e-3  # a time of zero would win whatever the other families say
 
 
 def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
-    """One entrant for each combination of the stack's grid. Raises ScenarioError when there is nothing to sweep."""
+    """One entrant for each combination of the stack's grid. Raises ScenarioError when there is
+    nothing to sweep.
+    """
     if not kind.grid:
         raise ScenarioError(
-            f"--tune {name}: it has no options to sweep", hint="a stack's `grid` names them (harness/stacks)"
+            f"--tune {name}: it has no options to sweep",
+            hint="a stack's `grid` names them (harness/stacks)",
         )
-    made = [dict(zip(kind.grid, values, strict=True)) for values in itertools.product(*kind.grid.values())]
+    made = [
+        dict(zip(kind.grid, values, strict=True))
+        for values in itertools.product(*kind.grid.values())
+    ]
     if len(made) > MOST:
         raise ScenarioError(
             f"--tune {name}: {len(made)} combinations", hint=f"at most {MOST}: try fewer values"
         )
     return [
         Entrant(
-            label=f"{name} try {number:02}", name=name, settings="tuned", stack=kind("tuned", values=values)
+            label=f"{name} try {number:02}",
+            name=name,
+            settings="tuned",
+            stack=kind("tuned", values=values),
         )
         for number, values in enumerate(made, start=1)
     ]
 
 
 def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: str) -> Sweep:
-    """What the trials of a finished sweep say. Raises ScenarioError when no candidate survived every family."""
+    """What the trials of a finished sweep say. Raises ScenarioError when no candidate survived
+    every family.
+    """
     tried = [
-        _tried(plan, [trial for trial in trials if trial.label == entrant.label], entrant.stack.values)
+        _tried(
+            plan, [trial for trial in trials if trial.label == entrant.label], entrant.stack.values
+        )
         for entrant in candidates(plan.tune, kind)
     ]
     best = min(tried, key=lambda one: (math.isinf(one.score), one.lost, one.score))
@@ -59,16 +74,24 @@ def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: s
             hint="the report of the sweep has the witness of each",
         )
     return Sweep(
-        stack=plan.tune, made=finished, commit=str(plan.provenance.get("commit") or ""),
-        machine=_machine(plan.provenance), versions=plan.stacks[0].versions,
-        families=[family.name for family in plan.families], seeds=plan.seeds,
-        grid={name: list(values) for name, values in kind.grid.items()}, tried=tried, best=best.values,
-    )  # fmt: skip
+        stack=plan.tune,
+        made=finished,
+        commit=str(plan.provenance.get("commit") or ""),
+        machine=_machine(plan.provenance),
+        versions=plan.stacks[0].versions,
+        families=[family.name for family in plan.families],
+        seeds=plan.seeds,
+        grid={name: list(values) for name, values in kind.grid.items()},
+        tried=tried,
+        best=best.values,
+    )
 
 
 def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> Tried:
     found = {
-        family.name: sorted((one for one in trials if one.family == family.name), key=lambda one: one.seed)
+        family.name: sorted(
+            (one for one in trials if one.family == family.name), key=lambda one: one.seed
+        )
         for family in plan.families
     }
     times = {name: [_time(one) for one in mine] for name, mine in found.items()}
@@ -77,13 +100,17 @@ def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> 
         outcomes={name: [one.outcome for one in mine] for name, mine in found.items()},
         recovery=times,
         score=score(list(times.values())),
-        lost=sum(len(plan.seeds) - sum(1 for time in mine if math.isfinite(time)) for mine in times.values()),
+        lost=sum(
+            len(plan.seeds) - sum(1 for time in mine if math.isfinite(time))
+            for mine in times.values()
+        ),
     )
 
 
 def score(times: Sequence[Sequence[float]]) -> float:
-    """Geometric mean over families of the median recovery time in seconds, of the trials that survived; infinite where
-    none of a family did."""
+    """Geometric mean over families of the median recovery time in seconds, of the trials that
+    survived; infinite where none of a family did.
+    """
     known = [[time for time in mine if math.isfinite(time)] for mine in times]
     if not known or not all(known):
         return math.inf
@@ -97,4 +124,6 @@ def _time(trial: Trial) -> float:
 
 
 def _machine(provenance: Mapping[str, object]) -> str:
-    return f"{provenance.get('cores', '?')} cores, {provenance.get('processor', 'unknown processor')}"
+    return (
+        f"{provenance.get('cores', '?')} cores, {provenance.get('processor', 'unknown processor')}"
+    )

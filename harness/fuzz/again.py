@@ -1,7 +1,9 @@
-"""The search for real: nothing is the same twice, so that a find is played again, and set beside the simulator.
+"""The search for real: nothing is the same twice, so that a find is played again, and set beside
+the simulator.
 
-What shows at least twice in three plays is found. What shows once is kept apart, for people: a race is a defect too,
-but nobody can say then whether a smaller scenario still shows it, nor whether a change has mended it.
+What shows at least twice in three plays is found. What shows once is kept apart, for people: a race
+is a defect too, but nobody can say then whether a smaller scenario still shows it, nor whether a
+change has mended it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ MOST_ONCE = 2
 
 @dataclass(kw_only=True)
 class RealSearch(Search):
-    """``simulator``: plays the same there; ``tell``: what was found, before it is made small, and what was seen once;
-    ``once``: find -> how often it was looked for in vain."""
+    """``simulator``: plays the same there; ``tell``: what was found, before it is made small, and
+    what was seen once; ``once``: find -> how often it was looked for in vain.
+    """
 
     simulator: Plays
     tell: Callable[[Found], None]
@@ -68,7 +71,9 @@ class RealSearch(Search):
         found = self._found(find, tree, tree, times=times, plays=plays)
         self.finds[find.key] = found
         self.tell(found)
-        small, more = shrunk(tree, lambda smaller: self._shows(smaller, find.key), most=MOST_SMALLER)
+        small, more = shrunk(
+            tree, lambda smaller: self._shows(smaller, find.key), most=MOST_SMALLER
+        )
         if small != tree and any(self._shows(small, find.key) for _ in range(PLAYS - 1)):
             found = self._found(find, small, tree, times=NEEDED, plays=plays + more)
             self.finds[find.key] = found
@@ -82,7 +87,9 @@ class RealSearch(Search):
         lines = find.text.splitlines() or [find.key]
         lead = lines[-1] if find.text.startswith("Traceback") else lines[0]
         text = f"{where}: {lead}\n{find.text}"
-        return Found(find=Find(key=find.key, text=text), tree=tree, first=first, plays=plays, steady=steady)
+        return Found(
+            find=Find(key=find.key, text=text), tree=tree, first=first, plays=plays, steady=steady
+        )
 
     def _beside(self, tree: Tree, key: str) -> str:
         """What the simulator makes of it."""
@@ -93,4 +100,6 @@ class RealSearch(Search):
         found = find_in(twin, played)
         if found is None:
             return "green on the simulator"
-        return "the same on the simulator" if found.key == key else f"on the simulator {found.key!r}"
+        return (
+            "the same on the simulator" if found.key == key else f"on the simulator {found.key!r}"
+        )

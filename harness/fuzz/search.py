@@ -24,7 +24,8 @@ Tree = dict[str, Any]
 NEAR = 0.35
 """Share of scenarios that are near one that reached something new."""
 STORY = 0.8
-"""Share of the others that tell a story; the faults of the rest have nothing to do with each other."""
+"""Share of the others that tell a story; the faults of the rest have nothing to do with each other.
+"""
 KEPT = 200
 """Scenarios that reached something new, of which others are made."""
 TWICE = 10
@@ -47,8 +48,9 @@ class Shown(Protocol):
 
 
 class Searching(Protocol):
-    """One process's search for anything. ``runs``: what was tried; ``refused``: by the loader; ``again``: known finds
-    that were seen once more."""
+    """One process's search for anything. ``runs``: what was tried; ``refused``: by the loader;
+    ``again``: known finds that were seen once more.
+    """
 
     coverage: Coverage
     runs: int
@@ -68,8 +70,9 @@ class Plays(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A defect, with the smallest scenario that shows it. ``first``: the one that was drawn; ``plays``: how many more
-    it took; ``steady``: it shows again."""
+    """A defect, with the smallest scenario that shows it. ``first``: the one that was drawn;
+    ``plays``: how many more it took; ``steady``: it shows again.
+    """
 
     find: Find
     tree: Tree
@@ -85,8 +88,10 @@ class Found:
 
 @dataclass(kw_only=True)
 class Search:
-    """One after the other. ``runs``: scenarios that were played, ``refused``: that were not; ``finds``: by key;
-    ``until_s``: by the monotonic clock, after which nothing is made smaller; ``stories``: those that are told."""
+    """One after the other. ``runs``: scenarios that were played, ``refused``: that were not;
+    ``finds``: by key; ``until_s``: by the monotonic clock, after which nothing is made smaller;
+    ``stories``: those that are told.
+    """
 
     world: World
     player: Plays
@@ -145,4 +150,6 @@ class Search:
 
     def _said(self, tree: Tree) -> Find | None:
         played = self.player.play(tree)
-        return find_in(tree, played) or (None if played.refused else unsteady(played, self.player.play(tree)))
+        return find_in(tree, played) or (
+            None if played.refused else unsteady(played, self.player.play(tree))
+        )

@@ -1,4 +1,6 @@
-"""One process of a search: it searches until its time is over, and says what it finds in lines of JSON."""
+"""One process of a search: it searches until its time is over, and says what it finds in lines of
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ REPORT_EVERY_S = 1.0
 
 
 class ToldToEnd(BaseException):
-    """Whoever started this wants it to end, or is gone; of no kind that what it interrupts would catch."""
+    """Whoever started this wants it to end, or is gone; of no kind that what it interrupts would
+    catch.
+    """
 
 
 def work(
@@ -48,9 +52,11 @@ def work(
     launcher: str = SIM,
     most_runs: int | None = None,
 ) -> None:
-    """Search until the time is over, ``most_runs`` were tried, or whoever started this is gone; each line of standard
-    output is a message. ``root``: for files, which whoever started this removes. A job of ``launcher`` that is under
-    way is ended, with all that it started, before this ends."""
+    """Search until the time is over, ``most_runs`` were tried, or whoever started this is gone;
+    each line of standard output is a message. ``root``: for files, which whoever started this
+    removes. A job of ``launcher`` that is under way is ended, with all that it started, before this
+    ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
     until_s, parent = time.monotonic() + most_s, os.getppid()
     if launcher == SIM:
@@ -82,7 +88,9 @@ def _simulated(
         )
     player = Player(catalogue=catalogue, root=root)
     if what == "judge":
-        return JudgeSearch(world=world, player=player, bench=Bench(root=root), seed=seed, until_s=until_s)
+        return JudgeSearch(
+            world=world, player=player, bench=Bench(root=root), seed=seed, until_s=until_s
+        )
     return Search(world=world, player=player, seed=seed, until_s=until_s)
 
 
@@ -90,7 +98,9 @@ def world_of(launcher: str, strategy: str | None = None) -> World:
     """What is drawn for a launcher of real processes on this machine."""
     scale = for_real(os.cpu_count() or 1, agents=launcher == "agents")
     possible = playable(kinds(), launcher_of(launcher))
-    return World(kinds=possible, strategies=strategies(), strategy=strategy, launcher=launcher, scale=scale)
+    return World(
+        kinds=possible, strategies=strategies(), strategy=strategy, launcher=launcher, scale=scale
+    )
 
 
 def _end(signum: int, frame: FrameType | None) -> None:

@@ -1,4 +1,6 @@
-"""A search by several processes, each with a seed of its own: started, listened to, ended; their finds put together."""
+"""A search by several processes, each with a seed of its own: started, listened to, ended; their
+finds put together.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ CORES_A_JOB = 4
 
 @dataclass(kw_only=True)
 class Tally:
-    """What the workers have said. ``runs``, ``refused``, ``again``: worker -> its newest number; ``finds``, ``once``:
-    what was found, and what was seen once -> its file; ``by``: what was found -> who found it."""
+    """What the workers have said. ``runs``, ``refused``, ``again``: worker -> its newest number;
+    ``finds``, ``once``: what was found, and what was seen once -> its file; ``by``: what was found
+    -> who found it.
+    """
 
     coverage: Coverage = field(default_factory=Coverage)
     runs: dict[int, int] = field(default_factory=dict)
@@ -53,8 +57,8 @@ class Tally:
         reached = sum(number for _, number, _ in self.coverage.rows())
         once = f", {len(self.once)} seen once" if self.once else ""
         return (
-            f"{runs} runs ({rate:.0f} a minute), {refused} refused by the loader, {reached} things reached, "
-            f"{len(self.finds)} found{once}"
+            f"{runs} runs ({rate:.0f} a minute), {refused} refused by the loader, {reached} things"
+            f" reached, {len(self.finds)} found{once}"
         )
 
 
@@ -70,9 +74,11 @@ def search(
     launcher: str = SIM,
     most_runs: int | None = None,
 ) -> tuple[int, bool]:
-    """Search with ``jobs`` processes for ``budget_s`` seconds, or until each has tried ``most_runs``. Returns how many
-    defects were found, and whether it was interrupted. A worker that dies is named, and the others go on. With another
-    launcher than the simulator there are no more workers than the machine has cores for, which is said."""
+    """Search with ``jobs`` processes for ``budget_s`` seconds, or until each has tried
+    ``most_runs``. Returns how many defects were found, and whether it was interrupted. A worker
+    that dies is named, and the others go on. With another launcher than the simulator there are no
+    more workers than the machine has cores for, which is said.
+    """
     tally, interrupted, began, real = Tally(), False, time.monotonic(), launcher != SIM
     if real:
         jobs = _fewer(jobs, os.cpu_count() or 1, tell)
@@ -101,7 +107,9 @@ def search(
             ears.listen(time.monotonic() + limit_s)  # what they had found by then
     for text, number, once in tally.coverage.rows():
         tell(f"  {text}: {number} reached, {once} of them by one worker only")
-    tell(tally.line(time.monotonic() - began) + (" until it was interrupted" if interrupted else ""))
+    tell(
+        tally.line(time.monotonic() - began) + (" until it was interrupted" if interrupted else "")
+    )
     for key, path in tally.finds.items():
         tell(f"  {path}: {key}")
     for key, path in tally.once.items():
@@ -113,7 +121,8 @@ def _fewer(jobs: int, cores: int, tell: Callable[[str], None]) -> int:
     most = max(1, cores // CORES_A_JOB)
     if jobs > most:
         tell(
-            f"--jobs {jobs}: {most} at a time, as each takes {CORES_A_JOB} cores and this machine has {cores}"
+            f"--jobs {jobs}: {most} at a time, as each takes {CORES_A_JOB} cores and this machine"
+            f" has {cores}"
         )
     return min(jobs, most)
 
@@ -128,9 +137,11 @@ def _started(
             mine = {**common, "seed": f"{seed}.{number}"}
             workers[number] = subprocess.Popen(
                 [sys.executable, "-m", "chaos", "fuzz", "--worker", json.dumps(mine)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            )
         yield workers
     finally:
         for worker in workers.values():
@@ -205,7 +216,9 @@ class _Ears:
         self.tell(f"{'made small' if before[1] else 'found'}: {key}\n  {path}")
 
     def _write(self, into: Path, message: Mapping[str, Any]) -> Path:
-        return write_all(into, {name: base64.b64decode(data) for name, data in message["files"].items()})
+        return write_all(
+            into, {name: base64.b64decode(data) for name, data in message["files"].items()}
+        )
 
 
 def _stdout(worker: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -1,1 +1,3 @@
-"""The gate of continuous integration: what may be said of a run with confidence, against limits and baselines."""
+"""The gate of continuous integration: what may be said of a run with confidence, against limits and
+baselines.
+"""

@@ -1,5 +1,6 @@
-"""Baselines: what a run measured, kept as a small file for later runs to be held against (``chaos gate
---baseline``)."""
+"""Baselines: what a run measured, kept as a small file for later runs to be held against (``chaos
+gate --baseline``).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from harness.judge.verdict import judge
 
 SCHEMA_VERSION = 1
 MACHINE = ("processor", "cores", "cuda_devices")
-"""Facts of ``system.json`` by which two machines are not the same; names and versions may differ."""
+"""Facts of ``system.json`` by which two machines are not the same; names and versions may differ.
+"""
 TEST = ("workload", "recovery", "faults", "launcher")
 """Parts of a scenario that make it the same test."""
 MAX_SHOWN = 60
@@ -34,8 +36,9 @@ class BaselineError(ChaosError):
 
 
 class BaselineCell(Model):
-    """A cell of the matrix. ``test``: what was played, the parts of its scenario named in ``TEST``; ``metrics``: every
-    metric that goes better one way, with all its values."""
+    """A cell of the matrix. ``test``: what was played, the parts of its scenario named in ``TEST``;
+    ``metrics``: every metric that goes better one way, with all its values.
+    """
 
     strategy: str
     test: dict[str, Any]
@@ -43,8 +46,9 @@ class BaselineCell(Model):
 
 
 class Baseline(Model):
-    """A baseline file. ``verdict``: of the run it was saved from; ``machine``, ``versions``: from its
-    ``system.json``."""
+    """A baseline file. ``verdict``: of the run it was saved from; ``machine``, ``versions``: from
+    its ``system.json``.
+    """
 
     kind: Literal["trainchaos baseline"] = "trainchaos baseline"
     schema_version: Literal[1] = 1
@@ -53,13 +57,17 @@ class Baseline(Model):
     started: str
     seed: int
     verdict: str
-    machine: dict[str, Any] = Field(description="facts by which machines are told apart, and the host's name")
+    machine: dict[str, Any] = Field(
+        description="facts by which machines are told apart, and the host's name"
+    )
     versions: dict[str, str]
     cells: dict[str, BaselineCell]
 
 
 def baseline_of(run: RunDirectory, results: Results) -> Baseline:
-    """What a judged run measured. Raises BaselineError for a run that did not come to its end or measured nothing."""
+    """What a judged run measured. Raises BaselineError for a run that did not come to its end or
+    measured nothing.
+    """
     if results.verdict not in USABLE:
         raise BaselineError(
             f"{run.root} is no baseline: the run was {results.verdict}: {results.reason}",
@@ -68,19 +76,29 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
     scenarios = {cell.id: cell for cell in read_resolved(run).cells}
     cells = {
         cell.id: BaselineCell(
-            strategy=cell.strategy, test=test_of(scenarios[cell.id]),
-            metrics={name: metric for name, metric in cell.metrics.items() if metric.values and _one_way(name)},
+            strategy=cell.strategy,
+            test=test_of(scenarios[cell.id]),
+            metrics={
+                name: metric
+                for name, metric in cell.metrics.items()
+                if metric.values and _one_way(name)
+            },
         )
         for cell in results.timed
-    }  # fmt: skip
+    }
     if not any(cell.metrics for cell in cells.values()):
         raise BaselineError(f"{run.root} is no baseline: it has no value of any metric")
     system = results.system
     return Baseline(
-        scenario=results.scenario, run_id=results.run_id, started=results.started, seed=results.seed,
-        verdict=results.verdict, machine={name: system.get(name) for name in ("host", *MACHINE)},
-        versions={name: str(version) for name, version in dict(system.get("versions", {})).items()}, cells=cells,
-    )  # fmt: skip
+        scenario=results.scenario,
+        run_id=results.run_id,
+        started=results.started,
+        seed=results.seed,
+        verdict=results.verdict,
+        machine={name: system.get(name) for name in ("host", *MACHINE)},
+        versions={name: str(version) for name, version in dict(system.get("versions", {})).items()},
+        cells=cells,
+    )
 
 
 def test_of(cell: Cell) -> dict[str, Any]:
@@ -93,7 +111,9 @@ def save(baseline: Baseline, path: Path) -> None:
     """Write it, whole or not at all. Raises InfrastructureError when the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(baseline.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+        write_whole(
+            path, json.dumps(baseline.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+        )
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="choose another place with -o"
@@ -101,8 +121,9 @@ def save(baseline: Baseline, path: Path) -> None:
 
 
 def load(path: Path) -> Baseline:
-    """A baseline from its file, or from a run directory, which is judged again. Raises BaselineError for anything
-    else, and what judging a run raises."""
+    """A baseline from its file, or from a run directory, which is judged again. Raises
+    BaselineError for anything else, and what judging a run raises.
+    """
     if path.is_dir():
         run = open_run(path)
         return baseline_of(run, judge.judge(run))
@@ -119,7 +140,8 @@ def load(path: Path) -> Baseline:
         raise BaselineError(f"{path} is no baseline", hint="make one with: chaos baseline save RUN")
     if data.get("schema_version") != SCHEMA_VERSION:
         raise BaselineError(
-            f"{path} has schema version {_short(data.get('schema_version'))}, this chaos reads {SCHEMA_VERSION}",
+            f"{path} has schema version {_short(data.get('schema_version'))}, this chaos reads"
+            f" {SCHEMA_VERSION}",
             hint=again,
         )
     try:
@@ -129,18 +151,23 @@ def load(path: Path) -> Baseline:
 
 
 def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[str]]:
-    """Why two cannot be compared by machine, and by what was played: a line each, with both values."""
+    """Why two cannot be compared by machine, and by what was played: a line each, with
+    both values.
+    """
     played = []
     for name in current.cells.keys() & baseline.cells.keys():
         then, now = baseline.cells[name].test, current.cells[name].test
         played += [
-            f"{name}: {where}: {_short(a)} then, {_short(b)} now" for where, a, b in _differing(then, now)
+            f"{name}: {where}: {_short(a)} then, {_short(b)} now"
+            for where, a, b in _differing(then, now)
         ]
     return other_machine(baseline, current.machine), sorted(played)
 
 
 def other_machine(baseline: Baseline, system: Mapping[str, Any]) -> list[str]:
-    """Facts of ``system.json`` in which a machine is not the baseline's: a line each, with both values."""
+    """Facts of ``system.json`` in which a machine is not the baseline's: a line each, with both
+    values.
+    """
     return [
         f"{name}: {baseline.machine.get(name)} then, {system.get(name)} now"
         for name in MACHINE
@@ -151,7 +178,9 @@ def other_machine(baseline: Baseline, system: Mapping[str, Any]) -> list[str]:
 def _differing(then: Any, now: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
-            yield from _differing(then.get(key), now.get(key), f"{place}.{key}" if place else str(key))
+            yield from _differing(
+                then.get(key), now.get(key), f"{place}.{key}" if place else str(key)
+            )
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for at, (one, other) in enumerate(zip(then, now, strict=True)):
             yield from _differing(one, other, f"{place}.{at}")

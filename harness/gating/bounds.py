@@ -1,6 +1,6 @@
-"""Confidence bounds that assume no distribution: of a quantile by order statistics, of how one sample lies to another
-by ranks; and how many values would settle what these leave open. Pure, standard library only; values are taken to be
-independent.
+"""Confidence bounds that assume no distribution: of a quantile by order statistics, of how one
+sample lies to another by ranks; and how many values would settle what these leave open. Pure,
+standard library only; values are taken to be independent.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ EXACT_PAIRS = 2500
 def quantile_bounds(
     values: Sequence[float], quantile: float, lower_level: float = LEVEL, upper_level: float = LEVEL
 ) -> tuple[float | None, float | None]:
-    """One-sided bounds of a quantile, each wrong with at most its own level; None where too few values allow one.
+    """One-sided bounds of a quantile, each wrong with at most its own level; None where too few
+    values allow one.
 
-    Both with level 0.025 are the 95 % interval of ``harness.judge.measure.measure.median_ci95`` for the
-    median (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1); ties only make them safer.
+    Both with level 0.025 are the 95 % interval of ``harness.judge.measure.measure.median_ci95`` for
+    the median (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1); ties only make them
+    safer.
     """
     ordered = sorted(values)
     low, high = quantile_ranks(len(ordered), quantile, lower_level, upper_level)
@@ -32,10 +34,14 @@ def quantile_bounds(
 
 
 @lru_cache(maxsize=4096)
-def quantile_ranks(n: int, quantile: float, lower_level: float, upper_level: float) -> tuple[int, int]:
-    """Ranks, from 1, of the values that bound a quantile from below (0: none does) and from above (n + 1: none does).
+def quantile_ranks(
+    n: int, quantile: float, lower_level: float, upper_level: float
+) -> tuple[int, int]:
+    """Ranks, from 1, of the values that bound a quantile from below (0: none does) and from above
+    (n + 1: none does).
 
-    The k-th smallest of n is above the quantile with probability P(Bin(n, q) < k), below it with P(Bin(n, q) >= k).
+    The k-th smallest of n is above the quantile with probability P(Bin(n, q) < k), below it with
+    P(Bin(n, q) >= k).
     """
     cdf = list(accumulate(_binomial(n, quantile)))
     low = sum(1 for total in cdf[:n] if total <= lower_level)
@@ -47,12 +53,14 @@ def quantile_ranks(n: int, quantile: float, lower_level: float, upper_level: flo
 def values_to_settle(
     breaking: int, n: int, quantile: float, lower_level: float, upper_level: float = LEVEL
 ) -> int | None:
-    """Values after which a limit on a quantile is decided with probability POWER, if a value breaks it as often as
-    ``breaking`` of ``n`` did; None: not with MOST_VALUES, as the limit lies too near.
+    """Values after which a limit on a quantile is decided with probability POWER, if a value breaks
+    it as often as ``breaking`` of ``n`` did; None: not with MOST_VALUES, as the limit lies too
+    near.
 
-    Exact: a limit from above is broken for sure when fewer values than the lower bound's rank meet it, and held when
-    at least the upper bound's rank do; how many do is binomial. The chance of breaking is taken as (b + 1/2) / (n +
-    1), the mean under Jeffreys' prior, so that none in three is not taken for never.
+    Exact: a limit from above is broken for sure when fewer values than the lower bound's rank meet
+    it, and held when at least the upper bound's rank do; how many do is binomial. The chance of
+    breaking is taken as (b + 1/2) / (n + 1), the mean under Jeffreys' prior, so that none in three
+    is not taken for never.
     """
     meets = 1.0 - (breaking + 0.5) / (n + 1)
     for size in _sizes(n):
@@ -64,10 +72,12 @@ def values_to_settle(
 
 
 def next_beyond(n: int) -> float:
-    """The most that the next of n + 1 exchangeable values can be expected to lie beyond all n before it: 1 / (n + 1).
+    """The most that the next of n + 1 exchangeable values can be expected to lie beyond all n
+    before it: 1 / (n + 1).
 
-    A distribution-free prediction bound (Hahn, Meeker and Escobar, "Statistical Intervals", 2nd ed., section 5.4): of
-    n + 1 values in random order the largest is as likely the last one as any other.
+    A distribution-free prediction bound (Hahn, Meeker and Escobar, "Statistical Intervals", 2nd
+    ed., section 5.4): of n + 1 values in random order the largest is as likely the last one as any
+    other.
     """
     return 1.0 / (n + 1)
 
@@ -79,11 +89,13 @@ def values_to_predict(level: float) -> int:
 
 @lru_cache(maxsize=4096)
 def shift_rank(n: int, m: int, level: float) -> int:
-    """Which of the n x m differences between two samples, counted from an end, bounds the shift between them; 0: none.
+    """Which of the n x m differences between two samples, counted from an end, bounds the shift
+    between them; 0: none.
 
-    The largest k with P(U < k) <= level under the null distribution of the Mann-Whitney statistic (Hollander, Wolfe
-    and Chicken, "Nonparametric Statistical Methods", 3rd ed., section 4.3): exact up to EXACT_PAIRS pairs, beyond
-    that its normal approximation with a correction for continuity. Ties only make it safer (Noether 1967).
+    The largest k with P(U < k) <= level under the null distribution of the Mann-Whitney statistic
+    (Hollander, Wolfe and Chicken, "Nonparametric Statistical Methods", 3rd ed., section 4.3): exact
+    up to EXACT_PAIRS pairs, beyond that its normal approximation with a correction for continuity.
+    Ties only make it safer (Noether 1967).
     """
     if n < 1 or m < 1:
         return 0
@@ -100,21 +112,28 @@ def shift_rank(n: int, m: int, level: float) -> int:
 
 
 def shift_bounds(
-    differences: Sequence[float], n: int, m: int, lower_level: float = LEVEL, upper_level: float = LEVEL
+    differences: Sequence[float],
+    n: int,
+    m: int,
+    lower_level: float = LEVEL,
+    upper_level: float = LEVEL,
 ) -> tuple[float | None, float | None]:
-    """One-sided bounds of a shift from all ``n * m`` differences of two samples; None where too few values allow
-    one."""
+    """One-sided bounds of a shift from all ``n * m`` differences of two samples; None where too few
+    values allow one.
+    """
     ordered = sorted(differences)
     low, high = shift_rank(n, m, lower_level), shift_rank(n, m, upper_level)
     return (ordered[low - 1] if low else None, ordered[-high] if high else None)
 
 
 def pairs_to_settle(above: float, level: float) -> int | None:
-    """Values that each of two samples needs to be told apart with probability POWER; None: they are too much alike.
+    """Values that each of two samples needs to be told apart with probability POWER; None: they are
+    too much alike.
 
-    ``above``: share of the pairs in which the first is above the second, ties counted half. Noether's formula (1987,
-    "Sample size determination for some common nonparametric tests"): N = (z_level + z_power)^2 / (12 c (1 - c) (p -
-    1/2)^2) for both together, here with c = 1/2; no fewer than can decide anything at all.
+    ``above``: share of the pairs in which the first is above the second, ties counted half.
+    Noether's formula (1987, "Sample size determination for some common nonparametric tests"): N =
+    (z_level + z_power)^2 / (12 c (1 - c) (p - 1/2)^2) for both together, here with c = 1/2; no
+    fewer than can decide anything at all.
     """
     normal = statistics.NormalDist()
     needed = (normal.inv_cdf(1 - level) + normal.inv_cdf(POWER)) ** 2
@@ -145,8 +164,9 @@ def _binomial(n: int, p: float) -> Iterator[float]:
 
 
 def _mann_whitney_counts(n: int, m: int) -> list[int]:
-    """In how many orders of n and m values the first is above the second in 0, 1, 2, ... pairs, up to half of the
-    pairs: coefficients of the Gaussian binomial, the product over i to n of (1 - x^(m+i)) / (1 - x^i).
+    """In how many orders of n and m values the first is above the second in 0, 1, 2, ... pairs, up
+    to half of the pairs: coefficients of the Gaussian binomial, the product over i to n of (1 -
+    x^(m+i)) / (1 - x^i).
     """
     top = n * m // 2
     counts = [1] + [0] * top

@@ -1,7 +1,8 @@
-"""What a run shows about an SLA clause with confidence: the bound of its aggregate against its limit.
+"""What a run shows about an SLA clause with confidence: the bound of its aggregate against its
+limit.
 
-The unit is the arm: values of one arm go together, so each arm counts once, with its own median or quantile, or with
-its worst value where the clause speaks of each.
+The unit is the arm: values of one arm go together, so each arm counts once, with its own median or
+quantile, or with its worst value where the clause speaks of each.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from harness.judge.verdict.gates import quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """``needed``: arms in all after which it would be settled; None: it is, or more would not help. ``surely``: so many
-    settle it if none breaks the limit; else in 4 of 5 cases."""
+    """``needed``: arms in all after which it would be settled; None: it is, or more would not help.
+    ``surely``: so many settle it if none breaks the limit; else in 4 of 5 cases.
+    """
 
     verdict: Verdict
     detail: str
@@ -38,20 +40,24 @@ class Decision:
 
 
 def is_statistical(sla: SlaResult) -> bool:
-    """Whether chance can break a clause that holds: it has a quantile. One counterexample breaks the others for
-    sure."""
+    """Whether chance can break a clause that holds: it has a quantile. One counterexample breaks
+    the others for sure.
+    """
     return bool(sla.values) and _quantile(_parse(sla)) is not None
 
 
-def decide(sla: SlaResult, level: float, *, clock_bound: float = 0.0, green: float = LEVEL) -> Decision:
-    """Judge a clause by the bounds of its aggregate. ``level``: how often it may be called broken by chance alone;
-    ``clock_bound``: how far each value may be from the truth, in the metric's unit; ``green``: how often it may be
-    called held by chance alone.
+def decide(
+    sla: SlaResult, level: float, *, clock_bound: float = 0.0, green: float = LEVEL
+) -> Decision:
+    """Judge a clause by the bounds of its aggregate. ``level``: how often it may be called broken
+    by chance alone; ``clock_bound``: how far each value may be from the truth, in the metric's
+    unit; ``green``: how often it may be called held by chance alone.
 
-    The median and p90 to p99 have order-statistic bounds. ``max <``, ``min >`` and ``all`` speak of each value: one
-    that breaks the limit is proof, and that none of so many arms does bounds the next one (``next_beyond``). ``max >``
-    and ``min <`` can only be shown to hold. A mean has no bound without an assumption about its distribution (Bahadur
-    and Savage 1956). Raises ClauseError for a clause that cannot be read.
+    The median and p90 to p99 have order-statistic bounds. ``max <``, ``min >`` and ``all`` speak of
+    each value: one that breaks the limit is proof, and that none of so many arms does bounds the
+    next one (``next_beyond``). ``max >`` and ``min <`` can only be shown to hold. A mean has no
+    bound without an assumption about its distribution (Bahadur and Savage 1956). Raises ClauseError
+    for a clause that cannot be read.
     """
     if not sla.values:
         return Decision(verdict="inconclusive", detail=sla.detail)
@@ -75,7 +81,9 @@ def _quantile(clause: Clause) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """A clause seen so that less is better: values of ``>`` are negated, and non-recovery stays the worst there is."""
+    """A clause seen so that less is better: values of ``>`` are negated, and non-recovery stays the
+    worst there is.
+    """
 
     sign: int
     limit: float
@@ -104,7 +112,9 @@ def _one_sided(clause: Clause, sla: SlaResult, levels: _Levels, clock: float) ->
     if quantile is not None:
         share = quantile if sign > 0 else 1 - quantile
         mine = per_arm(turned, sla.arms, statistics.median if quantile == 0.5 else _nearest(share))
-        return _by_quantile(clause, side, mine, share, levels, clock, counted(len(mine), sla.of_arms))
+        return _by_quantile(
+            clause, side, mine, share, levels, clock, counted(len(mine), sla.of_arms)
+        )
     if clause.aggregate == "mean":
         return _by_mean(turned, sla.counted)
     if clause.aggregate == ("min" if sign > 0 else "max"):
@@ -132,7 +142,9 @@ def _by_quantile(
     least, most = ("at least", "at most") if side.sign > 0 else ("at most", "at least")
     parts = []
     if low is not None:
-        parts.append(f"{least} {_shown(side, low, unit, 'higher')} with {_percent(levels.red)} confidence")
+        parts.append(
+            f"{least} {_shown(side, low, unit, 'higher')} with {_percent(levels.red)} confidence"
+        )
     if high is not None:
         parts.append(f"{most} {_shown(side, high, unit, 'lower')} with {_percent(levels.green)}")
     known = f"{clause.aggregate} {', '.join(parts)}, n={arms}" if parts else clause.aggregate
@@ -152,7 +164,8 @@ def _by_quantile(
     needed = values_to_settle(broken, n, quantile, levels.red, levels.green)
     if needed is None:
         known += (
-            "; no reasonable number of repeats would settle it: the limit lies too near to what is measured"
+            "; no reasonable number of repeats would settle it: the limit lies too near to what is"
+            " measured"
         )
     return Decision(verdict="inconclusive", detail=known, needed=needed)
 
@@ -177,16 +190,20 @@ def _by_each(
         return Decision(verdict="fail", detail=f"{broken} of {n} break it, the worst is {worst}")
     if doubtful:
         return Decision(
-            verdict="inconclusive", detail=f"the worst is {worst}, n={arms}; {_blurred(clock, clause.unit)}"
+            verdict="inconclusive",
+            detail=f"the worst is {worst}, n={arms}; {_blurred(clock, clause.unit)}",
         )
     chance, fewest = next_beyond(n), values_to_predict(level)
     known = (
-        f"none of {n} breaks it, the worst is {worst}; the next is beyond all of these with a chance of at most "
-        f"{math.ceil(chance * 1000 - 1e-9) / 10:g} %"
+        f"none of {n} breaks it, the worst is {worst}; the next is beyond all of these with a"
+        f" chance of at most {math.ceil(chance * 1000 - 1e-9) / 10:g} %"
     )
     if n < fewest:
         return Decision(
-            verdict="inconclusive", detail=f"{known}, {no_bound(n, fewest)}", needed=fewest, surely=True
+            verdict="inconclusive",
+            detail=f"{known}, {no_bound(n, fewest)}",
+            needed=fewest,
+            surely=True,
         )
     return Decision(verdict="pass", detail=known)
 
@@ -196,7 +213,10 @@ def _by_any(side: _Side, values: Sequence[float], clock: float, told: str) -> De
         return Decision(verdict="pass", detail=f"a value meets it, n={told}")
     return Decision(
         verdict="inconclusive",
-        detail=f"none of {len(values)} values meets it, which does not show that none would; say 'all' or 'median'",
+        detail=(
+            f"none of {len(values)} values meets it, which does not show that none would; say 'all'"
+            " or 'median'"
+        ),
     )
 
 
@@ -208,19 +228,27 @@ def _by_mean(values: Sequence[float], told: str) -> Decision:
         )
     return Decision(
         verdict="inconclusive",
-        detail=f"a mean has no bound without an assumption about its distribution, n={told}; say 'median'",
+        detail=(
+            f"a mean has no bound without an assumption about its distribution, n={told}; say"
+            " 'median'"
+        ),
     )
 
 
 def _shown(side: _Side, value: float, unit: str, round_to: str = "lower") -> str:
-    """A value of the side as it was measured. ``round_to``: whose bound stays one, "higher" of a lower bound."""
+    """A value of the side as it was measured. ``round_to``: whose bound stays one, "higher" of a
+    lower bound.
+    """
     if side.sign < 0:
         round_to = "lower" if round_to == "higher" else "higher"
     return quantity(value if math.isinf(value) else side.sign * value, unit, round_to)
 
 
 def _blurred(clock: float, unit: str) -> str:
-    return f"clocks of several machines blur it by {quantity(clock, unit)}, and more repeats do not help"
+    return (
+        f"clocks of several machines blur it by {quantity(clock, unit)}, and more repeats do not"
+        " help"
+    )
 
 
 def _percent(level: float) -> str:

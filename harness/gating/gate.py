@@ -1,7 +1,7 @@
-"""The gate of continuous integration: red only where a confidence bound has crossed its limit, so that chance alone
-turns a build red in at most one run of twenty; green only where a bound shows that the limit holds; otherwise
-inconclusive, with the number of repetitions that would settle it. A bound that so few arms cannot support is no bound.
-``docs/ci.md`` has the rules.
+"""The gate of continuous integration: red only where a confidence bound has crossed its limit, so
+that chance alone turns a build red in at most one run of twenty; green only where a bound shows
+that the limit holds; otherwise inconclusive, with the number of repetitions that would settle it. A
+bound that so few arms cannot support is no bound. ``docs/ci.md`` has the rules.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ COMPARED = ("detection_time", "recovery_time", "steps_lost", "samples_lost", "go
 
 
 class GateClause(SlaResult):
-    """A clause of the gate: an SLA, or a metric against the baseline (then without a line). ``repeats``: of the whole
-    scenario that would settle it, in a run of its own; None: settled, or no number would."""
+    """A clause of the gate: an SLA, or a metric against the baseline (then without a line).
+    ``repeats``: of the whole scenario that would settle it, in a run of its own; None: settled, or
+    no number would.
+    """
 
     against: str = Field(default="limit", description="'limit' or 'baseline'")
     repeats: int | None = None
 
 
 class GateResult(Model):
-    """``gate.json``. ``level``: how often chance alone may turn this gate red; ``share``: what of it each clause has
-    that chance can break; ``family``: how many those are; ``baseline``: run that it was held against; ``planned``,
-    ``looks``: looks at the run, see ``harness.gating.looks``; ``notes``: both in words."""
+    """``gate.json``. ``level``: how often chance alone may turn this gate red; ``share``: what of
+    it each clause has that chance can break; ``family``: how many those are; ``baseline``: run that
+    it was held against; ``planned``, ``looks``: looks at the run, see ``harness.gating.looks``;
+    ``notes``: both in words.
+    """
 
     schema_version: int = SCHEMA_VERSION
     scenario: str
@@ -65,8 +69,9 @@ class GateResult(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """A baseline to hold a run against. ``tolerances``: by metric, for those that are not to have their default;
-    ``metrics``: names; ``warnings``: why the two may not be alike."""
+    """A baseline to hold a run against. ``tolerances``: by metric, for those that are not to have
+    their default; ``metrics``: names; ``warnings``: why the two may not be alike.
+    """
 
     baseline: Baseline
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
@@ -86,11 +91,12 @@ class _Pair:
 
 
 def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -> GateResult:
-    """Decide. A run that did not come to its end keeps its verdict; so do invariants, which one counterexample breaks.
+    """Decide. A run that did not come to its end keeps its verdict; so do invariants, which one
+    counterexample breaks.
 
-    All clauses of all cells that chance can break share the level of this look (Bonferroni), so it is the level of the
-    whole gate; a gate passes only if each clause is shown to hold, for which none needs a share (Berger 1982,
-    intersection-union tests).
+    All clauses of all cells that chance can break share the level of this look (Bonferroni), so it
+    is the level of the whole gate; a gate passes only if each clause is shown to hold, for which
+    none needs a share (Berger 1982, intersection-union tests).
     """
     pairs, warnings = _pairs(results, against) if against else ([], [])
     chancy = sum(sla.severity == "fail" and is_statistical(sla) for sla in results.slas)
@@ -102,32 +108,55 @@ def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -
     clauses += [_compared(pair, share, level, repeats[pair.cell]) for pair in pairs]
     verdict, reason = _verdict(results, clauses, against)
     return GateResult(
-        scenario=results.scenario, run_id=results.run_id, verdict=verdict, reason=reason,
-        exit_code=results.exit_code if verdict not in ("pass", "fail", "inconclusive") else EXIT_CODES[verdict],
-        level=level, share=share, family=chancy, planned=looks.planned, looks=len(looks.looks), extended=looks.extended,
+        scenario=results.scenario,
+        run_id=results.run_id,
+        verdict=verdict,
+        reason=reason,
+        exit_code=(
+            results.exit_code
+            if verdict not in ("pass", "fail", "inconclusive")
+            else EXIT_CODES[verdict]
+        ),
+        level=level,
+        share=share,
+        family=chancy,
+        planned=looks.planned,
+        looks=len(looks.looks),
+        extended=looks.extended,
         notes=[*_settled(verdict, clauses), *_notes(looks, chancy, share, len(results.timed))],
         baseline=against.baseline.run_id if against else None,
-        warnings=[*(against.warnings if against else ()), *warnings], clauses=clauses,
-    )  # fmt: skip
+        warnings=[*(against.warnings if against else ()), *warnings],
+        clauses=clauses,
+    )
 
 
 def gated(results: Results, decided: GateResult) -> Results:
-    """The results as the gate sees them, for reports: its clauses instead of the SLAs, its verdict and reason."""
+    """The results as the gate sees them, for reports: its clauses instead of the SLAs, its verdict
+    and reason.
+    """
     return results.model_copy(
         update={
-            "slas": list(decided.clauses), "verdict": decided.verdict, "exit_code": decided.exit_code,
+            "slas": list(decided.clauses),
+            "verdict": decided.verdict,
+            "exit_code": decided.exit_code,
             "reason": decided.reason,
         }
-    )  # fmt: skip
+    )
 
 
 def write(run: RunDirectory, decided: GateResult) -> Path:
-    """Write ``gate.json`` into the run directory. Raises InfrastructureError when the disk refuses."""
+    """Write ``gate.json`` into the run directory. Raises InfrastructureError when the disk
+    refuses.
+    """
     path = run.root / "gate.json"
     try:
-        write_whole(path, json.dumps(decided.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+        write_whole(
+            path, json.dumps(decided.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+        )
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="free disk space"
+        ) from error
     return path
 
 
@@ -141,13 +170,18 @@ def as_text(decided: GateResult, source: str) -> str:
             lines.append(f"  {clause.verdict:12}  {clause.cell}  {soft}{sla_line(clause, source)}")
     lines += [f"  {note}" for note in decided.notes]
     lines += [f"  warning: {warning}" for warning in decided.warnings]
-    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
+    return "\n".join(
+        "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines
+    )
 
 
 def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
     """The level in words, and that the run was extended."""
     over = f"{_of(family, 'clause')} that chance can break, in {_of(cells, 'cell')}"
-    known = f"red by chance in at most {100 * looks.level:.3g} % of such gates: {100 * share:.3g} % for each of {over}"
+    known = (
+        f"red by chance in at most {100 * looks.level:.3g} % of such gates: {100 * share:.3g} % for"
+        f" each of {over}"
+    )
     if not family or not looks.level:
         known = "no clause that chance can break has any level"
     return [known, *([looks.words] if looks.words else [])]
@@ -155,18 +189,26 @@ def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
 
 def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:
     """How many repeats would settle all that is open, where a number would settle each of it."""
-    left = [clause for clause in clauses if clause.severity == "fail" and clause.verdict == "inconclusive"]
+    left = [
+        clause
+        for clause in clauses
+        if clause.severity == "fail" and clause.verdict == "inconclusive"
+    ]
     wanted = [clause.repeats for clause in left]
     if verdict != "inconclusive" or not left:
         return []
     numbers = [number for number in wanted if number is not None]
     if len(numbers) < len(wanted):
         return [
-            f"{len(wanted) - len(numbers)} of {_of(len(left), 'open clause')} would be settled by no number of repeats"
+            f"{len(wanted) - len(numbers)} of {_of(len(left), 'open clause')} would be settled by"
+            " no number of repeats"
         ]
-    both = " here and in the baseline" if any(clause.against == "baseline" for clause in left) else ""
+    both = (
+        " here and in the baseline" if any(clause.against == "baseline" for clause in left) else ""
+    )
     return [
-        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, as a run of its own"
+        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, as a run"
+        " of its own"
     ]
 
 
@@ -178,7 +220,9 @@ def _sla(results: Results, sla: SlaResult, share: float, level: float, repeats: 
     metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
     clock = metric.clock_bound if metric else 0.0
     if level:
-        decision = decide(sla, share if sla.severity == "fail" else level, clock_bound=clock, green=level)
+        decision = decide(
+            sla, share if sla.severity == "fail" else level, clock_bound=clock, green=level
+        )
     else:
         decision = decide(sla, LEVEL, clock_bound=clock)
         if decision.verdict != "fail" or is_statistical(sla):
@@ -190,17 +234,27 @@ def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClau
     decision = compare(pair.now, pair.then, pair.tolerance, share or LEVEL, level or LEVEL)
     decision = decision if level else _nothing_left(decision)
     facts = {
-        "cell": pair.cell, "metric": pair.name, "clause": f"no worse than the baseline{pair.tolerance.words}",
-        "severity": "fail", "observed": pair.now.median, "unit": pair.now.unit, "values": pair.now.values,
-        "line": None, "arms": pair.now.arms, "of": pair.now.of, "of_arms": pair.now.of_arms,
-    }  # fmt: skip
+        "cell": pair.cell,
+        "metric": pair.name,
+        "clause": f"no worse than the baseline{pair.tolerance.words}",
+        "severity": "fail",
+        "observed": pair.now.median,
+        "unit": pair.now.unit,
+        "values": pair.now.values,
+        "line": None,
+        "arms": pair.now.arms,
+        "of": pair.now.of,
+        "of_arms": pair.now.of_arms,
+    }
     arms = len(per_arm(pair.now.values, pair.now.arms))
     return _clause({**facts, "against": "baseline"}, decision, arms, repeats)
 
 
 def _nothing_left(decision: Decision) -> Decision:
     """Of a look beyond the planned ones."""
-    return Decision(verdict="inconclusive", detail=f"{decision.detail}; the level is spent by earlier looks")
+    return Decision(
+        verdict="inconclusive", detail=f"{decision.detail}; the level is spent by earlier looks"
+    )
 
 
 def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> GateClause:
@@ -231,9 +285,18 @@ def _pairs(results: Results, against: Against) -> tuple[list[_Pair], list[str]]:
                 continue
             tolerance = against.tolerances.get(name, tolerance_of(then.unit))
             missing = Metric(
-                unit=then.unit, values=[], n=0, median=None, min=None, max=None, ci95=None, better=then.better
+                unit=then.unit,
+                values=[],
+                n=0,
+                median=None,
+                min=None,
+                max=None,
+                ci95=None,
+                better=then.better,
             )
-            pairs.append(_Pair(cell=cell.id, name=name, now=now or missing, then=then, tolerance=tolerance))
+            pairs.append(
+                _Pair(cell=cell.id, name=name, now=now or missing, then=then, tolerance=tolerance)
+            )
     gone = sorted(before.keys() - {cell.id for cell in results.cells})
     return pairs, warnings + [f"{name} of the baseline did not run" for name in gone]
 
@@ -242,7 +305,9 @@ def _repeats(results: Results, cell: str) -> int:
     return max(1, sum(arm.cell == cell and arm.arm == "faulted" for arm in results.arms))
 
 
-def _verdict(results: Results, clauses: Sequence[GateClause], against: Against | None) -> tuple[str, str]:
+def _verdict(
+    results: Results, clauses: Sequence[GateClause], against: Against | None
+) -> tuple[str, str]:
     if results.verdict not in ("pass", "fail", "inconclusive"):
         return results.verdict, results.reason
     hard = [clause for clause in clauses if clause.severity == "fail"]
@@ -251,13 +316,18 @@ def _verdict(results: Results, clauses: Sequence[GateClause], against: Against |
         for cell in results.cells
         for name, f in cell.invariants.items()
     ]
-    verdict = merge([*(clause.verdict for clause in hard), *(finding.verdict for _, finding in found)])
+    verdict = merge(
+        [*(clause.verdict for clause in hard), *(finding.verdict for _, finding in found)]
+    )
     unsaid = _unsaid(results)
     if verdict == "pass" and unsaid:
         return "inconclusive", unsaid
     if verdict == "pass":
         name = f", against {against.baseline.run_id}" if against else ""
-        return verdict, f"{len(hard)} of {len(hard)} clauses, {len(found)} of {len(found)} invariants{name}"
+        return (
+            verdict,
+            f"{len(hard)} of {len(hard)} clauses, {len(found)} of {len(found)} invariants{name}",
+        )
     for clause in hard:
         if clause.verdict == verdict:
             where = f"{clause.cell}: " if len(results.cells) > 1 else ""
@@ -268,9 +338,13 @@ def _verdict(results: Results, clauses: Sequence[GateClause], against: Against |
 
 
 def _unsaid(results: Results) -> str:
-    """Why a cell was inconclusive for another reason than a clause or an invariant: arms that did not run."""
+    """Why a cell was inconclusive for another reason than a clause or an invariant: arms that did
+    not run.
+    """
     for cell in results.cells:
-        hard = [sla.verdict for sla in results.slas if sla.cell == cell.id and sla.severity == "fail"]
+        hard = [
+            sla.verdict for sla in results.slas if sla.cell == cell.id and sla.severity == "fail"
+        ]
         said = merge([*hard, *(finding.verdict for finding in cell.invariants.values())])
         if cell.verdict == "inconclusive" and said == "pass":
             return f"{cell.id}: {cell.reason}"

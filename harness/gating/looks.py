@@ -1,9 +1,11 @@
-"""Looks at a run: a gate may be asked again after repeats were added, and its level has to last for all of that.
+"""Looks at a run: a gate may be asked again after repeats were added, and its level has to last for
+all of that.
 
-Whoever looks, adds repeats where the answer was open, and looks again has several chances to be wrong. So the looks are
-planned: of K planned ones each spends ``LEVEL / K`` (Bonferroni; no assumption about how the values of one look and
-the next go together), and a look beyond the planned ones has nothing left to spend: it can show a counterexample, and
-otherwise nothing. Looking again at the same arms is no new look.
+Whoever looks, adds repeats where the answer was open, and looks again has several chances to be
+wrong. So the looks are planned: of K planned ones each spends ``LEVEL / K`` (Bonferroni; no
+assumption about how the values of one look and the next go together), and a look beyond the planned
+ones has nothing left to spend: it can show a counterexample, and otherwise nothing. Looking again
+at the same arms is no new look.
 
 The looks at a run are kept beside it, in ``looks.json``.
 """
@@ -54,7 +56,9 @@ class Looks(Model):
 
     @property
     def level(self) -> float:
-        """How often chance alone may decide at the newest look, either way; 0 where nothing is left."""
+        """How often chance alone may decide at the newest look, either way; 0 where nothing is
+        left.
+        """
         return 0.0 if self.spent else LEVEL / self.planned
 
     @property
@@ -68,7 +72,9 @@ class Looks(Model):
             before, now = (_count(self.looks[at]) for at in (0, -1))
             how = f"extended from {before} to {now} arms: {how}"
         if self.spent:
-            return f"{how}: the level is spent, so that only a counterexample counts; play a new run"
+            return (
+                f"{how}: the level is spent, so that only a counterexample counts; play a new run"
+            )
         return f"{how}, {100 * self.level:.3g} % each"
 
 
@@ -79,13 +85,14 @@ ONE = Looks(planned=1, looks=[Look(arms={})])
 def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
     """Note a look at a judged run. ``planned``: as asked for; None: as before, one at first.
 
-    Raises LookError when another number was planned at the first look, or the record cannot be read, and
-    InfrastructureError when the disk refuses.
+    Raises LookError when another number was planned at the first look, or the record cannot be
+    read, and InfrastructureError when the disk refuses.
     """
     before = _seen(run, arms_of(results))
     if before is not None and planned not in (None, before.planned):
         raise LookError(
-            f"{run.root} was looked at with {before.planned} looks planned: the plan cannot be changed afterwards",
+            f"{run.root} was looked at with {before.planned} looks planned: the plan cannot be"
+            " changed afterwards",
             hint="leave --looks out, or play a new run",
         )
     looks = before or Looks(planned=planned or 1)
@@ -97,9 +104,10 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
 
 
 def note(run: RunDirectory, results: Results) -> None:
-    """To be called before the stored results of a run are written anew: they were seen, and if arms were added since,
-    nothing else would say so afterwards. A record that cannot be read is for the gate to refuse. Raises
-    InfrastructureError when the disk refuses."""
+    """To be called before the stored results of a run are written anew: they were seen, and if arms
+    were added since, nothing else would say so afterwards. A record that cannot be read is for the
+    gate to refuse. Raises InfrastructureError when the disk refuses.
+    """
     try:
         seen, before = _seen(run, arms_of(results)), _read(run)
     except LookError:
@@ -109,8 +117,10 @@ def note(run: RunDirectory, results: Results) -> None:
 
 
 def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
-    """The looks there were before one at these arms, as far as anything tells of them: the record, else the gate's own
-    result; and the stored results of fewer arms, which whoever played the run has seen."""
+    """The looks there were before one at these arms, as far as anything tells of them: the record,
+    else the gate's own result; and the stored results of fewer arms, which whoever played the run
+    has seen.
+    """
     before, stored = _read(run) or _of_gate(run), _results_before(run)
     if not stored or not _grew(stored, now):
         return before
@@ -122,20 +132,26 @@ def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
 
 
 def _of_gate(run: RunDirectory) -> Looks | None:
-    """What ``gate.json`` says of looks, where their record is gone. It was written with the stored results."""
+    """What ``gate.json`` says of looks, where their record is gone. It was written with the stored
+    results.
+    """
     try:
         found = read_json(run.root / "gate.json")
         many, planned = int(found["looks"]), int(found["planned"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
     last = Look(arms=_results_before(run) or {})
-    return Looks(planned=min(max(planned, 1), MOST_LOOKS), looks=[last] * min(max(many, 0), MOST_LOOKS + 1))
+    return Looks(
+        planned=min(max(planned, 1), MOST_LOOKS), looks=[last] * min(max(many, 0), MOST_LOOKS + 1)
+    )
 
 
 def arms_of(results: Results) -> dict[str, list[int]]:
     """Repeats of each cell that have a faulted arm."""
     faulted = [arm for arm in results.arms if arm.arm == "faulted"]
-    return {cell.id: sorted(a.repeat for a in faulted if a.cell == cell.id) for cell in results.timed}
+    return {
+        cell.id: sorted(a.repeat for a in faulted if a.cell == cell.id) for cell in results.timed
+    }
 
 
 def _count(one: Look) -> int:
@@ -162,7 +178,8 @@ def _read(run: RunDirectory) -> Looks | None:
         return None
     except (OSError, ValueError) as error:
         raise LookError(
-            f"{path} cannot be read ({reason(error)}): how often the run was looked at is not known",
+            f"{path} cannot be read ({reason(error)}): how often the run was looked at is not"
+            " known",
             hint="play a new run",
         ) from error
 
@@ -172,4 +189,6 @@ def _write(run: RunDirectory, looks: Looks) -> None:
     try:
         write_whole(path, json.dumps(looks.model_dump(mode="json"), indent=1) + "\n")
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="free disk space"
+        ) from error

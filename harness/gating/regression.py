@@ -1,4 +1,6 @@
-"""Whether a metric has become worse than its baseline by more than is tolerated: two samples compared by ranks."""
+"""Whether a metric has become worse than its baseline by more than is tolerated: two samples
+compared by ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class ToleranceError(ChaosError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How much worse is not yet worse: ``share`` of the baseline's value, and ``floor`` more, in the metric's unit."""
+    """How much worse is not yet worse: ``share`` of the baseline's value, and ``floor`` more, in
+    the metric's unit.
+    """
 
     share: float = 0.0
     floor: float = 0.0
@@ -48,11 +52,11 @@ class Tolerance:
 
 
 def tolerance_of(unit: str, share: float | None = None) -> Tolerance:
-    """The tolerance of a metric in ``unit``. By default 20 % and 10 ms for times, 10 % for ratios and rates, nothing
-    for counts, which the seed decides.
+    """The tolerance of a metric in ``unit``. By default 20 % and 10 ms for times, 10 % for ratios
+    and rates, nothing for counts, which the seed decides.
 
-    It stands for what changes between two runs of the same, which no number of repeats within one shows: docs/ci.md
-    says how to measure it, and what was measured.
+    It stands for what changes between two runs of the same, which no number of repeats within one
+    shows: docs/ci.md says how to measure it, and what was measured.
     """
     if unit in ("s", "ms"):
         floor = TIME_FLOOR_S if unit == "s" else TIME_FLOOR_S * 1e3
@@ -63,7 +67,9 @@ def tolerance_of(unit: str, share: float | None = None) -> Tolerance:
 
 
 def parse_share(text: str) -> float:
-    """``20%`` or ``0.2``, as a share. Raises ToleranceError for anything else, and for 100 % of a metric or more."""
+    """``20%`` or ``0.2``, as a share. Raises ToleranceError for anything else, and for 100 % of a
+    metric or more.
+    """
     match = _TOLERANCE.fullmatch(text)
     if match is None:
         raise ToleranceError(f"{text!r} is no tolerance", hint="write 10% or 0.1, or METRIC=10%")
@@ -76,22 +82,28 @@ def parse_share(text: str) -> float:
 
 
 def is_open(now: Metric, then: Metric, tolerance: Tolerance) -> bool:
-    """Whether chance has a say: not where all values of both are the same, which no sample of them could call worse
-    (such comparisons take no share of the level: Tarone 1990)."""
+    """Whether chance has a say: not where all values of both are the same, which no sample of them
+    could call worse (such comparisons take no share of the level: Tarone 1990).
+    """
     return len({*now.values, *then.values}) > 1 and bool(now.values)
 
 
-def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float, green: float = LEVEL) -> Decision:
+def compare(
+    now: Metric, then: Metric, tolerance: Tolerance, level: float, green: float = LEVEL
+) -> Decision:
     """Judge by the bounds of the shift between ``now`` and what is tolerated of ``then``.
 
-    It fails when the values now are shown to be worse, as a whole, than the baseline's with the tolerance added (a
-    one-sided Mann-Whitney test: no distribution is assumed, and none of their medians has to be known); it passes when
-    they are shown to be no worse. ``level``: how often it may fail by chance alone, ``green``: how often it may pass by
-    it. Each arm counts once, with the median of its values. A value that never recovered is
-    worse than any that did, and as good as another one of its kind.
+    It fails when the values now are shown to be worse, as a whole, than the baseline's with the
+    tolerance added (a one-sided Mann-Whitney test: no distribution is assumed, and none of their
+    medians has to be known); it passes when they are shown to be no worse. ``level``: how often it
+    may fail by chance alone, ``green``: how often it may pass by it. Each arm counts once, with the
+    median of its values. A value that never recovered is worse than any that did, and as good as
+    another one of its kind.
     """
     if not now.values:
-        return Decision(verdict="inconclusive", detail=f"no value now, {then.counted} in the baseline")
+        return Decision(
+            verdict="inconclusive", detail=f"no value now, {then.counted} in the baseline"
+        )
     now, then = _by_arm(now), _by_arm(then)
     n, m = now.n, then.n
     worse = [_beyond(a, b, then.better, tolerance) for a in now.values for b in then.values]
@@ -104,7 +116,8 @@ def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float, green
         return Decision(verdict="pass", detail=known)
     if clock and ((low is not None and low > 0) or (high is not None and high <= 0)):
         blur = (
-            f"clocks of several machines blur it by {quantity(clock, now.unit)}, and more repeats do not help"
+            f"clocks of several machines blur it by {quantity(clock, now.unit)}, and more repeats"
+            " do not help"
         )
         return Decision(verdict="inconclusive", detail=f"{known}; {blur}")
     above = sum(1.0 if d > 0 else 0.0 if d < 0 else 0.5 for d in worse) / len(worse)
@@ -121,7 +134,13 @@ def _by_arm(metric: Metric) -> Metric:
     values = per_arm(metric.values, metric.arms)
     median = statistics.median(values) if values else None
     return metric.model_copy(
-        update={"values": values, "n": len(values), "median": median, "arms": [], "of": metric.of_arms}
+        update={
+            "values": values,
+            "n": len(values),
+            "median": median,
+            "arms": [],
+            "of": metric.of_arms,
+        }
     )
 
 
@@ -134,8 +153,9 @@ def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float
 
 
 def _known(now: Metric, then: Metric, level: float) -> str:
-    """Medians of both, and how they lie to each other: the median of all ratios with its bounds, where there are
-    ratios."""
+    """Medians of both, and how they lie to each other: the median of all ratios with its bounds,
+    where there are ratios.
+    """
     text = f"{quantity(then.median, then.unit)} in the baseline (n={then.counted}), "
     text += f"{quantity(now.median, now.unit)} now (n={now.counted})"
     finite = all(map(math.isfinite, [*now.values, *then.values]))

@@ -1,6 +1,8 @@
-"""A container engine of this machine, reached through its socket; what it refuses is said in words for people.
+"""A container engine of this machine, reached through its socket; what it refuses is said in words
+for people.
 
-The engine is the one that ``DOCKER_HOST`` names, or else the one at the usual socket. Every call to it is bounded.
+The engine is the one that ``DOCKER_HOST`` names, or else the one at the usual socket. Every call to
+it is bounded.
 """
 
 from __future__ import annotations
@@ -29,11 +31,20 @@ HOLDER_LABEL = "org.trainchaos.holder"
 IMAGE_LABEL = "org.trainchaos.image"
 
 _HINTS = (
-    ("could not select device driver", "GPUs in containers need the NVIDIA container toolkit on this machine"),
-    ("is already in use by container", "it is not of this run and is left alone: rename or remove it"),
-    ("no space left on device", "free disk space where the engine keeps its data (docker info: Docker Root Dir)"),
+    (
+        "could not select device driver",
+        "GPUs in containers need the NVIDIA container toolkit on this machine",
+    ),
+    (
+        "is already in use by container",
+        "it is not of this run and is left alone: rename or remove it",
+    ),
+    (
+        "no space left on device",
+        "free disk space where the engine keeps its data (docker info: Docker Root Dir)",
+    ),
     ("operation not permitted", "the engine itself lacks a privilege for it: see its log"),
-)  # fmt: skip
+)
 
 
 def engine_url() -> str:
@@ -53,12 +64,14 @@ def lacks_engine() -> str | None:
 def connect(url: str = "") -> Any:
     """A ``docker.DockerClient``; the caller closes it. ``url``: instead of the usual one.
 
-    Raises InfrastructureError, with what to do: no engine, one of another machine, no permission, too old.
+    Raises InfrastructureError, with what to do: no engine, one of another machine, no permission,
+    too old.
     """
     where = url or engine_url()
     if not where.startswith("unix://"):
         raise InfrastructureError(
-            f"the Docker engine at {where} may be on another machine; nodes share files and addresses with this one",
+            f"the Docker engine at {where} may be on another machine; nodes share files and"
+            " addresses with this one",
             hint="use an engine of this machine: DOCKER_HOST=unix:///..., or unset it",
         )
     _try_socket(Path(where.removeprefix("unix://")))
@@ -69,7 +82,8 @@ def connect(url: str = "") -> Any:
         client = docker.DockerClient(base_url=where, version="auto", timeout=CONNECT_LIMIT_S)
     except (DockerException, OSError) as error:
         raise InfrastructureError(
-            f"what listens at {where} does not answer as a Docker engine does: {_first_line(error)}",
+            f"what listens at {where} does not answer as a Docker engine does:"
+            f" {_first_line(error)}",
             hint="see its log; restart it",
         ) from error
     spoken = client.api.api_version
@@ -86,8 +100,9 @@ def connect(url: str = "") -> Any:
 
 @contextmanager
 def asking(what: str, *, hint: str = "") -> Iterator[None]:
-    """Turn what the engine refuses inside into an InfrastructureError. ``what``: that it was asked to do, with a verb
-    first; ``hint``: what to do where the refusal itself does not tell."""
+    """Turn what the engine refuses inside into an InfrastructureError. ``what``: that it was asked
+    to do, with a verb first; ``hint``: what to do where the refusal itself does not tell.
+    """
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
 
@@ -96,11 +111,17 @@ def asking(what: str, *, hint: str = "") -> Iterator[None]:
     except APIError as error:
         why = str(error.explanation or error)
         told = next((advice for sign, advice in _HINTS if sign in why.lower()), hint)
-        raise InfrastructureError(f"the Docker engine could not {what}: {why.strip()}", hint=told) from error
+        raise InfrastructureError(
+            f"the Docker engine could not {what}: {why.strip()}", hint=told
+        ) from error
     except RequestException as error:
         raise InfrastructureError(
-            f"the Docker engine did not {what}: it is gone, or took longer than {CALL_LIMIT_S:.0f} s",
-            hint=f"see its log; when it runs again, chaos heal removes what is left ({_first_line(error)})",
+            f"the Docker engine did not {what}: it is gone, or took longer than"
+            f" {CALL_LIMIT_S:.0f} s",
+            hint=(
+                "see its log; when it runs again, chaos heal removes what is left"
+                f" ({_first_line(error)})"
+            ),
         ) from error
     except DockerException as error:
         raise InfrastructureError(f"could not {what}: {_first_line(error)}", hint=hint) from error
@@ -137,7 +158,8 @@ def _who_may(path: Path) -> str:
     except KeyError:
         group = str(gid)
     return (
-        f"become a member of its group {group} (usermod -aG {group} USER, then log in anew), or run as root"
+        f"become a member of its group {group} (usermod -aG {group} USER, then log in anew), or run"
+        " as root"
     )
 
 

@@ -1,4 +1,6 @@
-"""Real text for language models: by default the source files of the running Python's standard library."""
+"""Real text for language models: by default the source files of the running Python's standard
+library.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ SKIPPED = frozenset({"site-packages", "__pycache__", "test", "tests"})
 def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, str]:
     """Write the corpus to ``target``; returns (bytes, SHA-256, description).
 
-    ``data``: a file, a folder (its files in sorted order) or None for the standard library. At most CAP_BYTES
-    are taken. Raises ScenarioError when there is no such data or too little of it for one block.
+    ``data``: a file, a folder (its files in sorted order) or None for the standard library. At most
+    CAP_BYTES are taken. Raises ScenarioError when there is no such data or too little of it for one
+    block.
     """
     source = Path(data) if data else Path(sysconfig.get_paths()["stdlib"])
     files = [source] if source.is_file() else _text_files(source, "" if data else ".py")
@@ -50,7 +53,9 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
 
 
 def _text_files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Files in sorted order, found as they are asked for; folders that are links are not entered."""
+    """Files in sorted order, found as they are asked for; folders that are links are not
+    entered.
+    """
     if not folder.is_dir():
         return
     try:

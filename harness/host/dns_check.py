@@ -1,8 +1,8 @@
 """How long the name server takes to say that an address of this machine has no name.
 
 Torch's store asks for it with every connection. What is built in does not wait
-(``recovery.transport.reverse_dns``); a stack or a script that makes its own connections does, and its
-recovery is longer by that, whatever its makers did.
+(``recovery.transport.reverse_dns``); a stack or a script that makes its own connections does, and
+its recovery is longer by that, whatever its makers did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ REMEDY = f"put the line '{ADDRESS} localhost' into /etc/hosts"
 
 
 def slowest_lookup_s(*, tries: int = TRIES, limit_s: float = LIMIT_S) -> float:
-    """The longest of ``tries`` look-ups, or of those that were done within ``limit_s``; one under way counts."""
+    """The longest of ``tries`` look-ups, or of those that were done within ``limit_s``; one under
+    way counts.
+    """
     took, since = [0.0], [time.monotonic()]
 
     def look() -> None:
@@ -38,11 +40,13 @@ def slowest_lookup_s(*, tries: int = TRIES, limit_s: float = LIMIT_S) -> float:
 
 
 def caution(slowest_s: float) -> str | None:
-    """What to say of a comparison that was made with such a name server; None where nothing is to be said."""
+    """What to say of a comparison that was made with such a name server; None where nothing is to
+    be said.
+    """
     if slowest_s <= SLOW_S:
         return None
     return (
-        f"the name server took {slowest_s:.2g} s or more to say that {ADDRESS} has no name. Torch's store asks for "
-        "that with every connection, so recoveries of stacks that are not built in may be that much longer than they "
-        f"need be: {REMEDY} and compare again"
+        f"the name server took {slowest_s:.2g} s or more to say that {ADDRESS} has no name. Torch's"
+        " store asks for that with every connection, so recoveries of stacks that are not built in"
+        f" may be that much longer than they need be: {REMEDY} and compare again"
     )

@@ -1,4 +1,6 @@
-"""Looks at the operating system (whose processes live, ports, shared memory), and the one safe way to signal."""
+"""Looks at the operating system (whose processes live, ports, shared memory), and the one safe way
+to signal.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,31 @@ from recovery.process.processes import (
 )
 
 __all__ = [
-    "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",
-    "free_shared_memory", "in_sessions", "is_same", "listens", "memory_bytes", "readable", "shared_memory_names",
-    "since", "start_time", "state", "unheld", "with_descendants",
-]  # fmt: skip
+    "abandoned_shared_memory",
+    "ancestors",
+    "become_subreaper",
+    "boot_id",
+    "end",
+    "environment_has",
+    "free_shared_memory",
+    "in_sessions",
+    "is_same",
+    "listens",
+    "memory_bytes",
+    "readable",
+    "shared_memory_names",
+    "since",
+    "start_time",
+    "state",
+    "unheld",
+    "with_descendants",
+]
 
 _SHM = Path("/dev/shm")
 _SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 _DEAD = "ZX"
-_TICK_NS = 10_000_000  # the longest tick of Linux (HZ=100): so far a file's time may be behind the clock
+# the longest tick of Linux (HZ=100): so far a file's time may be behind the clock
+_TICK_NS = 10_000_000
 _PF_KTHREAD = 0x200000  # include/linux/sched.h: of the kernel, without a program
 BLANK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.002
@@ -39,7 +57,9 @@ Ending = Literal["gone", "ended", "stays", "refused"]
 
 
 def boot_id() -> str:
-    """Names the time since this machine started: process ids and start times mean nothing beyond it."""
+    """Names the time since this machine started: process ids and start times mean nothing beyond
+    it.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -59,7 +79,8 @@ def is_same(pid: int, started: int) -> bool:
 
 
 def end(pid: int, started: int, *, limit_s: float) -> Ending:
-    """SIGKILL one process and wait for its end; another one that got the same pid since is never touched.
+    """SIGKILL one process and wait for its end; another one that got the same pid since is never
+    touched.
 
     The pidfd pins the process before its start time is looked at, so nothing can slip in between.
     """
@@ -89,7 +110,9 @@ def since(started: int) -> list[tuple[int, int]]:
 
 
 def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Processes (pid, start time) and all that they have started and that still has one of them as an ancestor."""
+    """Processes (pid, start time) and all that they have started and that still has one of them as
+    an ancestor.
+    """
     found = dict(rows)
     children: dict[int, list[tuple[int, int]]] = {}
     for pid, fields in everybody():
@@ -107,10 +130,11 @@ def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def environment_has(pid: int, entry: str) -> bool:
-    """Whether a process was started with this ``NAME=value``; False when its environment may not be read.
+    """Whether a process was started with this ``NAME=value``; False when its environment may not be
+    read.
 
-    A process shows none while it executes another program, and while it dies: what it shows, or its end, is waited
-    for, at most ``BLANK_LIMIT_S``; it may have none for good.
+    A process shows none while it executes another program, and while it dies: what it shows, or its
+    end, is waited for, at most ``BLANK_LIMIT_S``; it may have none for good.
     """
     deadline = time.monotonic() + BLANK_LIMIT_S
     while True:
@@ -136,14 +160,17 @@ def ancestors(pid: int) -> set[int]:
 
 
 def shared_memory_names() -> set[str]:
-    """Segments there are now whose names are those that torch, NCCL and Python's multiprocessing give."""
+    """Segments there are now whose names are those that torch, NCCL and Python's multiprocessing
+    give.
+    """
     if not _SHM.is_dir():
         return set()
     return {path.name for path in _SHM.iterdir() if path.name.startswith(_SHM_PREFIXES)}
 
 
 def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
-    """Segments of this user made between two moments (Unix time) that no living process has open or mapped.
+    """Segments of this user made between two moments (Unix time) that no living process has open or
+    mapped.
 
     What another run or program uses is held by a process of its own, and so is never among them.
     """

@@ -133,13 +133,17 @@ def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:
 def read_resolved(run: RunDirectory) -> ResolvedRun:
     """Read it back. Raises LogError when it is damaged."""
     try:
-        return ResolvedRun.model_validate(_plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES)))
+        return ResolvedRun.model_validate(
+            _plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES))
+        )
     except (ValueError, YAMLError, OSError, RecursionError, TypeError, LookupError) as error:
         raise LogError(f"{run.resolved} is damaged: {reason(error)}") from error
 
 
 class _NoAlias(Composer):
-    """Each alias may stand for as much as the text before it, and a few lines of them for more than any memory."""
+    """Each alias may stand for as much as the text before it, and a few lines of them for more than
+    any memory.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As the other; raises YAMLError for an alias."""
@@ -169,5 +173,6 @@ def _mkdir(path: Path) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> InfrastructureError:
     return InfrastructureError(
-        f"cannot create {path}: {error.strerror}", hint="choose another place with --runs, or free disk space"
+        f"cannot create {path}: {error.strerror}",
+        hint="choose another place with --runs, or free disk space",
     )

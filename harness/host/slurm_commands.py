@@ -1,7 +1,7 @@
 """Slurm's own commands, each with a bound, and what they answer.
 
-Slurm's output formats asked for here are those that its manual pages promise to scripts (``--noheader``, ``--format``,
-``--oneliner``).
+Slurm's output formats asked for here are those that its manual pages promise to scripts
+(``--noheader``, ``--format``, ``--oneliner``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from chaos.errors import InfrastructureError
 
 ASK_LIMIT_S = 10.0
-"""For one answer of the controller: longer than Slurm's own MessageTimeout where a site has left it at 10 s."""
+"""For one answer of the controller: longer than Slurm's own MessageTimeout where a site has left it
+at 10 s.
+"""
 
 TRY_LIMIT_S = 15.0
 """For a step that does nothing."""
@@ -43,7 +45,9 @@ class Ran:
 
 
 Run = Callable[[Sequence[str], float], Ran]
-"""Runs a command within so many seconds. Raises InfrastructureError when it does not end by then, or is not there."""
+"""Runs a command within so many seconds. Raises InfrastructureError when it does not end by then,
+or is not there.
+"""
 
 
 class ControllerSilent(InfrastructureError):
@@ -53,14 +57,19 @@ class ControllerSilent(InfrastructureError):
         self.why = why
         super().__init__(
             f"the Slurm controller does not answer: {why}",
-            hint="scontrol ping says whether slurmctld runs; ask whoever operates the cluster, then start again",
+            hint=(
+                "scontrol ping says whether slurmctld runs; ask whoever operates the cluster, then"
+                " start again"
+            ),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What Slurm says of a node. ``state``: its base state (IDLE, ALLOCATED, DOWN ...); ``flags``: such as DRAIN,
-    NOT_RESPONDING; ``reason``: why, in an operator's words or Slurm's; ``address``: of its daemon."""
+    """What Slurm says of a node. ``state``: its base state (IDLE, ALLOCATED, DOWN ...); ``flags``:
+    such as DRAIN, NOT_RESPONDING; ``reason``: why, in an operator's words or Slurm's; ``address``:
+    of its daemon.
+    """
 
     name: str
     state: str
@@ -70,19 +79,24 @@ class NodeState:
 
     @property
     def lost(self) -> bool:
-        """Slurm has given it up. A node that merely does not respond may be slow; one that drains goes on working."""
+        """Slurm has given it up. A node that merely does not respond may be slow; one that drains
+        goes on working.
+        """
         return self.state in ("DOWN", "ERROR", "FUTURE") or bool(
             self.flags & {"FAIL", "POWERED_DOWN", "REBOOT"}
         )
 
     def __str__(self) -> str:
-        return "+".join([self.state, *sorted(self.flags)]) + (f" ({self.reason})" if self.reason else "")
+        return "+".join([self.state, *sorted(self.flags)]) + (
+            f" ({self.reason})" if self.reason else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm says of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: why; ``nodelist``: that it has now: a
-    node that was lost has left it, and does not come back to it."""
+    """What Slurm says of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: why; ``nodelist``:
+    that it has now: a node that was lost has left it, and does not come back to it.
+    """
 
     state: str
     reason: str = ""
@@ -91,7 +105,14 @@ class Job:
     @property
     def over(self) -> bool:
         """Its nodes are ours no more, or will not be in a moment."""
-        return self.state not in ("RUNNING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT")
+        return self.state not in (
+            "RUNNING",
+            "CONFIGURING",
+            "SUSPENDED",
+            "RESIZING",
+            "SIGNALING",
+            "STAGE_OUT",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +147,9 @@ class Commands:
             return None
         row = rows[0]
         return Job(
-            state=row.get("JobState", ""), reason=row.get("Reason", ""), nodelist=row.get("NodeList", "")
+            state=row.get("JobState", ""),
+            reason=row.get("Reason", ""),
+            nodelist=row.get("NodeList", ""),
         )
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeState]:
@@ -141,8 +164,9 @@ class Commands:
         return [RunningStep(id=step, nodes=nodes, name=name) for step, nodes, name in rows]
 
     def kill(self, step: str) -> str:
-        """SIGKILL to all of a step; "" or why not. What scancel prints beside it says nothing: it complains after
-        success too."""
+        """SIGKILL to all of a step; "" or why not. What scancel prints beside it says nothing: it
+        complains after success too.
+        """
         try:
             self._run(["scancel", "--signal=KILL", step], self._limit_s)
         except InfrastructureError as error:
@@ -150,18 +174,24 @@ class Commands:
         return ""
 
     def unreachable(self, job: str, host: str, *, name: str) -> str:
-        """Why nothing can be run on a node of a job, found by trying; "": it can. Raises ControllerSilent."""
+        """Why nothing can be run on a node of a job, found by trying; "": it can. Raises
+        ControllerSilent.
+        """
         command = srun(job=job, host=host, name=name, command=["true"])
         try:
             ran = self._run(command, TRY_LIMIT_S)
         except ControllerSilent as error:
             self.nodes([host])  # raises where it is the controller that does not answer
             return error.why
-        telling = [line for line in ran.err.splitlines() if any(word in line for word in UNREACHABLE)]
+        telling = [
+            line for line in ran.err.splitlines() if any(word in line for word in UNREACHABLE)
+        ]
         return telling[0] if ran.code and telling else ""
 
     def drain(self, node: str, reason: str) -> None:
-        """Have Slurm place nobody on a node any more. Raises InfrastructureError, as for a user who may not."""
+        """Have Slurm place nobody on a node any more. Raises InfrastructureError, as for a user who
+        may not.
+        """
         self._ask(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
 
     def _ask(self, command: Sequence[str]) -> str:
@@ -178,26 +208,47 @@ def run_command(command: Sequence[str], limit_s: float) -> Ran:
     """Run a command of Slurm's."""
     try:
         ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=limit_s,
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
             check=False,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise ControllerSilent(f"{command[0]} did not end within {limit_s:g} s") from None
     except OSError as error:
         raise InfrastructureError(
-            f"cannot run {command[0]}: {error.strerror}", hint="install Slurm's commands, or set PATH"
+            f"cannot run {command[0]}: {error.strerror}",
+            hint="install Slurm's commands, or set PATH",
         ) from error
     return Ran(code=ran.returncode, out=ran.stdout, err=ran.stderr)
 
 
 def srun(*, job: str, host: str, name: str, command: Sequence[str]) -> list[str]:
-    """The command line: one task with all of the node that the job has, beside whatever else the job runs there. One
-    step a node, and --no-kill: the loss of a node then ends its own step and no other."""
+    """The command line: one task with all of the node that the job has, beside whatever else the
+    job runs there. One step a node, and --no-kill: the loss of a node then ends its own step and no
+    other.
+    """
     return [
-        "srun", f"--jobid={job}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", f"--job-name={name}", "--overlap",
-        "--no-kill", "--mem=0", "--cpu-bind=none", "--export=ALL", "--input=none", "--unbuffered", "--wait=0",
-        "--kill-on-bad-exit=0", *command,
-    ]  # fmt: skip
+        "srun",
+        f"--jobid={job}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={host}",
+        f"--job-name={name}",
+        "--overlap",
+        "--no-kill",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--export=ALL",
+        "--input=none",
+        "--unbuffered",
+        "--wait=0",
+        "--kill-on-bad-exit=0",
+        *command,
+    ]
 
 
 def installed() -> bool:
@@ -206,13 +257,17 @@ def installed() -> bool:
 
 
 def records(text: str) -> Iterator[Mapping[str, str]]:
-    """Lines of ``--oneliner``: ``Key=value`` words. A value with blanks (a reason, an operating system) goes on to the
-    next word that begins like a key."""
+    """Lines of ``--oneliner``: ``Key=value`` words. A value with blanks (a reason, an operating
+    system) goes on to the next word that begins like a key.
+    """
     for line in text.splitlines():
         starts = [match for match in re.finditer(r"(?:^|\s)([A-Z][\w:/]*)=", line)]
         ends = [match.start() for match in starts[1:]] + [len(line)]
         if starts:
-            yield {match[1]: line[match.end() : end].strip() for match, end in zip(starts, ends, strict=True)}
+            yield {
+                match[1]: line[match.end() : end].strip()
+                for match, end in zip(starts, ends, strict=True)
+            }
 
 
 def last_line(text: str) -> str:
@@ -225,6 +280,9 @@ def _node(row: Mapping[str, str]) -> NodeState:
     shown = row.get("State", "UNKNOWN")
     state, *flags = re.sub(r"[^A-Z_+]", "", shown).split("+")
     return NodeState(
-        name=row["NodeName"], state=state, flags=frozenset(flags + ["NOT_RESPONDING"] * ("*" in shown)),
-        reason=row.get("Reason", "").partition(" [")[0], address=row.get("NodeAddr", ""),
-    )  # fmt: skip
+        name=row["NodeName"],
+        state=state,
+        flags=frozenset(flags + ["NOT_RESPONDING"] * ("*" in shown)),
+        reason=row.get("Reason", "").partition(" [")[0],
+        address=row.get("NodeAddr", ""),
+    )

@@ -7,7 +7,9 @@ from typing import Any
 
 
 def facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """For ``system.json``: the job, its node list, how often it was requeued; empty outside of a job."""
+    """For ``system.json``: the job, its node list, how often it was requeued; empty outside of a
+    job.
+    """
     if not environment.get("SLURM_JOB_ID"):
         return {}
     said = {

@@ -1,4 +1,6 @@
-"""Keeps an arm within its scenario's blast radius: asks before every occurrence, knowing what is broken already."""
+"""Keeps an arm within its scenario's blast radius: asks before every occurrence, knowing what is
+broken already.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,23 @@ class Guard:
         stopped = set(self._ranks_of(live for live in active if _disables(live.fault)))
         held = {rank for rank in range(self._topology.ranks) if self._scene.process_of(rank)}
         occurrences = {(live.planned.id, live.occurrence.time_ns) for live in active}
-        down = frozenset(node for live in active if _disables(live.fault) for node in live.planned.nodes)
-        damage = Damage(active=len(occurrences), healthy=self._topology.whole(held - stopped), nodes=down)
+        down = frozenset(
+            node for live in active if _disables(live.fault) for node in live.planned.nodes
+        )
+        damage = Damage(
+            active=len(occurrences), healthy=self._topology.whole(held - stopped), nodes=down
+        )
         ranks = ranks_hit(planned, fault.where, self._topology)
         shards = self._topology.shards
         return refusal(
-            self._limits, damage, ranks=ranks, disables=_disables(fault), shards=shards,
-            nodes=nodes_hit(planned, fault.where, self._topology), whole=planned.nodes,
-        )  # fmt: skip
+            self._limits,
+            damage,
+            ranks=ranks,
+            disables=_disables(fault),
+            shards=shards,
+            nodes=nodes_hit(planned, fault.where, self._topology),
+            whole=planned.nodes,
+        )
 
     def _is_being_answered(self, live: Struck) -> bool:
         """Whether the job is just recovering from it."""

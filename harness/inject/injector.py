@@ -1,8 +1,9 @@
-"""Plays the planned faults of one arm: arms ranks, and acts when a point is reached, a time or an event has come.
+"""Plays the planned faults of one arm: arms ranks, and acts when a point is reached, a time or an
+event has come.
 
-For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once somebody else
-saw it (or ``fault_failed``), ``fault_healed`` (``harness.inject.occurrences``). What a fault acts on is found by
-``harness.inject.sites``.
+For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once
+somebody else saw it (or ``fault_failed``), ``fault_healed`` (``harness.inject.occurrences``). What
+a fault acts on is found by ``harness.inject.sites``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Need, Where
-from chaos.schedule.plan import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
+from chaos.schedule.plan import (
+    NO_POINT,
+    PlannedFault,
+    Point,
+    due_by_event,
+    due_by_step,
+    due_by_time,
+)
 from harness.arm.fault_context import Scene
 from harness.inject.guard import Guard
 from harness.inject.occurrence import (
@@ -53,30 +61,40 @@ class Injector:
         self._sites: dict[Where, Site] = {}
         self._guard = Guard(scene)
         self._struck = Occurrences(scene)
-        # by (fault, point), and by (fault, point, rank) for a fault that only the ranks it hits hold for
+        # by (fault, point), and by (fault, point, rank) for a fault that only the ranks it hits
+        # hold for
         self._fired: Counter[Any] = Counter()
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
-        self._acts: dict[tuple[str, int], int] = {}  # (fault, rank) still to be hit -> the act it is of
+        # (fault, rank) still to be hit -> the act it is of
+        self._acts: dict[tuple[str, int], int] = {}
         # (fault, where) -> ranks that hold there for it, and who they are
         self._holding: dict[tuple[str, Point], dict[int, str]] = {}
-        self._unreached: set[tuple[str, Point]] = set()  # due, held for, and what they act on was not there
+        # due, held for, and what they act on was not there
+        self._unreached: set[tuple[str, Point]] = set()
         self._attempt = 0
         self._committed = 0
-        self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
+        # in which a trigger of ``tick`` fired last
+        self._attempt_of: dict[tuple[str, Point], int] = {}
 
     def announce(self) -> None:
         """Record what is planned, targets resolved."""
         for planned in self._plan.values():
             points = [self._point(planned, point) for point in planned.points]
-            self._scene.record(Kind.FAULT_PLANNED, **announcement(planned, self._faults[planned.id], points))
+            self._scene.record(
+                Kind.FAULT_PLANNED, **announcement(planned, self._faults[planned.id], points)
+            )
 
     # ---- triggers
 
     def arm(self, process: str, rank: int) -> None:
-        """Tell a process that is about to take ``rank``, or has it, where it has to hold; it holds where it does."""
-        points = to_hold_at(self._all, self._faults, rank, self._fired, self._waiting, self._struck.live)
+        """Tell a process that is about to take ``rank``, or has it, where it has to hold; it holds
+        where it does.
+        """
+        points = to_hold_at(
+            self._all, self._faults, rank, self._fired, self._waiting, self._struck.live
+        )
         if self._plan:
             self._scene.send(
                 process, Extra(topic="arm", payload={"points": points, "standing": self._standing})
@@ -94,7 +112,9 @@ class Injector:
                 self._on_hold(planned, process, rank, at)
             else:
                 self._holding.get((planned.id, at), {}).pop(-1 if rank is None else rank, None)
-                self._struck.not_fired(planned, at[0], f"{process} held for it, and nobody answered")
+                self._struck.not_fired(
+                    planned, at[0], f"{process} held for it, and nobody answered"
+                )
         elif live := self._struck.spoken_of(message):
             if message.topic == "healed":
                 self._struck.heal(live, "ended by the rank's agent when its duration was over")
@@ -102,8 +122,9 @@ class Injector:
                 self._again(live, process, "the rank had left the point: armed again")
 
     def _again(self, live: Live, process: str | None, why: str) -> None:
-        """It never acted, as whoever was to be hit had left the point, or was dead: the occurrence is void, and the
-        fault is armed again."""
+        """It never acted, as whoever was to be hit had left the point, or was dead: the occurrence
+        is void, and the fault is armed again.
+        """
         fault, rank = live.planned.id, live.occurrence.rank or 0
         self._struck.fail(live, why, again=True)
         self._acts[fault, rank] = live.act
@@ -139,23 +160,33 @@ class Injector:
         return {rank for rank in self._ranks if may_fire(planned, fault, point, rank, self._fired)}
 
     def _ending(self, planned: PlannedFault, at: Point) -> list[Live]:
-        return [live for live in self._struck.live if live.planned.id == planned.id and live.ends_at == at]
+        return [
+            live
+            for live in self._struck.live
+            if live.planned.id == planned.id and live.ends_at == at
+        ]
 
     def _planned_at(self, planned: PlannedFault, at: Point) -> Point | None:
         return next((point for point in planned.points if self._point(planned, point) == at), None)
 
     def _fire_if_all_hold(self, planned: PlannedFault, at: Point) -> None:
-        """End what is over there, and one act for all the ranks a fault hits, as soon as each of them that lives holds
-        at the point. Whoever died there is left out: the fault is armed again with whoever takes its rank."""
+        """End what is over there, and one act for all the ranks a fault hits, as soon as each of
+        them that lives holds at the point. Whoever died there is left out: the fault is armed again
+        with whoever takes its rank.
+        """
         held = self._holding.get((planned.id, at), {})
-        if not held or any(self._scene.process_of(r) for r in self._holders(planned, at) - held.keys()):
+        if not held or any(
+            self._scene.process_of(r) for r in self._holders(planned, at) - held.keys()
+        ):
             return
         del self._holding[planned.id, at]
         for live in self._ending(planned, at):
             self._struck.heal(live, "its duration was over")
         there = {rank: name for rank, name in held.items() if self._is_there(rank, name)}
         point, fault = self._planned_at(planned, at), self._faults[planned.id]
-        hit = {rank for rank in there if point and may_fire(planned, fault, point, rank, self._fired)}
+        hit = {
+            rank for rank in there if point and may_fire(planned, fault, point, rank, self._fired)
+        }
         if point is not None and hit and not held_by_all(planned, fault):
             told = self._fire_held(planned, {rank: there[rank] for rank in sorted(hit)}, point)
             there = {rank: name for rank, name in there.items() if rank not in told}
@@ -165,12 +196,22 @@ class Injector:
             self._release(planned, name)
 
     def _is_there(self, rank: int, process: str) -> bool:
-        """Whether it still has the rank and lives, though its exit may not have been noticed yet."""
+        """Whether it still has the rank and lives, though its exit may not have been
+        noticed yet.
+        """
         return self._scene.process_of(rank) == process and self._scene.os_state(process) not in DEAD
 
-    def _fire_held(self, planned: PlannedFault, held: Mapping[int, str], point: Point) -> Iterable[int]:
-        """Act on the ranks that hold; returns those whose agents are told to act, which are not to be released."""
-        spares = planned.spares if not any(self._fired[planned.id, point, r] for r in planned.ranks) else ()
+    def _fire_held(
+        self, planned: PlannedFault, held: Mapping[int, str], point: Point
+    ) -> Iterable[int]:
+        """Act on the ranks that hold; returns those whose agents are told to act, which are not to
+        be released.
+        """
+        spares = (
+            planned.spares
+            if not any(self._fired[planned.id, point, r] for r in planned.ranks)
+            else ()
+        )
         for rank in held:
             self._fired[planned.id, point, rank] += 1
         if self._refused(planned, point[0]):
@@ -213,7 +254,9 @@ class Injector:
             self._fire_unheld(planned)
 
     def tick(self, committed: int) -> None:
-        """Triggers that no rank holds for (time; steps that nobody held for), evidence, ends of lasting faults."""
+        """Triggers that no rank holds for (time; steps that nobody held for), evidence, ends of
+        lasting faults.
+        """
         self._committed = committed
         if self._training_since_ns is not None:
             seconds = (self._scene.now_ns() - self._training_since_ns) / 1e9
@@ -228,19 +271,25 @@ class Injector:
         self._struck.tick(committed)
 
     def observe(self, event: Event) -> None:
-        """An event of the orchestrator: evidence, an end of those who hold, the death of one that was to be hit."""
+        """An event of the orchestrator: evidence, an end of those who hold, the death of one that
+        was to be hit.
+        """
         if event.kind in (Kind.ABORT_SENT, Kind.GENERATION_STARTED):
             self._holding.clear()  # they leave, and are armed with the place they take next
         for live in self._struck.observe(event):
-            self._again(live, None, "its target died where it held, before it took effect: armed again")
+            self._again(
+                live, None, "its target died where it held, before it took effect: armed again"
+            )
 
     def pending(self) -> bool:
         """Whether evidence is still looked for."""
         return self._struck.pending()
 
     def close(self) -> None:
-        """Heal everything, on every way out; what found no evidence by now did not land. Say of what was due, and never
-        came, that what it acts on was not there: a machine, a spare, a coordinator that is not back yet."""
+        """Heal everything, on every way out; what found no evidence by now did not land. Say of
+        what was due, and never came, that what it acts on was not there: a machine, a spare, a
+        coordinator that is not back yet.
+        """
         for fault, point in sorted(self._unreached):
             if not self._fired[fault, point]:
                 step = point[0] if point in self._plan[fault].points else None
@@ -258,15 +307,20 @@ class Injector:
         return self._sites[where]
 
     def _fire_at_last(self, planned: PlannedFault, point: Point) -> None:
-        """Fire at a step that no rank holds for, or for which none came to hold, and say how late it is."""
+        """Fire at a step that no rank holds for, or for which none came to hold, and say how late
+        it is.
+        """
         key, steps = (planned.id, point), self._committed + 1 - point[0]
         why = POLLED
         if held_by_all(planned, self._faults[planned.id]):
             why = NOT_THERE if key in self._unreached else NOT_HELD
-            # A save belongs to the step before it, so that only the next one shows that ranks went past the point.
+            # A save belongs to the step before it, so that only the next one shows that ranks went
+            # past the point.
             if self._fired[key] or (why == NOT_HELD and (steps < 2 or self._is_held_for(key))):
                 return
-        self._fire_once(planned.aimed(point), point, Late(steps=steps, why=why) if steps > 0 else None)
+        self._fire_once(
+            planned.aimed(point), point, Late(steps=steps, why=why) if steps > 0 else None
+        )
 
     def _is_held_for(self, key: tuple[str, Point]) -> bool:
         return (key[0], self._point(self._plan[key[0]], key[1])) in self._holding
@@ -298,7 +352,8 @@ class Injector:
         act = self._struck.next_number(planned)
         for rank in planned.ranks:
             self._acts[planned.id, rank] = act
-            # Only its training thread can act, at the next step: whoever holds the rank is told to hold there.
+            # Only its training thread can act, at the next step: whoever holds the rank is told to
+            # hold there.
             self._waiting.add((planned.id, rank))
             process = self._scene.process_of(rank)
             if process:
@@ -307,8 +362,9 @@ class Injector:
     def _fire_in_ranks(
         self, planned: PlannedFault, held: Mapping[int, str], at: Point, point: Point | None
     ) -> None:
-        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from outside. ``at``: where
-        they hold; ``point``: the planned one, None where no step was named."""
+        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from
+        outside. ``at``: where they hold; ``point``: the planned one, None where no step was named.
+        """
         if self._faults[planned.id].where is not Where.RANK:
             hit = dataclasses.replace(planned, ranks=tuple(held), spares=())
             self._fire_outside(hit, at, point=point, held=True)
@@ -328,7 +384,9 @@ class Injector:
             self._scene.send(process, Extra(topic="go", payload=command_of(planned, live, at[0])))
 
     def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], at: Point) -> None:
-        """One occurrence in all ranks; those that do not hold hear of it when they are armed anew."""
+        """One occurrence in all ranks; those that do not hold hear of it when they are
+        armed anew.
+        """
         names = tuple(process for _, process in sorted(held.items()))
         aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
         command = command_of(planned, self._begin(planned, aim, at), at[0])
@@ -345,15 +403,21 @@ class Injector:
                 self.arm(process, rank)
 
     def _refused(self, planned: PlannedFault, step: int | None) -> bool:
-        """Whether the blast radius forbids an occurrence that is due; it is then recorded as failed."""
+        """Whether the blast radius forbids an occurrence that is due; it is then recorded as
+        failed.
+        """
         reason = self._guard.refusal(planned, self._faults[planned.id], self._struck.live)
         if reason is not None:
             self._struck.not_fired(planned, step, reason)
         return reason is not None
 
     def _act_of(self, planned: PlannedFault, ranks: Iterable[int]) -> int:
-        """The act that hits these ranks: one that began with others and waits for them, or a new one."""
-        waited = [act for rank in ranks if (act := self._acts.pop((planned.id, rank), None)) is not None]
+        """The act that hits these ranks: one that began with others and waits for them, or a new
+        one.
+        """
+        waited = [
+            act for rank in ranks if (act := self._acts.pop((planned.id, rank), None)) is not None
+        ]
         return min(waited, default=self._struck.next_number(planned))
 
     def _begin(self, planned: PlannedFault, aim: Aim | Miss, at: Point | None, **more: Any) -> Live:
@@ -364,8 +428,9 @@ class Injector:
         )
 
     def _fire_outside(self, planned: PlannedFault, at: Point | None, **more: Any) -> None:
-        """Act from outside on all that it aims at; whoever is to hold for its end hears of it before it goes on.
-        ``at``: where ranks hold for it, None where none does."""
+        """Act from outside on all that it aims at; whoever is to hold for its end hears of it
+        before it goes on. ``at``: where ranks hold for it, None where none does.
+        """
         fault = self._faults[planned.id]
         aims: Sequence[Aim | Miss] = self._site(fault.where).aims(
             planned, fault, self._struck.next_number(planned)

@@ -1,4 +1,6 @@
-"""One occurrence of a fault between its injection and its heal, and what is written about a plan beforehand."""
+"""One occurrence of a fault between its injection and its heal, and what is written about a plan
+beforehand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ POLLED = "no rank holds for a fault of its kind"
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """An act that came after its step: so many ``steps``, and why. ``missed``: ranks should have held for it."""
+    """An act that came after its step: so many ``steps``, and why. ``missed``: ranks should have
+    held for it.
+    """
 
     steps: int
     why: str
@@ -33,10 +37,12 @@ class Late:
 
 @dataclass(kw_only=True)
 class Live:
-    """An occurrence between injection and heal. ``aim``: None for a target that was not there; ``point``: the planned
-    one it was due at; ``held``: its process held there when it was injected; ``act``: number of the first occurrence of
-    the act it is of, which hits all its targets at once; ``committed``: steps done when it was injected; ``heard``:
-    whose lines are read for evidence; ``weighed``: how many of the events ``seen`` were looked at for it."""
+    """An occurrence between injection and heal. ``aim``: None for a target that was not there;
+    ``point``: the planned one it was due at; ``held``: its process held there when it was injected;
+    ``act``: number of the first occurrence of the act it is of, which hits all its targets at once;
+    ``committed``: steps done when it was injected; ``heard``: whose lines are read for evidence;
+    ``weighed``: how many of the events ``seen`` were looked at for it.
+    """
 
     planned: PlannedFault
     fault: Fault
@@ -67,7 +73,9 @@ class Live:
     @property
     def ends_at(self) -> Point | None:
         """Where ranks hold for its end, if it lasts for steps and its end comes from outside."""
-        return None if self.until_step is None or self.healed else (self.until_step + 1, DEFAULT_PHASE)
+        return (
+            None if self.until_step is None or self.healed else (self.until_step + 1, DEFAULT_PHASE)
+        )
 
     def overdue(self, committed: int) -> str:
         """How much later than planned it is with so many steps done, for its heal."""
@@ -78,12 +86,15 @@ class Live:
 def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
     """The occurrence that a rank's message is about."""
     about = (message.payload.get("fault"), message.payload.get("occurrence"))
-    return next((live for live in struck if (live.occurrence.fault, live.occurrence.number) == about), None)
+    return next(
+        (live for live in struck if (live.occurrence.fault, live.occurrence.number) == about), None
+    )
 
 
 def died_holding(live: Live) -> bool:
-    """Whether its process, which has ended, never left the point it held at, and did not act: it wrote nothing more,
-    and as a command's rank it did not say so."""
+    """Whether its process, which has ended, never left the point it held at, and did not act: it
+    wrote nothing more, and as a command's rank it did not say so.
+    """
     ours, since_ns = live.occurrence.processes, live.occurrence.time_ns
     wrote = any(event.actor in ours and event.time_ns > since_ns for event in live.seen)
     said = any("script" in evidence for evidence in effects_of(live.occurrence, live.seen))
@@ -91,35 +102,46 @@ def died_holding(live: Live) -> bool:
 
 
 def held_by_all(planned: PlannedFault, fault: Fault) -> bool:
-    """Whether all ranks hold at its points: it acts on something that is no rank's, and would come too late if whoever
-    counts steps from outside had to notice. The coordinator is lost while nobody waits for it: it could not release
-    them."""
+    """Whether all ranks hold at its points: it acts on something that is no rank's, and would come
+    too late if whoever counts steps from outside had to notice. The coordinator is lost while
+    nobody waits for it: it could not release them.
+    """
     return not planned.ranks and fault.where is not Where.COORDINATOR
 
 
 def to_hold_at(
-    plan: Sequence[PlannedFault], faults: Mapping[str, Fault], rank: int, fired: Mapping[Any, int],
-    waiting: Container[tuple[str, int]], struck: Iterable[Live] = (),
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The points at which whoever holds ``rank`` is to hold. ``waiting``: (fault, rank) due at the next step;
-    ``struck``: faults that may have ends to hold for."""
+    plan: Sequence[PlannedFault],
+    faults: Mapping[str, Fault],
+    rank: int,
+    fired: Mapping[Any, int],
+    waiting: Container[tuple[str, int]],
+    struck: Iterable[Live] = (),
+) -> list[dict[str, Any]]:
+    """The points at which whoever holds ``rank`` is to hold. ``waiting``: (fault, rank) due at the
+    next step; ``struck``: faults that may have ends to hold for.
+    """
     points = {
         (planned.id, step, faults[planned.id].point(phase)): planned.seed
-        for planned in plan for step, phase in planned.points
+        for planned in plan
+        for step, phase in planned.points
         if may_fire(planned, faults[planned.id], (step, phase), rank, fired)
-    }  # fmt: skip
+    }
     for planned in plan:
         if (planned.id, rank) in waiting:
             fault = faults[planned.id]
             points[planned.id, NEXT_STEP, fault.point(first_phase(fault))] = planned.seed
-    points |= {(live.planned.id, *live.ends_at): live.planned.seed for live in struck if live.ends_at}
+    points |= {
+        (live.planned.id, *live.ends_at): live.planned.seed for live in struck if live.ends_at
+    }
     return [
         {"fault": fault, "step": step, "phase": phase, "seed": seed}
         for (fault, step, phase), seed in points.items()
     ]
 
 
-def may_fire(planned: PlannedFault, fault: Fault, point: Point, rank: int, fired: Mapping[Any, int]) -> bool:
+def may_fire(
+    planned: PlannedFault, fault: Fault, point: Point, rank: int, fired: Mapping[Any, int]
+) -> bool:
     """Whether a rank is to hold at a point for a firing that is still to come."""
     if held_by_all(planned, fault):
         return fired.get((planned.id, point), 0) < planned.max_fires
@@ -137,17 +159,24 @@ def widened(
     """The plan, in which faults that act everywhere hit all ranks."""
     everybody = tuple(range(ranks))
     return tuple(
-        replace(each, ranks=everybody, each=()) if kinds[each.kind].everywhere else each for each in plan
+        replace(each, ranks=everybody, each=()) if kinds[each.kind].everywhere else each
+        for each in plan
     )
 
 
 def command_of(planned: PlannedFault, live: Live, step: int) -> dict[str, Any]:
     """What a rank's agent is told to do. ``step``: of the injection."""
     return {
-        "act": True, "fault": planned.id, "occurrence": live.occurrence.number, "kind": planned.kind,
-        "params": planned.params, "duration_s": planned.duration_s, "duration_steps": planned.duration_steps,
-        "step": step, "seed": planned.seed,
-    }  # fmt: skip
+        "act": True,
+        "fault": planned.id,
+        "occurrence": live.occurrence.number,
+        "kind": planned.kind,
+        "params": planned.params,
+        "duration_s": planned.duration_s,
+        "duration_steps": planned.duration_steps,
+        "step": step,
+        "seed": planned.seed,
+    }
 
 
 def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -> dict[str, Any]:
@@ -158,19 +187,29 @@ def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -
         "kind": planned.kind,
         "lasts": fault.lasting or fault.may_last or fault.everywhere or timed,
         "target": {
-            "ranks": planned.ranks, "spares": planned.spares, "nodes": planned.nodes, "links": planned.links,
-            "checkpoint": planned.checkpoint, "each": [asdict(targets) for targets in planned.each],
+            "ranks": planned.ranks,
+            "spares": planned.spares,
+            "nodes": planned.nodes,
+            "links": planned.links,
+            "checkpoint": planned.checkpoint,
+            "each": [asdict(targets) for targets in planned.each],
         },
         "at": {
-            "points": [list(point) for point in points], "times_s": planned.times_s, "event": planned.event,
-            "nth": planned.nth, "probability": planned.probability, "declined": planned.declined,
+            "points": [list(point) for point in points],
+            "times_s": planned.times_s,
+            "event": planned.event,
+            "nth": planned.nth,
+            "probability": planned.probability,
+            "declined": planned.declined,
             "fires": planned.max_fires,
         },
-    }  # fmt: skip
+    }
 
 
 def undone(live: Live) -> str | None:
-    """Undo an occurrence's act, from outside; a remark for the log, or None when something of it is left."""
+    """Undo an occurrence's act, from outside; a remark for the log, or None when something of it is
+    left.
+    """
     if live.aim is None:
         return ""
     if live.fault.where is not Where.RANK:
@@ -180,6 +219,8 @@ def undone(live: Live) -> str | None:
         except Exception as error:
             remark = f"; by its undo record, since {type(error).__name__}: {error}"
             # The records undo the same; what even they cannot undo stays unhealed, and unsafe.
-            return remark if live.aim.undo and all(undo.undo().ok for undo in live.aim.undo) else None
+            return (
+                remark if live.aim.undo and all(undo.undo().ok for undo in live.aim.undo) else None
+            )
     # A rank undoes its own; what it could not, being dead, its records do.
     return "" if all(undo.undo().ok for undo in live.aim.undo) else None

@@ -1,4 +1,6 @@
-"""The occurrences of an arm's faults, from injection to heal: what is recorded of each, its evidence, and its end."""
+"""The occurrences of an arm's faults, from injection to heal: what is recorded of each, its
+evidence, and its end.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ from recovery.transport.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
 EVIDENCE_STEPS = 5
-"""Within which the effect of a fault that makes steps slower shows; they may take longer than EVIDENCE_LIMIT_S."""
+"""Within which the effect of a fault that makes steps slower shows; they may take longer than
+EVIDENCE_LIMIT_S.
+"""
 LONGEST_S = 600.0
-UNSEEN = "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
+UNSEEN = (
+    "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
+)
 
 
 class Occurrences:
@@ -44,14 +50,24 @@ class Occurrences:
         return self._numbers[planned.id]
 
     def begin(
-        self, planned: PlannedFault, fault: Fault, aim: Aim | Miss, step: int | None, *, committed: int,
-        point: Point | None = None, phase: str | None = None, held: bool = False, late: Late | None = None,
+        self,
+        planned: PlannedFault,
+        fault: Fault,
+        aim: Aim | Miss,
+        step: int | None,
+        *,
+        committed: int,
+        point: Point | None = None,
+        phase: str | None = None,
+        held: bool = False,
+        late: Late | None = None,
         act: int | None = None,
-    ) -> Live:  # fmt: skip
-        """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done when it acts;
-        ``point``: the planned one; ``phase``: of the step, at which ranks hold or are said to be, None where no point
-        was waited for; ``held``: whether its process holds for it; ``act``: number of the first of those that hit at
-        once, None for one alone."""
+    ) -> Live:
+        """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done
+        when it acts; ``point``: the planned one; ``phase``: of the step, at which ranks hold or are
+        said to be, None where no point was waited for; ``held``: whether its process holds for it;
+        ``act``: number of the first of those that hit at once, None for one alone.
+        """
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
         now = self._scene.now_ns()
@@ -60,27 +76,57 @@ class Occurrences:
         step = hit.step if hit and hit.step is not None else step
         processes = hit.processes if hit else ()
         occurrence = Occurrence(
-            fault=planned.id, number=number, step=step, time_ns=now, target=dict(aim.who), processes=processes,
-            process=processes[0] if processes else None, rank=hit.rank if hit else None,
+            fault=planned.id,
+            number=number,
+            step=step,
+            time_ns=now,
+            target=dict(aim.who),
+            processes=processes,
+            process=processes[0] if processes else None,
+            rank=hit.rank if hit else None,
             checkpoint=hit.checkpoint if hit else None,
-        )  # fmt: skip
+        )
         outside = fault.where is not Where.RANK
         live = Live(
-            planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
+            planned=planned,
+            fault=fault,
+            occurrence=occurrence,
+            aim=hit,
+            tails=self._tails(processes),
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
-            until_step=committed + steps if steps is not None and outside else None, point=point,
-            held=held and occurrence.rank is not None and fault.where in (Where.PROCESS, Where.RANK), late=late,
-            heard=set(processes), act=number if act is None else act, committed=committed,
-        )  # fmt: skip
-        about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
+            until_step=committed + steps if steps is not None and outside else None,
+            point=point,
+            held=held
+            and occurrence.rank is not None
+            and fault.where in (Where.PROCESS, Where.RANK),
+            late=late,
+            heard=set(processes),
+            act=number if act is None else act,
+            committed=committed,
+        )
+        about = {
+            "arm": self._scene.setup.id,
+            "fault": planned.id,
+            "occurrence": number,
+            "kind": planned.kind,
+        }
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
-        live.records = [self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())]
+        live.records = [
+            self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())
+        ]
         self.live.append(live)
         when: dict[str, Any] = {} if phase is None else {"phase": phase}
         self._scene.record(
-            Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
-            target=dict(aim.who), act=live.act, **when, **(late.recorded() if late else {}),
-        )  # fmt: skip
+            Kind.FAULT_INJECTED,
+            step=step,
+            fault=planned.id,
+            kind=planned.kind,
+            occurrence=number,
+            target=dict(aim.who),
+            act=live.act,
+            **when,
+            **(late.recorded() if late else {}),
+        )
         return live
 
     def not_fired(self, planned: PlannedFault, step: int | None, reason: str) -> None:
@@ -88,7 +134,11 @@ class Occurrences:
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
         self._scene.record(
-            Kind.FAULT_FAILED, step=step, fault=planned.id, occurrence=number, reason=f"not fired: {reason}"
+            Kind.FAULT_FAILED,
+            step=step,
+            fault=planned.id,
+            occurrence=number,
+            reason=f"not fired: {reason}",
         )
 
     def fail(self, live: Live, reason: str, **more: bool) -> None:
@@ -96,19 +146,26 @@ class Occurrences:
         live.settled = True
         live.healed = live.healed or live.aim is None
         self._scene.record(
-            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason, **more
-        )  # fmt: skip
+            Kind.FAULT_FAILED,
+            fault=live.occurrence.fault,
+            occurrence=live.occurrence.number,
+            reason=reason,
+            **more,
+        )
 
     def effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
         """What was done, or seen of it."""
         self._scene.record(
-            Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            Kind.FAULT_EFFECT,
+            fault=live.occurrence.fault,
+            occurrence=live.occurrence.number,
             evidence=dict(evidence),
-        )  # fmt: skip
+        )
 
     def heal(self, live: Live, how: str) -> None:
-        """Undo it, if it is not undone yet; what cannot be undone stays open. What others do to the same target still
-        is left to them (``harness.arm.in_force``)."""
+        """Undo it, if it is not undone yet; what cannot be undone stays open. What others do to the
+        same target still is left to them (``harness.arm.in_force``).
+        """
         if live.healed:
             return
         remark = undone(live)
@@ -121,20 +178,28 @@ class Occurrences:
         self._healed(live, how + remark)
 
     def _still_on(self, live: Live) -> Live | None:
-        """Another occurrence that keeps doing the same from outside to the same target, and is not over."""
+        """Another occurrence that keeps doing the same from outside to the same target, and is not
+        over.
+        """
         if not live.lasts or live.fault.where is Where.RANK:
             return None  # a rank's agent keeps each of its own apart
         same = (one for one in self.live if one.planned.id == live.planned.id and one is not live)
         return next(
-            (o for o in same if o.aim and not o.healed and o.occurrence.target == live.occurrence.target),
+            (
+                o
+                for o in same
+                if o.aim and not o.healed and o.occurrence.target == live.occurrence.target
+            ),
             None,
         )
 
     # ---- evidence
 
     def look(self, live: Live, committed: int | None = None) -> None:
-        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show; as long as it acts, EVIDENCE_STEPS too.
-        ``committed``: steps done by now, of a look at all, by which what they write is read already."""
+        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show; as long as it acts,
+        EVIDENCE_STEPS too. ``committed``: steps done by now, of a look at all, by which what they
+        write is read already.
+        """
         now = self._scene.now_ns()
         if live.aim is not None and live.aim.look is not None and not live.looked:
             seen = live.aim.look()
@@ -151,7 +216,10 @@ class Occurrences:
         if landed is not None:
             self._settle(live, landed)
             return
-        past_s, limit_s = (now - live.occurrence.time_ns) / 1e9, EVIDENCE_LIMIT_S + live.fault.shows_after_s()
+        past_s, limit_s = (
+            (now - live.occurrence.time_ns) / 1e9,
+            EVIDENCE_LIMIT_S + live.fault.shows_after_s(),
+        )
         acts = live.lasts and not live.healed and past_s <= LONGEST_S
         if past_s > limit_s and not (acts and (committed or 0) < live.committed + EVIDENCE_STEPS):
             over = live.lasts and live.healed
@@ -175,14 +243,17 @@ class Occurrences:
                 self.heal(live, "its duration was over" + live.overdue(committed))
 
     def observe(self, event: Event) -> list[Live]:
-        """An event of the orchestrator: possible evidence, and what it says of the clocks of the others. Returns those
-        whose target it says has died where it held for them."""
+        """An event of the orchestrator: possible evidence, and what it says of the clocks of the
+        others. Returns those whose target it says has died where it held for them.
+        """
         self._clocks.observe(event)
         void = []
         for live in self.live:
             if not live.settled:
                 live.seen.append(event)
-            if event.kind is not Kind.PROCESS_EXITED or live.occurrence.processes != (event.data["process"],):
+            if event.kind is not Kind.PROCESS_EXITED or live.occurrence.processes != (
+                event.data["process"],
+            ):
                 continue
             if not live.settled and live.held:
                 self.look(live)
@@ -194,8 +265,9 @@ class Occurrences:
         return void
 
     def joined(self, process: str) -> None:
-        """It is hit by what acts everywhere, and may be the one that shows it: whoever was hit first may be killed for
-        it before it has written a line."""
+        """It is hit by what acts everywhere, and may be the one that shows it: whoever was hit
+        first may be killed for it before it has written a line.
+        """
         for live in self.live:
             if live.fault.everywhere and not live.settled and process not in live.heard:
                 live.heard.add(process)
@@ -212,7 +284,9 @@ class Occurrences:
                 self.look(live)
         for live in self.live:
             if not live.settled:
-                self.fail(live, UNSEEN if live.healed else "the run ended before anybody saw an effect")
+                self.fail(
+                    live, UNSEEN if live.healed else "the run ended before anybody saw an effect"
+                )
             if not live.healed:
                 self.heal(live, "the run ended")
 
@@ -222,9 +296,13 @@ class Occurrences:
             self.fail(live, f"{LANDED_OTHERWISE}: {reason}")
         else:
             self._scene.record(
-                Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
-                fault=live.occurrence.fault, occurrence=live.occurrence.number,
-            )  # fmt: skip
+                Kind.FAULT_LANDED,
+                step=live.occurrence.step,
+                witness=landed.witness,
+                evidence=dict(landed.evidence),
+                fault=live.occurrence.fault,
+                occurrence=live.occurrence.number,
+            )
         if not live.lasts and not live.healed and live.fault.may_last:
             self._healed(live, OVER_WHEN_DONE)  # without a duration, until whoever finds it ends it
         elif not live.lasts and not live.healed:
@@ -233,7 +311,10 @@ class Occurrences:
     def _healed(self, live: Live, how: str) -> None:
         live.healed = True
         self._scene.record(
-            Kind.FAULT_HEALED, fault=live.occurrence.fault, occurrence=live.occurrence.number, how=how
+            Kind.FAULT_HEALED,
+            fault=live.occurrence.fault,
+            occurrence=live.occurrence.number,
+            how=how,
         )
 
     def _tails(self, processes: Sequence[str]) -> list[Follower]:

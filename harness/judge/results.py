@@ -1,4 +1,6 @@
-"""The shape of ``results.json``: everything in it is derived from event logs by ``harness.judge.verdict.judge``."""
+"""The shape of ``results.json``: everything in it is derived from event logs by
+``harness.judge.verdict.judge``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ PHASE_NAMES = ("detect", "abort", "regroup", "restore", "redo", "first step")
 
 
 def merge(verdicts: list[Verdict]) -> Verdict:
-    """fail > inconclusive > pass; nothing at all is inconclusive (a run that tested nothing never passes)."""
+    """fail > inconclusive > pass; nothing at all is inconclusive (a run that tested nothing never
+    passes).
+    """
     if "fail" in verdicts:
         return "fail"
     if "inconclusive" in verdicts or not verdicts:
@@ -38,8 +42,8 @@ def _from_json(value: Any) -> Any:
 
 
 class Metric(Model):
-    """One metric over the repeats of a cell. Non-recovery counts as infinity (``"Infinity"`` in JSON),
-    never missing.
+    """One metric over the repeats of a cell. Non-recovery counts as infinity (``"Infinity"`` in
+    JSON), never missing.
     """
 
     unit: str
@@ -54,17 +58,25 @@ class Metric(Model):
     better: Literal["lower", "higher", "neither"] = "lower"
     clock_bound: float = Field(
         default=0.0,
-        description="how far a value may be from the truth, as clocks of several machines are in it",
+        description=(
+            "how far a value may be from the truth, as clocks of several machines are in it"
+        ),
     )
-    arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
+    arms: list[int] = Field(
+        default=[], description="repeat that each value is of; empty in older results"
+    )
     p95: float | None = Field(default=None, description="of arms; None for fewer than 59 of them")
     p99: float | None = Field(default=None, description="of arms; None for fewer than 299 of them")
     of: int | None = Field(
         default=None,
-        description="incidents or arms that could have given a value, n of which did; None: not counted, as of "
-        "checkpoints and in older results",
+        description=(
+            "incidents or arms that could have given a value, n of which did; None: not counted, as"
+            " of checkpoints and in older results"
+        ),
     )
-    of_arms: int | None = Field(default=None, description="arms that were planned; None in older results")
+    of_arms: int | None = Field(
+        default=None, description="arms that were planned; None in older results"
+    )
 
     @property
     def counted(self) -> str:
@@ -99,7 +111,9 @@ class PhaseSpan(Model):
 
 
 class Hit(Model):
-    """One victim of an act that had several. Times in seconds since the act began; see ``Incident``."""
+    """One victim of an act that had several. Times in seconds since the act began; see
+    ``Incident``.
+    """
 
     occurrence: int
     target: dict[str, Any]
@@ -122,14 +136,17 @@ class Hit(Model):
 
 
 class Incident(Model):
-    """One act of a fault in one arm, on one victim or on several at once, and what the system made of it
-    (``harness.judge.measure.acts``: what of several victims is told)."""
+    """One act of a fault in one arm, on one victim or on several at once, and what the system made
+    of it (``harness.judge.measure.acts``: what of several victims is told).
+    """
 
     fault: str
     kind: str
     cell: str
     repeat: int
-    occurrence: int = Field(description="of its first victim, from 0; negative: planned, never fired")
+    occurrence: int = Field(
+        description="of its first victim, from 0; negative: planned, never fired"
+    )
     target: dict[str, Any]
     step: int | None
     injected_s: float = Field(description="seconds since the arm's run_started")
@@ -139,11 +156,15 @@ class Incident(Model):
     healed: bool
     detected_by: str | None
     blamed_rank: int | None
-    detection_time: float | None = Field(description="seconds; Infinity: it did harm and was never noticed")
+    detection_time: float | None = Field(
+        description="seconds; Infinity: it did harm and was never noticed"
+    )
     recovery_time: float | None = Field(
         description="seconds; Infinity: no recovery; None: nothing to recover from"
     )
-    outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
+    outcome: Literal[
+        "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
+    ]
     phases: list[PhaseSpan]
     steps_lost: int = Field(
         description="redone; 0 also where nobody came to do them again, see never_recovered"
@@ -151,14 +172,20 @@ class Incident(Model):
     restored_step: int | None
     first_new_step: int | None
     decision: str
-    nodes: list[int] = Field(default=[], description="that it acted on, or on whose processes it did")
+    nodes: list[int] = Field(
+        default=[], description="that it acted on, or on whose processes it did"
+    )
     clock_bound_s: float = Field(
-        default=0.0, description="how far recovery_time may be from the truth, for the clocks of the nodes"
+        default=0.0,
+        description="how far recovery_time may be from the truth, for the clocks of the nodes",
     )
     hits: list[Hit] = Field(default=[], description="every victim, where the act had several")
-    time_to_full_rate: float | None = Field(default=None, description="seconds; None: too few steps to tell")
+    time_to_full_rate: float | None = Field(
+        default=None, description="seconds; None: too few steps to tell"
+    )
     time_to_redundancy: float | None = Field(
-        default=None, description="seconds; None: nothing was lost, or the arm ended before it could be told"
+        default=None,
+        description="seconds; None: nothing was lost, or the arm ended before it could be told",
     )
     answered_with: str | None = Field(
         default=None,
@@ -193,7 +220,9 @@ class Incident(Model):
 
 
 class Finding(Model):
-    """A checker's answer. ``witness``: the events or values that show it; for inconclusive, what is missing."""
+    """A checker's answer. ``witness``: the events or values that show it; for inconclusive, what is
+    missing.
+    """
 
     verdict: Verdict
     witness: str
@@ -212,9 +241,15 @@ class SlaResult(Model):
     values: list[float]
     detail: str
     line: int | None = Field(default=None, description="line of the clause in the scenario file")
-    arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
-    of: int | None = Field(default=None, description="how many values there could have been, see Metric.of")
-    of_arms: int | None = Field(default=None, description="arms that were planned; None in older results")
+    arms: list[int] = Field(
+        default=[], description="repeat that each value is of; empty in older results"
+    )
+    of: int | None = Field(
+        default=None, description="how many values there could have been, see Metric.of"
+    )
+    of_arms: int | None = Field(
+        default=None, description="arms that were planned; None in older results"
+    )
 
     @property
     def counted(self) -> str:
@@ -241,7 +276,9 @@ class SlaResult(Model):
 
 
 class NodeResult(Model):
-    """A node of an arm. ``processes``: that were started on it, in order; ``lost``: when and why, each time."""
+    """A node of an arm. ``processes``: that were started on it, in order; ``lost``: when and why,
+    each time.
+    """
 
     node: int
     host: str
@@ -255,7 +292,9 @@ class NodeResult(Model):
 
 
 class ArmResult(Model):
-    """One run of training: faulted or control. ``events``: its log directory relative to the run directory."""
+    """One run of training: faulted or control. ``events``: its log directory relative to the run
+    directory.
+    """
 
     id: str
     cell: str
@@ -273,7 +312,9 @@ class ArmResult(Model):
         description="class -> seconds of wall time; with useful time they sum to wall_s"
     )
     useful_s: float
-    residual_s: float = Field(description="wall_s minus useful and badput: what the classes do not explain")
+    residual_s: float = Field(
+        description="wall_s minus useful and badput: what the classes do not explain"
+    )
     step_time_median: float | None
     provisioned_ranks: int
     invariants: dict[str, Finding]
@@ -281,7 +322,9 @@ class ArmResult(Model):
 
 
 class Survival(Model):
-    """See ``harness.judge.measure.reliability.survival``. ``low``, ``high``: exact 95 % interval of the probability."""
+    """See ``harness.judge.measure.reliability.survival``. ``low``, ``high``: exact 95 % interval of
+    the probability.
+    """
 
     arms: int
     survived: int
@@ -291,12 +334,15 @@ class Survival(Model):
 
 
 LEAST_RANK_HOURS = 3.0
-"""Of fewer no rate of false alarms is stated: none seen in so many is a rate below one a rank-hour, with 95 %."""
+"""Of fewer no rate of false alarms is stated: none seen in so many is a rate below one a rank-hour,
+with 95 %.
+"""
 
 
 class FalseAlarms(Model):
-    """See ``harness.judge.measure.reliability.false_alarms``. Per rank-hour; ``upper``: what the true rate is
-    below, with 95 % confidence."""
+    """See ``harness.judge.measure.reliability.false_alarms``. Per rank-hour; ``upper``: what the
+    true rate is below, with 95 % confidence.
+    """
 
     count: int
     rank_hours: float
@@ -310,8 +356,9 @@ class FalseAlarms(Model):
 
 
 class Spares(Model):
-    """See ``harness.judge.measure.reliability.spares_of``. ``share``: of the provisioned rank time; ``memory_mib``,
-    ``cores``: of one that never trained, median of the ``measured`` ones."""
+    """See ``harness.judge.measure.reliability.spares_of``. ``share``: of the provisioned rank time;
+    ``memory_mib``, ``cores``: of one that never trained, median of the ``measured`` ones.
+    """
 
     provisioned: int
     idle_rank_hours: float
@@ -333,7 +380,9 @@ class CellResult(Model):
     """All repeats of one matrix cell. ``absent``: metric -> why it has no value."""
 
     id: str
-    label: str = Field(default="", description="what reports call it, no two alike; empty in older results")
+    label: str = Field(
+        default="", description="what reports call it, no two alike; empty in older results"
+    )
     params: dict[str, Any]
     exact_for: str | None = Field(
         default=None, description="cell that this one repeats once with elastic sums"
@@ -342,10 +391,14 @@ class CellResult(Model):
     verdict: Verdict
     reason: str
     metrics: dict[str, Metric]
-    invariants: dict[str, Finding] = Field(description="merged over arms; the witness names the arm")
+    invariants: dict[str, Finding] = Field(
+        description="merged over arms; the witness names the arm"
+    )
     reliability: Reliability | None = None
     absent: dict[str, str] = Field(default={})
-    exactness: str = Field(description="'bit for bit', 'within the control band', 'differs', 'not compared'")
+    exactness: str = Field(
+        description="'bit for bit', 'within the control band', 'differs', 'not compared'"
+    )
 
 
 class Skip(Model):
@@ -380,5 +433,7 @@ class Results(Model):
 
     @property
     def timed(self) -> list[CellResult]:
-        """The cells whose figures are compared: those with elastic sums are there for their exactness."""
+        """The cells whose figures are compared: those with elastic sums are there for their
+        exactness.
+        """
         return [cell for cell in self.cells if cell.exact_for is None]

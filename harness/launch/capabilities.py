@@ -1,4 +1,6 @@
-"""What a scenario ``requires`` of the machine beyond devices, cores and memory, each tried or read from the kernel."""
+"""What a scenario ``requires`` of the machine beyond devices, cores and memory, each tried or read
+from the kernel.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ def too_small(cell: Cell) -> str | None:
     return f"requires world_size {wanted}, this cell has {ranks} ranks" if ranks < wanted else None
 
 
-def unmet(requires: Requires, probes: Mapping[str, Callable[[], str | None]] | None = None) -> str | None:
-    """What this machine lacks of what is required, all of it in one line; None when it lacks nothing.
+def unmet(
+    requires: Requires, probes: Mapping[str, Callable[[], str | None]] | None = None
+) -> str | None:
+    """What this machine lacks of what is required, all of it in one line; None when it lacks
+    nothing.
 
     ``probes``: capability -> why it is missing, or None; by default those of this machine.
     """
@@ -47,7 +52,9 @@ def _net_admin() -> str | None:
         return f"{_STATUS} cannot be read: {error.strerror}"
     held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return (
-        None if held >> _CAP_NET_ADMIN & 1 else "this process may not change network devices (CAP_NET_ADMIN)"
+        None
+        if held >> _CAP_NET_ADMIN & 1
+        else "this process may not change network devices (CAP_NET_ADMIN)"
     )
 
 
@@ -59,7 +66,8 @@ def _mount() -> str | None:
 
 def _cgroup() -> str | None:
     if any(
-        root.is_dir() and os.access(root, os.W_OK) and (root / "cgroup.procs").exists() for root in _CGROUPS
+        root.is_dir() and os.access(root, os.W_OK) and (root / "cgroup.procs").exists()
+        for root in _CGROUPS
     ):
         return None
     return "no control group of this machine can be written to"

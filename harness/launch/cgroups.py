@@ -1,7 +1,9 @@
-"""Real limits on memory and processor time: a control group of its own for one process, version 1 or 2.
+"""Real limits on memory and processor time: a control group of its own for one process, version 1
+or 2.
 
-Groups are made below the root of the hierarchy, under names that begin with ``chaos-``, and hold nothing but the
-processes that a fault hits. What a process used before it came is not counted in its new group.
+Groups are made below the root of the hierarchy, under names that begin with ``chaos-``, and hold
+nothing but the processes that a fault hits. What a process used before it came is not counted in
+its new group.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def lacks_cgroup() -> str | None:
 
 
 class CgroupControl:
-    """Control groups of the processes of one arm. ``pid_of``: raises KeyError for a process that is not known."""
+    """Control groups of the processes of one arm. ``pid_of``: raises KeyError for a process that is
+    not known.
+    """
 
     def __init__(self, arm: str, pid_of: Callable[[str], int]) -> None:
         self._prefix = "chaos-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", arm)
@@ -43,22 +47,32 @@ class CgroupControl:
     def undo(self, process: str) -> Sequence[RemoveCgroup]:
         """The records by which anybody can remove the groups of a process."""
         return [
-            RemoveCgroup(path=path) for path in dict.fromkeys(self._path(process, c) for c in CONTROLLERS)
+            RemoveCgroup(path=path)
+            for path in dict.fromkeys(self._path(process, c) for c in CONTROLLERS)
         ]
 
     def limit_memory(self, process: str, mib: int) -> None:
-        """Let it have that much more than it has; the kernel kills it (and it alone) when it takes more.
+        """Let it have that much more than it has; the kernel kills it (and it alone) when it takes
+        more.
 
         Raises OSError.
         """
-        group = self._enter(process, "memory", limits={
-            "memory.limit_in_bytes": str(mib * MIB), "memory.memsw.limit_in_bytes": str(mib * MIB),
-            "memory.max": str(mib * MIB), "memory.swap.max": "0",
-        })  # fmt: skip
+        group = self._enter(
+            process,
+            "memory",
+            limits={
+                "memory.limit_in_bytes": str(mib * MIB),
+                "memory.memsw.limit_in_bytes": str(mib * MIB),
+                "memory.max": str(mib * MIB),
+                "memory.swap.max": "0",
+            },
+        )
         assert group.is_dir()
 
     def oom_kills(self, process: str) -> int:
-        """How many processes the kernel has killed in its memory group, by the kernel's own count."""
+        """How many processes the kernel has killed in its memory group, by the kernel's
+        own count.
+        """
         group = self._path(process, "memory")
         for name in ("memory.oom_control", "memory.events"):
             with contextlib.suppress(OSError):
@@ -70,9 +84,15 @@ class CgroupControl:
     def limit_cpu(self, process: str, share: float) -> None:
         """Let it have that share of one processor. Raises OSError."""
         quota = max(LEAST_US, int(PERIOD_US * share))
-        self._enter(process, "cpu", limits={
-            "cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota), "cpu.max": f"{quota} {PERIOD_US}",
-        })  # fmt: skip
+        self._enter(
+            process,
+            "cpu",
+            limits={
+                "cpu.cfs_period_us": str(PERIOD_US),
+                "cpu.cfs_quota_us": str(quota),
+                "cpu.max": f"{quota} {PERIOD_US}",
+            },
+        )
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
         """Share so much processor time out among them. Raises OSError."""
@@ -89,7 +109,9 @@ class CgroupControl:
         return 0
 
     def release(self, process: str) -> None:
-        """Put it back where it came from, if it lives, and remove its groups; safe to repeat. Raises OSError."""
+        """Put it back where it came from, if it lives, and remove its groups; safe to repeat.
+        Raises OSError.
+        """
         for group in dict.fromkeys(self._path(process, c) for c in CONTROLLERS):
             if not group.is_dir():
                 continue
@@ -104,7 +126,9 @@ class CgroupControl:
         return (_root(controller) or ROOT) / f"{self._prefix}-{process}"
 
     def _enter(self, process: str, controller: str, *, limits: dict[str, str]) -> Path:
-        """Put it into its group, made if need be, with those of these limits that this version has."""
+        """Put it into its group, made if need be, with those of these limits that this
+        version has.
+        """
         group, pid = self._path(process, controller), self._pid_of(process)
         group.mkdir(exist_ok=True)
         for name, value in limits.items():

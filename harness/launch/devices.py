@@ -46,10 +46,12 @@ def missing(cell: Cell) -> str | None:
 
 
 def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:
-    """Devices to deal out, and the backend: NCCL where every process gets a GPU of its own, gloo otherwise.
+    """Devices to deal out, and the backend: NCCL where every process gets a GPU of its own, gloo
+    otherwise.
 
-    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on. On CPU there is an
-    emulated slot for each process the job starts with, so that a lost device means the same there.
+    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on.
+    On CPU there is an emulated slot for each process the job starts with, so that a lost device
+    means the same there.
     """
     if workload.device == "cpu" or not devices:
         return slots(workload.ranks + spares), "gloo"
@@ -74,10 +76,13 @@ def on_node(place: str, node: int) -> str:
 
 
 class Board:
-    """Which process is on which device, and which devices take nobody. ``places_on``: names of a node's devices, the
-    same for the same device only."""
+    """Which process is on which device, and which devices take nobody. ``places_on``: names of a
+    node's devices, the same for the same device only.
+    """
 
-    def __init__(self, places_on: Callable[[int], Sequence[str]], nodes: Collection[int] = (0,)) -> None:
+    def __init__(
+        self, places_on: Callable[[int], Sequence[str]], nodes: Collection[int] = (0,)
+    ) -> None:
         self._places_on = places_on
         self._nodes = nodes
         self._refused: set[str] = set()
@@ -88,8 +93,10 @@ class Board:
         return bool(self._free(node))
 
     def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
-        """The device for a process about to start on a node: the one with the fewest living processes, the first of
-        equals, so that a replacement gets the lost rank's; none that is refused."""
+        """The device for a process about to start on a node: the one with the fewest living
+        processes, the first of equals, so that a replacement gets the lost rank's; none that is
+        refused.
+        """
         taken = [device for name, device in self._device_of.items() if name in living]
         free = self._free(node)
         device = min(free, key=lambda place: (taken.count(place), free.index(place)))
@@ -101,7 +108,9 @@ class Board:
         return self._device_of.get(process)
 
     def refuse(self, process: str) -> str:
-        """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no other is left."""
+        """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no
+        other is left.
+        """
         device = self._device_of[process]
         others = {place for node in self._nodes for place in self._free(node)} - {device}
         if not others:

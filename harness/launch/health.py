@@ -1,7 +1,8 @@
 """The health source that monitors read: what drivers report about devices, one JSON line each.
 
-A driver's event is appended to the arm's file; whoever watches reads the file from where it left off. Injected events
-(``health-event``) take the same way as those of NVML, so that a reader cannot tell them apart but by ``source``.
+A driver's event is appended to the arm's file; whoever watches reads the file from where it left
+off. Injected events (``health-event``) take the same way as those of NVML, so that a reader cannot
+tell them apart but by ``source``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Reading(BaseModel):
-    """One report. ``what``: xid (with its number as ``code``), ecc, thermal or nvlink (with a count or a value as
-    ``code``); ``device``: slot or CUDA device; ``node`` and ``rank``: whose, where known; ``source``: nvml|injected.
+    """One report. ``what``: xid (with its number as ``code``), ecc, thermal or nvlink (with a count
+    or a value as ``code``); ``device``: slot or CUDA device; ``node`` and ``rank``: whose, where
+    known; ``source``: nvml|injected.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,7 +88,12 @@ class NvmlEvents:
             device = self._device.get(nvml.nvmlDeviceGetUUID(event.device))
             xid = event.eventType == nvml.nvmlEventTypeXidCriticalError
             found.append(
-                Reading(what="xid" if xid else "ecc", code=int(event.eventData), device=device, source="nvml")
+                Reading(
+                    what="xid" if xid else "ecc",
+                    code=int(event.eventData),
+                    device=device,
+                    source="nvml",
+                )
             )
 
 

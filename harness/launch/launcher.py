@@ -1,7 +1,8 @@
-"""What a launcher offers: processes of one arm, messages to and from them, their marks, and a clean end.
+"""What a launcher offers: processes of one arm, messages to and from them, their marks, and a clean
+end.
 
-A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters whose ``session``
-lasts for a whole run and makes one ``Cluster`` for each arm.
+A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters whose
+``session`` lasts for a whole run and makes one ``Cluster`` for each arm.
 """
 
 from __future__ import annotations
@@ -31,9 +32,19 @@ from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Message
 
 __all__ = [
-    "ArmSetup", "Cluster", "Exited", "KeeperControl", "KeeperStarted", "Launcher", "Leftovers", "MachineControl",
-    "NodeNews", "Report", "Said", "Session",
-]  # fmt: skip
+    "ArmSetup",
+    "Cluster",
+    "Exited",
+    "KeeperControl",
+    "KeeperStarted",
+    "Launcher",
+    "Leftovers",
+    "MachineControl",
+    "NodeNews",
+    "Report",
+    "Said",
+    "Session",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +75,25 @@ class Leftovers:
 
 
 class LinkControl(Protocol):
-    """Shapes directed links between processes, named by source and destination, and measures them."""
+    """Shapes directed links between processes, named by source and destination, and
+    measures them.
+    """
 
     def refuses(self, link: tuple[str, str]) -> str | None:
         """Why a link cannot be shaped; None when it can."""
 
     def over(self, link: tuple[str, str]) -> tuple[str, str]:
-        """What a link leads over: itself, or one that other processes of the same nodes share with it."""
+        """What a link leads over: itself, or one that other processes of the same nodes share with
+        it.
+        """
 
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
         """Shape them from now on; by what means."""
 
     def probe(self, link: tuple[str, str]) -> int:
-        """Begin to measure a link with bytes of an uninvolved client; returns the probe's number."""
+        """Begin to measure a link with bytes of an uninvolved client; returns the probe's
+        number.
+        """
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
         """``round_trip_s`` and ``mbit_per_s`` (None: nothing came through), once measured."""
@@ -92,7 +109,9 @@ class StoreControl(Protocol):
         """Delay every request."""
 
     def ended(self) -> Mapping[str, Any] | None:
-        """How the store ended that was signalled last (``reaped_signal``, ``next_port``), once it is reaped."""
+        """How the store ended that was signalled last (``reaped_signal``, ``next_port``), once it
+        is reaped.
+        """
 
     def round_trip_s(self) -> float | None:
         """Measured time of one request of an uninvolved client, once it was answered."""
@@ -121,14 +140,18 @@ class GroupControl(Protocol):
 
 
 class MachineControl(Protocol):
-    """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well as once."""
+    """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well
+    as once.
+    """
 
     @property
     def can_pause(self) -> bool:
         """Whether nodes can be paused as a whole; elsewhere their processes are stopped."""
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """End the node at once, with all that runs there; what was done, for the log. Raises OSError."""
+        """End the node at once, with all that runs there; what was done, for the log. Raises
+        OSError.
+        """
 
     def pause(self, node: int) -> None:
         """Let nothing on it run."""
@@ -143,19 +166,25 @@ class MachineControl(Protocol):
         """Let it have so much processor time (None: as much as there is)."""
 
     def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Drop all packets between it and the other nodes, and the coordinator, in these directions."""
+        """Drop all packets between it and the other nodes, and the coordinator, in these
+        directions.
+        """
 
     def rejoin(self, node: int) -> None:
         """Undo ``isolate``."""
 
     def seen(self, node: int) -> Mapping[str, Any]:
-        """What the platform itself says of it now, as evidence: ``state`` (``running``, ``paused``, ``exited`` ...),
-        ``machine`` (another one once it has begun anew), ``oom_kills`` and ``throttled`` (counts since then) ..."""
+        """What the platform itself says of it now, as evidence: ``state`` (``running``, ``paused``,
+        ``exited`` ...), ``machine`` (another one once it has begun anew), ``oom_kills`` and
+        ``throttled`` (counts since then) ...
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNews:
-    """An event of a node to be recorded: ``NODE_JOINED``, ``NODE_LOST`` or ``CLOCK_MEASURED`` with its ``data``."""
+    """An event of a node to be recorded: ``NODE_JOINED``, ``NODE_LOST`` or ``CLOCK_MEASURED`` with
+    its ``data``.
+    """
 
     kind: Kind
     data: Mapping[str, Any]
@@ -199,7 +228,9 @@ class Cluster(Protocol):
 
     @property
     def store(self) -> StoreControl | None:
-        """The key-value store, if it is a process of its own; ``store_port`` changes when another takes over."""
+        """The key-value store, if it is a process of its own; ``store_port`` changes when another
+        takes over.
+        """
 
     @property
     def links(self) -> LinkControl | None:
@@ -224,14 +255,19 @@ class Cluster(Protocol):
         """Monotonic nanoseconds; simulated by a simulator."""
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
-        """Start a process on one of ``places_on(node)`` and return its pid. Raises InfrastructureError,
-        ConnectionError when its node is lost just now."""
+        """Start a process on one of ``places_on(node)`` and return its pid. Raises
+        InfrastructureError, ConnectionError when its node is lost just now.
+        """
 
     def undo(self, name: str, pid: int) -> Undo | None:
-        """The record by which anybody can get rid of a process it has spawned; None: there is no real one."""
+        """The record by which anybody can get rid of a process it has spawned; None: there is no
+        real one.
+        """
 
     def news(self) -> Sequence[NodeNews]:
-        """What became known of nodes since the last call; in a new arm first of all that are there."""
+        """What became known of nodes since the last call; in a new arm first of all that
+        are there.
+        """
 
     def hardware(self) -> Sequence[Reading]:
         """What the machine's own monitors reported since the last call."""
@@ -272,7 +308,9 @@ class Session(Protocol):
     """A launcher in use for one run."""
 
     def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> Cluster:
-        """Make ready for one arm. Raises InfrastructureError; Stopped, if it takes long and ``stopped`` meanwhile."""
+        """Make ready for one arm. Raises InfrastructureError; Stopped, if it takes long and
+        ``stopped`` meanwhile.
+        """
 
 
 class Launcher(BaseModel):
@@ -290,14 +328,20 @@ class Launcher(BaseModel):
     """What of it is the thing itself, and makes a fault real that is emulated elsewhere."""
 
     costs: ClassVar[Mapping[Need, Privilege]] = NO_COSTS
-    """The privilege that a need takes here, where it is not the usual one (``chaos.schedule.blast``)."""
+    """The privilege that a need takes here, where it is not the usual one
+    (``chaos.schedule.blast``).
+    """
 
     @abstractmethod
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
-        """Open the launcher for one run. ``cells``: all that it will play. Raises InfrastructureError."""
+        """Open the launcher for one run. ``cells``: all that it will play. Raises
+        InfrastructureError.
+        """
 
     def check(self, cell: Cell) -> None:
-        """Raise ScenarioError when a cell cannot work here whatever the machine has free, with what would work."""
+        """Raise ScenarioError when a cell cannot work here whatever the machine has free, with what
+        would work.
+        """
 
     def lacks(self, need: Need) -> str | None:
         """Why something it offers cannot be done on this machine now; None when it can."""

@@ -1,4 +1,6 @@
-"""Checkpoints in memory of an arm of real processes: its keepers, and what a rank is told of them."""
+"""Checkpoints in memory of an arm of real processes: its keepers, and what a rank is told
+of them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ def keepers_for(setup: ArmSetup, housing: Callable[[], Housing]) -> Keepers | No
     if spec is None:
         return None
     return Keepers(
-        housing(), job=_job(setup), nodes=scenario.topology.nodes, limit_bytes=spec.limit_bytes,
+        housing(),
+        job=_job(setup),
+        nodes=scenario.topology.nodes,
+        limit_bytes=spec.limit_bytes,
         replicate=spec.replicate,
-    )  # fmt: skip
+    )
 
 
 def in_memory(setup: ArmSetup, keepers: Keepers | None, node: int) -> InMemory | None:

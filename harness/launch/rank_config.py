@@ -11,9 +11,10 @@ from recovery.process.entry import Birth
 
 
 class RankConfig(Birth):
-    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
-    ``link_proxy``: the door of the link proxy, if connections to peers go through one;
-    ``group``: name of the arm's control groups, if its faults need some; ``faults``: kinds that may act in this arm."""
+    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig; ``link_proxy``:
+    the door of the link proxy, if connections to peers go through one; ``group``: name of the arm's
+    control groups, if its faults need some; ``faults``: kinds that may act in this arm.
+    """
 
     role: Literal["worker", "spare"]
     workload: str

@@ -22,7 +22,9 @@ def _device_count() -> int:
 
 
 def places(setup: ArmSetup) -> tuple[list[str], str]:
-    """This machine's devices, to deal out to the arm's processes, and the backend they can talk through."""
+    """This machine's devices, to deal out to the arm's processes, and the backend they can talk
+    through.
+    """
     spec = setup.cell.scenario.workload
     return devices.placement(spec, _device_count(), strategy_of(setup).spares_wanted)
 
@@ -35,9 +37,11 @@ def strategy_of(setup: ArmSetup) -> Strategy:
 
 @dataclass(frozen=True, kw_only=True)
 class Desk:
-    """What a process finds where it is. ``events``, ``logs``: directories for its event log and for what it prints;
-    ``device``: one of its node's; ``memory``: checkpoints there, if the cell has them; ``door``: of the link proxy, if
-    there is one; ``group``: name of control groups, if faults need some."""
+    """What a process finds where it is. ``events``, ``logs``: directories for its event log and for
+    what it prints; ``device``: one of its node's; ``memory``: checkpoints there, if the cell has
+    them; ``door``: of the link proxy, if there is one; ``group``: name of control groups, if faults
+    need some.
+    """
 
     events: Path
     logs: Path
@@ -81,9 +85,21 @@ def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankCon
         },
     }
     return RankConfig(
-        name=name, role=role, parent=os.getpid(), events=desk.events, log=desk.logs / f"{name}.log",
-        workload=spec.kind, workload_params=spec.params, data=setup.data.path.absolute(),
-        device=devices.torch_name(desk.device), threads=1, job=job, link_proxy=desk.door, group=desk.group,
-        faults=tuple(sorted({fault.kind for fault in scenario.faults})) if setup.arm == "faulted" else (),
+        name=name,
+        role=role,
+        parent=os.getpid(),
+        events=desk.events,
+        log=desk.logs / f"{name}.log",
+        workload=spec.kind,
+        workload_params=spec.params,
+        data=setup.data.path.absolute(),
+        device=devices.torch_name(desk.device),
+        threads=1,
+        job=job,
+        link_proxy=desk.door,
+        group=desk.group,
+        faults=tuple(sorted({fault.kind for fault in scenario.faults}))
+        if setup.arm == "faulted"
+        else (),
         evaluate=spec.evaluate,
-    )  # fmt: skip
+    )

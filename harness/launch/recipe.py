@@ -25,11 +25,14 @@ WARM_MODULES = (
 
 
 def recipe(cells: Iterable[Cell] = ()) -> Recipe:
-    """Forks of a process that has imported everything, the faults of ``cells`` too, or Python anew; one thread each,
-    whatever the user's shell says."""
+    """Forks of a process that has imported everything, the faults of ``cells`` too, or Python anew;
+    one thread each, whatever the user's shell says.
+    """
     kinds = sorted({fault.kind for cell in cells for fault in cell.scenario.faults})
     faults = tuple(plugins.module_of(FAULTS, kind) for kind in kinds)
     return Recipe(
-        entry="harness.rank.rank:start", cold="harness.rank.rank", modules=(*WARM_MODULES, *faults),
+        entry="harness.rank.rank:start",
+        cold="harness.rank.rank",
+        modules=(*WARM_MODULES, *faults),
         environment={**rank_environment(), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""What the faults of a cell need of its launcher, and whether the launcher can do it here and now."""
+"""What the faults of a cell need of its launcher, and whether the launcher can do it here
+and now.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from harness.launch.launcher import Launcher
 
 
 def needs_of(cell: Cell) -> frozenset[Need]:
-    """Everything the cell's faults need. The control arm gets the same, so that the pair stays comparable."""
+    """Everything the cell's faults need. The control arm gets the same, so that the pair stays
+    comparable.
+    """
     kinds = plugins.load("chaos.faults", Fault)
     return frozenset(
         need for fault in cell.scenario.faults for need in kinds[fault.kind](**fault.params).wants()
@@ -35,12 +39,17 @@ def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
             raise ScenarioError(
                 f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "
                 f"which launcher {cell.scenario.launcher.kind} does not offer",
-                hint="use another launcher, or leave the fault out; chaos list faults shows who can do what",
+                hint=(
+                    "use another launcher, or leave the fault out; chaos list faults shows who can"
+                    " do what"
+                ),
             )
 
 
 def lacking(cell: Cell, launcher: Launcher) -> str | None:
-    """Why the launcher cannot do it on this machine now, such as a missing privilege; None when it can."""
+    """Why the launcher cannot do it on this machine now, such as a missing privilege; None when it
+    can.
+    """
     for need in sorted(needs_of(cell)):
         reason = launcher.lacks(need)
         if reason:

@@ -1,6 +1,8 @@
-"""A file system of its own for one arm's checkpoints: limited in size, filled, and made read-only from outside.
+"""A file system of its own for one arm's checkpoints: limited in size, filled, and made read-only
+from outside.
 
-A tmpfs over the arm's checkpoint directory. How to unmount it is in the ledger before it is mounted.
+A tmpfs over the arm's checkpoint directory. How to unmount it is in the ledger before it is
+mounted.
 """
 
 from __future__ import annotations
@@ -30,17 +32,24 @@ _NOSUID, _NODEV, _NOEXEC, _READ_ONLY, _REMOUNT = 2, 4, 8, 1, 32
 
 
 def lacks_mount() -> str | None:
-    """Why this process cannot mount; None when it can. Tried in a mount namespace that ends with the trial."""
+    """Why this process cannot mount; None when it can. Tried in a mount namespace that ends with
+    the trial.
+    """
     if shutil.which("unshare") is None or shutil.which("mount") is None:
         return "mounting cannot be tried: unshare and mount of util-linux are not installed"
     trial = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "chaos-trial", "/tmp"]
     try:
-        ran = subprocess.run(trial, capture_output=True, text=True, timeout=TRY_LIMIT_S, check=False)
+        ran = subprocess.run(
+            trial, capture_output=True, text=True, timeout=TRY_LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"mount did not answer within {TRY_LIMIT_S:.0f} s"
     if ran.returncode == 0:
         return None
-    return f"this user may not mount ({(ran.stderr.strip().splitlines() or ['no reason given'])[-1]}); run as root"
+    return (
+        f"this user may not mount ({(ran.stderr.strip().splitlines() or ['no reason given'])[-1]});"
+        " run as root"
+    )
 
 
 def mount_for(setup: ArmSetup) -> Storage | None:
@@ -74,14 +83,18 @@ class Storage:
             ) from error
 
     def fill(self, *, shrink: bool) -> None:
-        """Leave no free byte: by a ballast file, or by making the file system as small as what it holds."""
+        """Leave no free byte: by a ballast file, or by making the file system as small as what it
+        holds.
+        """
         self._filled = True
         if shrink:
             found = os.statvfs(self.path)
             self._limit = max(found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
             self._remount()
             return
-        fd = os.open(self.path / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            self.path / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         try:
             for size in (MIB, 4096, 1):
                 _write_until_full(fd, bytes(size))
@@ -95,7 +108,9 @@ class Storage:
         self._drop_ballast()
 
     def set_read_only(self, read_only: bool) -> None:
-        """Remount. A file that is open for writing keeps it from becoming read-only for a moment."""
+        """Remount. A file that is open for writing keeps it from becoming read-only for a
+        moment.
+        """
         before, self._read_only = self._read_only, read_only
         deadline = time.monotonic() + BUSY_LIMIT_S
         while True:

@@ -1,4 +1,6 @@
-"""The key-value store as a process of its own, behind a proxy, and another one as soon as it is gone."""
+"""The key-value store as a process of its own, behind a proxy, and another one as soon as it is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ Fork = Callable[[bytes, Sequence[int]], int]
 class StoreConfig(BaseModel):
     """What the process of a store, or of an uninvolved client that measures one, is told at birth.
 
-    ``parent``: pid that must be its parent; ``host``: where the store listens; ``port``: where the client finds it.
+    ``parent``: pid that must be its parent; ``host``: where the store listens; ``port``: where the
+    client finds it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,7 +46,9 @@ class StoreConfig(BaseModel):
 
 
 def be_store(config: StoreConfig, channel: Channel) -> NoReturn:
-    """Hold a store until the supervisor's side of ``channel`` closes, or measure one; never returns."""
+    """Hold a store until the supervisor's side of ``channel`` closes, or measure one; never
+    returns.
+    """
     die_with(config.parent)
     redirect_output(Path(os.devnull))  # torch is loud about a store that is killed
     code = 1
@@ -64,8 +69,8 @@ class StoreKeeper:
     """Keeps one store alive; ranks find it at ``host`` and ``port``. Implements
     ``harness.launch.launcher.StoreControl``.
 
-    The store is supervised through its pidfd; one that ended is followed by another, on another port, before
-    ``look`` returns. Raises InfrastructureError.
+    The store is supervised through its pidfd; one that ended is followed by another, on another
+    port, before ``look`` returns. Raises InfrastructureError.
     """
 
     def __init__(self, fork: Fork, host: str = LOOPBACK) -> None:
@@ -107,10 +112,14 @@ class StoreKeeper:
         return self._ended
 
     def round_trip_s(self) -> float | None:
-        """Of a client in a process of its own, which is started by the first call; None as long as it has no answer."""
+        """Of a client in a process of its own, which is started by the first call; None as long as
+        it has no answer.
+        """
         if not self._asked:
             self._asked = True
-            self._spawn(StoreConfig(be="store-client", parent=os.getpid(), host=self._host, port=self.port))
+            self._spawn(
+                StoreConfig(be="store-client", parent=os.getpid(), host=self._host, port=self.port)
+            )
         return self._round_trip_s
 
     def close(self) -> dict[int, str]:

@@ -1,8 +1,8 @@
-"""What a workload offers: data prepared once for a run, and in each rank a model with its optimizer and a
-loss.
+"""What a workload offers: data prepared once for a run, and in each rank a model with its optimizer
+and a loss.
 
-A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. torch is imported in
-its functions only, so that listing and validating stay fast.
+A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. torch is
+imported in its functions only, so that listing and validating stay fast.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """Prepared data: ``samples`` of them in ``path``; ``digest`` identifies the content; ``about`` is for reports.
+    """Prepared data: ``samples`` of them in ``path``; ``digest`` identifies the content; ``about``
+    is for reports.
 
-    ``fixed``: fields of the scenario's workload that the workload has already decided, by name (``steps``).
+    ``fixed``: fields of the scenario's workload that the workload has already decided, by name
+    (``steps``).
     """
 
     path: Path
@@ -57,8 +59,9 @@ class BuildContext:
 class Trainable:
     """A built workload in a rank; subclasses compute the loss.
 
-    ``clip_norm``: gradient norm limit, 0 for none. ``parameters``: number of trained values. ``units``: modules that
-    are gathered one at a time where the model is sharded (None: the children of each ModuleList).
+    ``clip_norm``: gradient norm limit, 0 for none. ``parameters``: number of trained values.
+    ``units``: modules that are gathered one at a time where the model is sharded (None: the
+    children of each ModuleList).
     """
 
     model: nn.Module
@@ -66,7 +69,9 @@ class Trainable:
     units: Sequence[nn.Module] | None = None
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The optimizer of these parameters: the model's, or of a sharded model this rank's parts of them."""
+        """The optimizer of these parameters: the model's, or of a sharded model this rank's parts
+        of them.
+        """
         raise TypeError(f"{type(self).__name__} has no optimizer")
 
     def make_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
@@ -100,8 +105,8 @@ class Trainable:
 class Workload(BaseModel):
     """Base of a workload; its fields are its YAML parameters.
 
-    ``cuts_batches``: its loop goes over ``step.batches()``, as the harness's own does, so that it can have elastic
-    sums.
+    ``cuts_batches``: its loop goes over ``step.batches()``, as the harness's own does, so that it
+    can have elastic sums.
     """
 
     cuts_batches: ClassVar[bool] = True
@@ -110,7 +115,9 @@ class Workload(BaseModel):
 
     @abstractmethod
     def prepare(self, directory: Path) -> DataInfo:
-        """Make the data ready in ``directory``, once for a run. Raises ScenarioError when the data cannot be used."""
+        """Make the data ready in ``directory``, once for a run. Raises ScenarioError when the data
+        cannot be used.
+        """
 
     @abstractmethod
     def build(self, context: BuildContext) -> Trainable:
@@ -121,10 +128,13 @@ class Workload(BaseModel):
         return None
 
     def flops_per_sample(self) -> float | None:
-        """Floating-point operations that training on one sample needs by the model's formula, forward and backward;
-        None where that is not known."""
+        """Floating-point operations that training on one sample needs by the model's formula,
+        forward and backward; None where that is not known.
+        """
         return None
 
     def typical_step_s(self) -> float:
-        """A rough step time on two cores with four ranks, for estimates shown before a run, seconds."""
+        """A rough step time on two cores with four ranks, for estimates shown before a run,
+        seconds.
+        """
         return 0.05

@@ -1,4 +1,6 @@
-"""Ranks on nodes that are processes of this machine, each with an agent, an address and connections of its own."""
+"""Ranks on nodes that are processes of this machine, each with an agent, an address and connections
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from harness.launch.storage import lacks_mount
 
 
 class Agents(Launcher):
-    """Nodes as they are under ``docker`` and ``slurm``, without either: one agent a node, as a process of this machine
-    with a loopback address of its own. Their death, silence and return are real; their network is not.
+    """Nodes as they are under ``docker`` and ``slurm``, without either: one agent a node, as a
+    process of this machine with a loopback address of its own. Their death, silence and return are
+    real; their network is not.
     """
 
     emulates: ClassVar[str] = ""
@@ -30,7 +33,9 @@ class Agents(Launcher):
         """Privileges."""
         return lacks_mount() if need is Need.MOUNT else None
 
-    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[NodesSession]:
+    def session(
+        self, cells: Sequence[Cell], run: RunDirectory
+    ) -> AbstractContextManager[NodesSession]:
         """Start the agents."""
         return nodes_session(cells, run, LoopbackPlatform)
 

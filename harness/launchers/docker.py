@@ -26,25 +26,35 @@ RANK_MIB = 300
 class Docker(Launcher):
     """One container a node, each with its own address on a network of the run.
 
-    ``image``: that has Python, this package and the same torch; "": none, the nodes run this machine's Python;
-    ``python``: of that image; ``cpus``, ``memory_mib``, ``shm_mib``: of each node, at most; ``gpus``: devices of each
-    node, "all": every node sees all of them; ``subnet``: of the run's network, "": one that is free; ``outside``:
-    nodes reach what is beyond this machine; ``mounts``: more directories that nodes see, at the same place, read-only.
+    ``image``: that has Python, this package and the same torch; "": none, the nodes run this
+    machine's Python; ``python``: of that image; ``cpus``, ``memory_mib``, ``shm_mib``: of each
+    node, at most; ``gpus``: devices of each node, "all": every node sees all of them; ``subnet``:
+    of the run's network, "": one that is free; ``outside``: nodes reach what is beyond this
+    machine; ``mounts``: more directories that nodes see, at the same place, read-only.
     """
 
     offers: ClassVar[frozenset[Need]] = frozenset(
         {
-            Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.NODES, Need.LINKS, Need.MACHINES, Need.MEMORY,
-            Need.QUOTA, Need.MOUNT,
+            Need.STORE_PROCESS,
+            Need.COORDINATOR_PROCESS,
+            Need.NODES,
+            Need.LINKS,
+            Need.MACHINES,
+            Need.MEMORY,
+            Need.QUOTA,
+            Need.MOUNT,
         }
-    )  # fmt: skip
+    )
     real: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     costs: ClassVar[Mapping[Need, Privilege]] = MappingProxyType(
         {
-            Need.LINKS: "net_admin", Need.MACHINES: "net_admin", Need.MEMORY: "none", Need.QUOTA: "none",
+            Need.LINKS: "net_admin",
+            Need.MACHINES: "net_admin",
+            Need.MEMORY: "none",
+            Need.QUOTA: "none",
             Need.MOUNT: "root",
         }
-    )  # fmt: skip
+    )
 
     image: str = ""
     python: str = Field(default="python3", min_length=1)
@@ -94,23 +104,31 @@ class Docker(Launcher):
         return nodes_session(cells, run, self._platform)
 
     def check(self, cell: Cell) -> None:
-        """Memory that its ranks cannot live in, devices that no node would see, directories that are not there."""
+        """Memory that its ranks cannot live in, devices that no node would see, directories that
+        are not there.
+        """
         workload, launcher = cell.scenario.workload, cell.scenario.launcher
         most = -(-workload.ranks // launcher.nodes)
         needed = (most + 1) * RANK_MIB
         if self.memory_mib is not None and self.memory_mib < needed:
             raise ScenarioError(
-                f"launcher.params.memory_mib {self.memory_mib}: a node of {most} ranks needs {needed} or more",
+                f"launcher.params.memory_mib {self.memory_mib}: a node of {most} ranks needs"
+                f" {needed} or more",
                 hint="give nodes more memory, or divide the ranks over more nodes",
             )
         if workload.device == "cuda" and not self.gpus:
             raise ScenarioError(
                 "workload.device is cuda, and the nodes of launcher docker see no GPU",
-                hint="say how many each node gets, launcher: {kind: docker, params: {gpus: 1}}, or all",
+                hint=(
+                    "say how many each node gets, launcher: {kind: docker, params: {gpus: 1}},"
+                    " or all"
+                ),
             )
         for place in self.mounts:
             if not os.path.isdir(place):
-                raise ScenarioError(f"launcher.params.mounts: {place} is no directory of this machine")
+                raise ScenarioError(
+                    f"launcher.params.mounts: {place} is no directory of this machine"
+                )
 
     def missing(self, cell: Cell) -> str | None:
         """What this machine lacks: devices, cores, memory, an engine."""
@@ -120,7 +138,10 @@ class Docker(Launcher):
         if isinstance(self.gpus, int) and self.gpus:
             nodes, here = cell.scenario.launcher.nodes, len(cuda_devices())
             if here < nodes * self.gpus:
-                return f"{nodes} nodes with {self.gpus} GPUs each need {nodes * self.gpus}, this machine has {here}"
+                return (
+                    f"{nodes} nodes with {self.gpus} GPUs each need {nodes * self.gpus}, this"
+                    f" machine has {here}"
+                )
         return missing(cell) or lacks_engine()
 
     def _platform(self, wanted: Wanted) -> Platform:

@@ -41,13 +41,15 @@ IN_GROUPS = frozenset({Need.CGROUP, Need.MEMORY, Need.QUOTA})
 
 
 class Local(Launcher):
-    """Processes on this machine, gloo over the loopback interface (or NCCL with a GPU for each rank).
+    """Processes on this machine, gloo over the loopback interface (or NCCL with a GPU for each
+    rank).
 
     Warm processes are forked from one that has imported everything; cold ones start Python anew.
     """
 
     offers: ClassVar[frozenset[Need]] = frozenset(
-        {Need.LINKS, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.MOUNT, Need.NODES} | IN_GROUPS
+        {Need.LINKS, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.MOUNT, Need.NODES}
+        | IN_GROUPS
     )
 
     def lacks(self, need: Need) -> str | None:
@@ -56,7 +58,9 @@ class Local(Launcher):
             return lacks_cgroup()
         return lacks_mount() if need is Need.MOUNT else None
 
-    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[LocalSession]:
+    def session(
+        self, cells: Sequence[Cell], run: RunDirectory
+    ) -> AbstractContextManager[LocalSession]:
         """Become a child subreaper and start the zygote."""
         return _session(cells)
 
@@ -97,10 +101,14 @@ class LocalSession:
         self._noted = False
 
     def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> LocalCluster:
-        """Make ready for one arm. The first call waits for the zygote, so that no arm pays for its start."""
+        """Make ready for one arm. The first call waits for the zygote, so that no arm pays for its
+        start.
+        """
         if not self._noted:
             self._noted = True
-            Ledger(setup.run.ledger).will(KillProcess.of(self.zygote.process.pid, "zygote"), process="zygote")
+            Ledger(setup.run.ledger).will(
+                KillProcess.of(self.zygote.process.pid, "zygote"), process="zygote"
+            )
         self.zygote.await_ready()
         return LocalCluster(self, setup)
 
@@ -121,7 +129,9 @@ class LocalCluster:
         self._hardware_due_s = 0.0
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
-        self.store = StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
+        self.store = (
+            StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
+        )
         self._store: Any = None
         if self.store is None:
             self._store, self.store_port = start_store()
@@ -134,12 +144,18 @@ class LocalCluster:
         self._group = name if wanted else None
         self.groups = CgroupControl(name, self._pid_of) if wanted else None
         self.links = LinkProxy() if Need.LINKS in needs_of(setup.cell) else None
-        self.keepers = keepers_for(setup, lambda: Here(session.zygote.fork, log=setup.run.logs(setup.id)))
+        self.keepers = keepers_for(
+            setup, lambda: Here(session.zygote.fork, log=setup.run.logs(setup.id))
+        )
 
     def _pid_of(self, process: str) -> int:
         """A rank's, or that of who keeps checkpoints on a node, which its limits hold for too."""
         keeping = self.keepers is not None and self.keepers.owns(process)
-        return self.keepers.pid_of(process) if self.keepers is not None and keeping else self.pids[process]
+        return (
+            self.keepers.pid_of(process)
+            if self.keepers is not None and keeping
+            else self.pids[process]
+        )
 
     @property
     def machines(self) -> None:
@@ -175,10 +191,14 @@ class LocalCluster:
         """Start a rank process; returns its pid."""
         run, arm = self._setup.run, self._setup.id
         desk = Desk(
-            events=run.events(arm), logs=run.logs(arm), device=device, backend=self._backend,
-            memory=in_memory(self._setup, self.keepers, node), group=self._group,
+            events=run.events(arm),
+            logs=run.logs(arm),
+            device=device,
+            backend=self._backend,
+            memory=in_memory(self._setup, self.keepers, node),
+            group=self._group,
             door=self.links.door if self.links is not None else None,
-        )  # fmt: skip
+        )
         config = rank_config(self._setup, desk, name=name, role=role)
         data = config.model_dump_json().encode()
 
@@ -227,7 +247,9 @@ class LocalCluster:
         return self._node.wait(timeout_s)
 
     def close(self) -> Leftovers:
-        """Kill and reap everything, close the store, free shared memory, and look for what is left."""
+        """Kill and reap everything, close the store, free shared memory, and look for what
+        is left.
+        """
         alive = self._node.close()
         if self.storage is not None:
             self.storage.close()
@@ -240,7 +262,9 @@ class LocalCluster:
         for session in self._sessions if alive else ():
             session.undo()  # what a rank has started and left behind
         left = [
-            {"pid": p, "process": name} for p, name in alive.items() if processes.state(p) not in ("X", "Z")
+            {"pid": p, "process": name}
+            for p, name in alive.items()
+            if processes.state(p) not in ("X", "Z")
         ]
         self._store = None
         memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]

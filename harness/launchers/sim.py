@@ -1,4 +1,6 @@
-"""Ranks in memory on a simulated clock: no process, no waiting, and one seed gives one log byte for byte."""
+"""Ranks in memory on a simulated clock: no process, no waiting, and one seed gives one log byte for
+byte.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ from harness.sim.world.settings import Timings
 
 
 class Sim(Launcher):
-    """A simulation under the real orchestrator, injector, controller and judge, to try out scenarios.
+    """A simulation under the real orchestrator, injector, controller and judge, to try out
+    scenarios.
 
-    Times are milliseconds of simulated time, by default about those of ``gpt nano`` on two cores; ``jitter``:
-    by how much of itself each varies, drawn with the run's seed; ``spread_ms``: between the first and the last rank
-    to have the result of one collective; ``wire_kib``: gradients of one all-reduce.
+    Times are milliseconds of simulated time, by default about those of ``gpt nano`` on two cores;
+    ``jitter``: by how much of itself each varies, drawn with the run's seed; ``spread_ms``: between
+    the first and the last rank to have the result of one collective; ``wire_kib``: gradients of one
+    all-reduce.
     """
 
     emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
@@ -41,7 +45,9 @@ class Sim(Launcher):
     spread_ms: float = Field(default=1.5, ge=0, le=600_000)
     wire_kib: int = Field(default=450, ge=1, le=1 << 30)
 
-    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[SimSession]:
+    def session(
+        self, cells: Sequence[Cell], run: RunDirectory
+    ) -> AbstractContextManager[SimSession]:
         """Nothing to open."""
         return _session(SimSession(self.timings()))
 

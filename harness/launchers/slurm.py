@@ -23,14 +23,17 @@ from harness.launch.slurm.platform import SlurmPlatform
 class Slurm(Launcher):
     """An agent on each node of the allocation that chaos runs in.
 
-    ``host``: address of this machine that the nodes reach, "": found out; ``drain``: a node that recovery quarantines
-    is drained in Slurm, with the reason. The rest is for ``chaos plan --sbatch``: ``partition``, ``account``,
-    ``gpus_per_node``, ``cpus_per_node`` (0: one for each rank), ``reserve_nodes``: nodes beyond the scenario's, one of
-    which takes over when a node is lost; ``grace_s``: how long before its end the job is told; ``extra``: more
-    ``#SBATCH`` options; ``setup``: shell lines before chaos starts.
+    ``host``: address of this machine that the nodes reach, "": found out; ``drain``: a node that
+    recovery quarantines is drained in Slurm, with the reason. The rest is for ``chaos plan
+    --sbatch``: ``partition``, ``account``, ``gpus_per_node``, ``cpus_per_node`` (0: one for each
+    rank), ``reserve_nodes``: nodes beyond the scenario's, one of which takes over when a node is
+    lost; ``grace_s``: how long before its end the job is told; ``extra``: more ``#SBATCH`` options;
+    ``setup``: shell lines before chaos starts.
     """
 
-    offers: ClassVar[frozenset[Need]] = frozenset({Need.NODES, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS})
+    offers: ClassVar[frozenset[Need]] = frozenset(
+        {Need.NODES, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS}
+    )
 
     host: str = ""
     drain: bool = False
@@ -52,7 +55,10 @@ class Slurm(Launcher):
     def missing(self, cell: Cell) -> str | None:
         """Slurm itself, an allocation, nodes in it."""
         if not installed():
-            return f"Slurm's commands (srun, scontrol) are not on this machine: run it on a cluster's; {HOW}"
+            return (
+                "Slurm's commands (srun, scontrol) are not on this machine: run it on a cluster's;"
+                f" {HOW}"
+            )
         found = self._allocation()
         if found is None:
             return f"not inside a Slurm allocation (SLURM_JOB_ID is not set): {HOW}"

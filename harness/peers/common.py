@@ -1,11 +1,13 @@
 """The job that every compared stack trains, for the training scripts of all of them.
 
-It is the built-in workload ``gpt``: the same model, optimizer, scheduler, clipping, random numbers and global batch in
-each step for the same seed, whatever the stack. A script of a stack holds a ``Training``, wraps ``training.model`` as
-the stack wants it, and calls in each step ``ids``, ``loss``, ``backward``, ``apply`` and ``report``; where the stack
-trains by DistributedDataParallel, ``train`` is all of that.
+It is the built-in workload ``gpt``: the same model, optimizer, scheduler, clipping, random numbers
+and global batch in each step for the same seed, whatever the stack. A script of a stack holds a
+``Training``, wraps ``training.model`` as the stack wants it, and calls in each step ``ids``,
+``loss``, ``backward``, ``apply`` and ``report``; where the stack trains by DistributedDataParallel,
+``train`` is all of that.
 
-These scripts run in environments that have torch, numpy, pydantic and xxhash and find this repository by PYTHONPATH.
+These scripts run in environments that have torch, numpy, pydantic and xxhash and find this
+repository by PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -44,12 +46,16 @@ def point(name: Point, step: int) -> str | None:
 
 
 class Training:
-    """The model and what trains it, in one process. ``samples``: size of the data set; ``checkpoints``: directory."""
+    """The model and what trains it, in one process. ``samples``: size of the data set;
+    ``checkpoints``: directory.
+    """
 
     def __init__(self, job: CommonJob, scratch: Path, *, device: str = "cpu") -> None:
         torch.set_num_threads(1)
         if job.size not in SIZES:
-            raise ScenarioError(f"there is no size {job.size!r}", hint=f"sizes are {', '.join(SIZES)}")
+            raise ScenarioError(
+                f"there is no size {job.size!r}", hint=f"sizes are {', '.join(SIZES)}"
+            )
         self.job = job
         self.block = SIZES[job.size].block
         built = Gpt(size=cast("Any", job.size)).build(
@@ -66,38 +72,52 @@ class Training:
         self._watch_backward()
 
     @classmethod
-    def from_environment(cls, env: Mapping[str, str] = os.environ, *, device: str = "cpu") -> Training:
-        """As ``CommonJob.environment`` and CHAOS_SCRATCH say. Raises ScenarioError when they do not."""
+    def from_environment(
+        cls, env: Mapping[str, str] = os.environ, *, device: str = "cpu"
+    ) -> Training:
+        """As ``CommonJob.environment`` and CHAOS_SCRATCH say. Raises ScenarioError when they do
+        not.
+        """
         job = CommonJob.from_environment(env)
         if not env.get("CHAOS_SCRATCH"):
             raise ScenarioError("CHAOS_SCRATCH is not set", hint="start it by chaos compare")
         return cls(job, Path(env["CHAOS_SCRATCH"]), device=device)
 
     def ids(self, step: int, rank: int, world: int) -> list[int]:
-        """This rank's share of the global batch of ``step`` (from 1), by ``recovery.data.order``."""
+        """This rank's share of the global batch of ``step`` (from 1), by
+        ``recovery.data.order``.
+        """
         part = order.share(rank, world, self.job.global_batch)
         batch = order.batch(step, self.job.global_batch, self.samples, self.job.seed)
         return batch[part.start : part.stop]
 
     def loss(self, net: nn.Module, step: int, rank: int, ids: list[int]) -> Tensor:
-        """The forward pass through ``net`` (the model, or what wraps it): the *sum* over ``ids`` of each sample's mean
-        loss, a scalar. Random numbers are those of the built-in job: of (seed, rank, step)."""
+        """The forward pass through ``net`` (the model, or what wraps it): the *sum* over ``ids`` of
+        each sample's mean loss, a scalar. Random numbers are those of the built-in job: of (seed,
+        rank, step).
+        """
         self._step = step
         _seed(self.job.seed, rank, step)
         point("data", step)
         batch = self.fetch(ids)
         point("forward", step)
         logits = net(batch[:, :-1])
-        total = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+        total = functional.cross_entropy(
+            logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
+        )
         return total / self.block
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass. Told to, this rank's gradients become NaN before anything reduces them."""
+        """The backward pass. Told to, this rank's gradients become NaN before anything reduces
+        them.
+        """
         with poisoned(self.model, self._step):
             loss.backward()
 
     def apply(self) -> None:
-        """Clip, optimizer, scheduler, and gradients back to nothing. Gradients are the mean over the global batch."""
+        """Clip, optimizer, scheduler, and gradients back to nothing. Gradients are the mean over
+        the global batch.
+        """
         point("optimizer", self._step)
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
@@ -106,15 +126,19 @@ class Training:
         self.optimizer.zero_grad()
 
     def report(self, step: int, loss: float, samples: int) -> None:
-        """Every rank says so when a step is done. ``loss``: mean over the global batch; ``samples``: of this rank."""
+        """Every rank says so when a step is done. ``loss``: mean over the global batch;
+        ``samples``: of this rank.
+        """
         beacon.step(step, loss=loss, samples=samples)
 
     def state(self, step: int) -> dict[str, Any]:
         """All that is needed to go on after ``step``."""
         return {
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(), "step": step,
-        }  # fmt: skip
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "step": step,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Take over what ``state`` returned; returns its step."""
@@ -124,8 +148,10 @@ class Training:
         return int(state["step"])
 
     def save(self, step: int) -> None:
-        """Write a checkpoint as plain training scripts do: ``torch.save`` under another name, then a rename; the two
-        newest are kept. Nothing is synced and nothing verified. There is a point in the middle of the writing."""
+        """Write a checkpoint as plain training scripts do: ``torch.save`` under another name, then
+        a rename; the two newest are kept. Nothing is synced and nothing verified. There is a point
+        in the middle of the writing.
+        """
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         path = self.checkpoints / f"step-{step:08}.pt"
         memory = io.BytesIO()
@@ -141,9 +167,11 @@ class Training:
             old.unlink(missing_ok=True)
 
     def load(self) -> int:
-        """Go on from the newest checkpoint, and return its step; 0 without one. A file that torch refuses is an error,
-        as it is in the scripts that stacks document: nobody there falls back to an older one. torch checks the form of
-        the file and not its values, so a changed value is loaded."""
+        """Go on from the newest checkpoint, and return its step; 0 without one. A file that torch
+        refuses is an error, as it is in the scripts that stacks document: nobody there falls back
+        to an older one. torch checks the form of the file and not its values, so a changed value is
+        loaded.
+        """
         found = self.saved()
         return self.restore(torch.load(found[-1], weights_only=True)) if found else 0
 
@@ -154,7 +182,9 @@ class Training:
         return sorted(path for path in self.checkpoints.iterdir() if _SAVED.fullmatch(path.name))
 
     def _watch_backward(self) -> None:
-        """The point ``backward`` lies in the midst of the pass, with some gradients computed and some not."""
+        """The point ``backward`` lies in the midst of the pass, with some gradients computed and
+        some not.
+        """
         weights = [parameter for parameter in self.model.parameters() if parameter.ndim == 2]
         weights[len(weights) // 2].register_hook(self._in_backward)
 
@@ -163,8 +193,10 @@ class Training:
 
 
 class poisoned:
-    """Context of a backward pass: where the point ``gradient`` says "nan", every gradient that this rank computes in it
-    is NaN, whoever reduces them. It is asked before the pass, as gradients may be on their way during it."""
+    """Context of a backward pass: where the point ``gradient`` says "nan", every gradient that this
+    rank computes in it is NaN, whoever reduces them. It is asked before the pass, as gradients may
+    be on their way during it.
+    """
 
     def __init__(self, model: nn.Module, step: int) -> None:
         self._model, self._step = model, step
@@ -173,7 +205,9 @@ class poisoned:
 
     def __enter__(self) -> None:
         if point("gradient", self._step) == "nan":
-            self._hooks = [p.register_hook(self._spoil) for p in self._model.parameters() if p.requires_grad]
+            self._hooks = [
+                p.register_hook(self._spoil) for p in self._model.parameters() if p.requires_grad
+            ]
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
@@ -191,8 +225,9 @@ def train(
     training: Training, net: nn.Module, first: int, *, save: Callable[[int], None] | None = None
 ) -> None:
     """Train with torch's default group from step ``first`` + 1 to the end; ``net``: the model in
-    DistributedDataParallel. ``save``: called on every rank when a checkpoint is due; None: rank 0 calls
-    ``training.save``."""
+    DistributedDataParallel. ``save``: called on every rank when a checkpoint is due; None: rank 0
+    calls ``training.save``.
+    """
     for step in range(first + 1, training.job.steps + 1):
         train_step(training, net, step)
         if step % training.job.every == 0:
@@ -203,14 +238,16 @@ def train(
 
 
 def train_step(training: Training, net: nn.Module, step: int) -> float:
-    """One step of ``train`` without its checkpoint; returns the mean loss over the global batch, the same on all
-    ranks. Its sum travels while the backward pass computes."""
+    """One step of ``train`` without its checkpoint; returns the mean loss over the global batch,
+    the same on all ranks. Its sum travels while the backward pass computes.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     ids = training.ids(step, rank, world)
     loss = training.loss(net, step, rank, ids)
     total = loss.detach().double()
-    # a view is kept beyond the step, which refers to the tensor from C++: else gloo's thread, letting go of the tensor,
-    # wants Python's lock, while whoever takes a broken group down may hold it and wait for that thread, for ever
+    # a view is kept beyond the step, which refers to the tensor from C++: else gloo's thread,
+    # letting go of the tensor, wants Python's lock, while whoever takes a broken group down may
+    # hold it and wait for that thread, for ever
     training.in_flight = total.view_as(total)
     word = dist.all_reduce(total, async_op=True)
     # DistributedDataParallel divides by the number of ranks; their shares need not be equal

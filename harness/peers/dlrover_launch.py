@@ -1,8 +1,9 @@
-"""Starts a DLRover master for one job on this machine, and its agent ``dlrover-run`` with ``dlrover_train``.
+"""Starts a DLRover master for one job on this machine, and its agent ``dlrover-run`` with
+``dlrover_train``.
 
-``dlrover-run --standalone`` would start the master itself, and cannot with torch 2.13 (torch's ``SubprocessHandler``
-wants an argument that DLRover 0.6.1 does not give); the agent finds one that is there by DLROVER_MASTER_ADDR.
-Arguments: further options of ``dlrover-run``.
+``dlrover-run --standalone`` would start the master itself, and cannot with torch 2.13 (torch's
+``SubprocessHandler`` wants an argument that DLRover 0.6.1 does not give); the agent finds one that
+is there by DLROVER_MASTER_ADDR. Arguments: further options of ``dlrover-run``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ def main() -> int:
 def master_command(name: str, port: int) -> list[str]:
     """As ``dlrover-run --standalone`` starts it."""
     module = [sys.executable, "-m", "dlrover.python.master.main"]
-    return [*module, "--port", str(port), "--node_num", "1", "--job_name", name, "--platform", "local"]
+    return [
+        *module,
+        "--port",
+        str(port),
+        "--node_num",
+        "1",
+        "--job_name",
+        name,
+        "--platform",
+        "local",
+    ]
 
 
 def agent_command(ranks: int, options: list[str]) -> list[str]:

@@ -1,7 +1,9 @@
-"""Starts what a stack's documentation has its users start by hand (a master, an agent, a cluster), and ends all of it.
+"""Starts what a stack's documentation has its users start by hand (a master, an agent, a cluster),
+and ends all of it.
 
-A launcher is a child subreaper: what its children leave behind, daemons in sessions of their
-own included, becomes a child of the launcher, so that it can be found by descent and ended; nothing is ended by name.
+A launcher is a child subreaper: what its children leave behind, daemons in sessions of their own
+included, becomes a child of the launcher, so that it can be found by descent and ended; nothing is
+ended by name.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ class ToldToEnd(SystemExit):
 
 
 class Launcher:
-    """A context in which processes may be started; when it is left, for whatever reason, none of them lives.
+    """A context in which processes may be started; when it is left, for whatever reason, none of
+    them lives.
 
-    ``leftovers``: files and directories to remove then. Signals that ask for an end, and the parent's death, raise
-    ``ToldToEnd`` in whatever waits.
+    ``leftovers``: files and directories to remove then. Signals that ask for an end, and the
+    parent's death, raise ``ToldToEnd`` in whatever waits.
     """
 
     def __init__(self, leftovers: Sequence[Path] = ()) -> None:
@@ -56,12 +59,17 @@ class Launcher:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.end_all()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> int:
-        """Start a program that dies with this process; its pid. Raises OSError when it cannot be started."""
+        """Start a program that dies with this process; its pid. Raises OSError when it cannot be
+        started.
+        """
         mine, mask, libc = os.getpid(), self._signals, ctypes.CDLL(None)
 
         def tie() -> None:
@@ -70,7 +78,9 @@ class Launcher:
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
 
-        child = subprocess.Popen(list(argv), env=dict(env), stdin=subprocess.DEVNULL, preexec_fn=tie)
+        child = subprocess.Popen(
+            list(argv), env=dict(env), stdin=subprocess.DEVNULL, preexec_fn=tie
+        )
         child.returncode = 0  # reaped here, with everything else
         return child.pid
 
@@ -92,11 +102,15 @@ class Launcher:
                 raise SystemExit(f"{what} was not ready after {limit_s:g} s")
 
     def end_all(self) -> None:
-        """Kill every descendant, then remove the leftovers. Raises SystemExit when some cannot be killed in time."""
+        """Kill every descendant, then remove the leftovers. Raises SystemExit when some cannot be
+        killed in time.
+        """
         deadline = time.monotonic() + END_LIMIT_S
         while found := descendants():
             if time.monotonic() > deadline:
-                raise SystemExit(f"not ended after {END_LIMIT_S:g} s: {sorted(pid for pid, _ in found)}")
+                raise SystemExit(
+                    f"not ended after {END_LIMIT_S:g} s: {sorted(pid for pid, _ in found)}"
+                )
             for pid, started in found:
                 kill(pid, started)
             signal.sigtimedwait({signal.SIGCHLD}, LOOK_S)
@@ -131,7 +145,9 @@ class Launcher:
 
 
 def job_of_environment() -> CommonJob:
-    """The job that this process's environment describes. Raises SystemExit that says what it lacks."""
+    """The job that this process's environment describes. Raises SystemExit that says what
+    it lacks.
+    """
     try:
         job = CommonJob.from_environment(os.environ)
     except ScenarioError as error:

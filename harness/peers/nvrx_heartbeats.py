@@ -1,8 +1,10 @@
-"""The common job under NVIDIA's ``ft_launcher``, with its heartbeat API as in ``train_ddp_heartbeats_api.py``.
+"""The common job under NVIDIA's ``ft_launcher``, with its heartbeat API as in
+``train_ddp_heartbeats_api.py``.
 
     ft_launcher --nproc-per-node 4 --max-restarts 3 ... harness/peers/nvrx_heartbeats.py
 
-``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30 minutes.
+``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30
+minutes.
 """
 
 from __future__ import annotations

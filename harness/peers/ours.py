@@ -1,4 +1,6 @@
-"""The common job as a script with ``recovery.join()`` in its loop, for ``python -m recovery.run``."""
+"""The common job as a script with ``recovery.join()`` in its loop, for ``python -m
+recovery.run``.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ def main() -> None:
     """Train to the last step; a spare waits until it is needed."""
     training = Training.from_environment()
     job = recovery.join(
-        samples=training.samples, steps=training.job.steps, global_batch=training.job.global_batch,
+        samples=training.samples,
+        steps=training.job.steps,
+        global_batch=training.job.global_batch,
         seed=training.job.seed,
-    )  # fmt: skip
+    )
     job.attach(training.model, training.optimizer, training.scheduler, clip_norm=training.clip_norm)
     job.checkpoints.disk = _Writing()
     tried: recovery.Step | None = None
     told = 0
     while job.running():
-        # a step whose reduction was through when a failure broke the group is committed while the next one forms
+        # a step whose reduction was through when a failure broke the group is committed while the
+        # next one forms
         if tried is not None and told < tried.number == job.state.step:
             training.report(tried.number, job.state.last[1], tried.count)
         with job.step() as step:
@@ -41,7 +46,9 @@ def main() -> None:
 
 
 class _Writing:
-    """The point ``saving`` lies before the second half of a checkpoint's data is written, on whatever thread."""
+    """The point ``saving`` lies before the second half of a checkpoint's data is written, on
+    whatever thread.
+    """
 
     def __init__(self) -> None:
         self._begun: Path | None = None

@@ -1,6 +1,8 @@
-"""The common job as a plain DistributedDataParallel script, for torchrun: ``torchrun ... -m harness.peers.plain``.
+"""The common job as a plain DistributedDataParallel script, for torchrun: ``torchrun ... -m
+harness.peers.plain``.
 
-``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30 minutes.
+``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30
+minutes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The common job as a Ray Train script, by its fault tolerance and checkpoint guides; started by ``ray_launch``.
+"""The common job as a Ray Train script, by its fault tolerance and checkpoint guides; started by
+``ray_launch``.
 
-``JOB_RAY_HOME``: directory of the Ray session. ``JOB_MAX_FAILURES``: ``FailureConfig(max_failures)``; without it
-Ray's default, 0. ``JOB_GROUP_TIMEOUT``: ``TorchConfig(timeout_s)``; without it Ray's
-default, 30 minutes. Ray's own RAY_TRAIN_... variables are read by Ray.
+``JOB_RAY_HOME``: directory of the Ray session. ``JOB_MAX_FAILURES``:
+``FailureConfig(max_failures)``; without it Ray's default, 0. ``JOB_GROUP_TIMEOUT``:
+``TorchConfig(timeout_s)``; without it Ray's default, 30 minutes. Ray's own RAY_TRAIN_... variables
+are read by Ray.
 """
 
 from __future__ import annotations
@@ -49,9 +51,12 @@ def main() -> None:
     """Start a cluster on this machine, and train in it."""
     job = CommonJob.from_environment(os.environ)
     ray.init(
-        num_cpus=job.ranks, num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+        num_cpus=job.ranks,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
         _temp_dir=os.environ["JOB_RAY_HOME"],
-    )  # fmt: skip
+    )
     limit = os.environ.get("JOB_GROUP_TIMEOUT")
     torch_config = (
         ray.train.torch.TorchConfig(backend="gloo", timeout_s=int(limit))
@@ -64,10 +69,13 @@ def main() -> None:
         torch_config=torch_config,
         scaling_config=ray.train.ScalingConfig(num_workers=job.ranks),
         run_config=ray.train.RunConfig(
-            name=CHECKPOINTS, storage_path=os.environ["CHAOS_SCRATCH"],
-            failure_config=ray.train.FailureConfig(max_failures=int(os.environ.get("JOB_MAX_FAILURES") or 0)),
+            name=CHECKPOINTS,
+            storage_path=os.environ["CHAOS_SCRATCH"],
+            failure_config=ray.train.FailureConfig(
+                max_failures=int(os.environ.get("JOB_MAX_FAILURES") or 0)
+            ),
         ),
-    ).fit()  # fmt: skip
+    ).fit()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Starts the ranks of a job whose stack has no launcher of its own, as a cluster starts processes: each by itself, none
-ended because another one did, and started again as often as it is told.
+"""Starts the ranks of a job whose stack has no launcher of its own, as a cluster starts processes:
+each by itself, none ended because another one did, and started again as often as it is told.
 
     python -m harness.peers.supervise --ranks 4 [--restarts 3] -- program argument...
 
-Each rank finds ``JOB_RANK`` and ``WORLD_SIZE`` in its environment, and ``MASTER_ADDR`` and ``MASTER_PORT``, two ports
-above which are free as well. All of them die with this process, and this process with its parent. It ends when they
-all have: with 0 if at least one trained to the end, else as the first that failed.
+Each rank finds ``JOB_RANK`` and ``WORLD_SIZE`` in its environment, and ``MASTER_ADDR`` and
+``MASTER_PORT``, two ports above which are free as well. All of them die with this process, and this
+process with its parent. It ends when they all have: with 0 if at least one trained to the end, else
+as the first that failed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ HOST = "127.0.0.1"
 
 
 class Supervisor(Launcher):
-    """The ranks of one job. ``environments``: of each; ``restarts``: how often each may be started again; ``beside``:
-    other programs of the job, by name, each with its environment; nothing is done when one of them ends but to say so.
+    """The ranks of one job. ``environments``: of each; ``restarts``: how often each may be started
+    again; ``beside``: other programs of the job, by name, each with its environment; nothing is
+    done when one of them ends but to say so.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class Supervisor(Launcher):
             if self._done and deadline is None:
                 deadline = time.monotonic() + LINGER_S
             if deadline is not None and time.monotonic() > deadline:
-                say(f"ranks {sorted(self._living.values())} did not end with the others, and are killed")
+                say(
+                    f"ranks {sorted(self._living.values())} did not end with the others, and are"
+                    " killed"
+                )
                 return
 
     def _see(self, pid: int, code: int) -> None:
@@ -84,21 +89,27 @@ class Supervisor(Launcher):
         self._failed = self._failed or code
         if self._left[rank] and not self._done:
             self._left[rank] -= 1
-            say(f"rank {rank} ended with {code}, and is started again ({self._left[rank]} restarts left)")
+            say(
+                f"rank {rank} ended with {code}, and is started again ({self._left[rank]} restarts"
+                " left)"
+            )
             self._start_rank(rank)
         else:
             say(f"rank {rank} ended with {code}")
 
 
 def rank_environments(ranks: int) -> list[dict[str, str]]:
-    """Where the ranks of one job meet. A rank finds its number under no standard name on purpose: stacks start some
-    processes that inherit a rank's environment and are none."""
+    """Where the ranks of one job meet. A rank finds its number under no standard name on purpose:
+    stacks start some processes that inherit a rank's environment and are none.
+    """
     meeting = {"MASTER_ADDR": HOST, "MASTER_PORT": str(free_ports(3)), "WORLD_SIZE": str(ranks)}
     return [{**os.environ, **meeting, "JOB_RANK": str(rank)} for rank in range(ranks)]
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on now. Raises OSError when there are none."""
+    """The first of so many ports in a row that nobody listens on now. Raises OSError when there are
+    none.
+    """
     for first in random.sample(range(20000, 32000), 200):
         held = [socket.socket() for _ in range(count)]
         try:

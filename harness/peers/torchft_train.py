@@ -1,7 +1,9 @@
-"""One replica of the common job under torchft, as its ``train_ddp.py`` has it; started by ``torchft_replicas``.
+"""One replica of the common job under torchft, as its ``train_ddp.py`` has it; started by
+``torchft_replicas``.
 
-Each replica computes the share of the global batch that its number has, as torchft's ``DistributedSampler`` does: the
-share of a replica that is missing is left out of the step. Which step that is, ``Manager.current_step`` says.
+Each replica computes the share of the global batch that its number has, as torchft's
+``DistributedSampler`` does: the share of a replica that is missing is left out of the step. Which
+step that is, ``Manager.current_step`` says.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from harness.peers.common import Training, point
 from harness.peers.supervise import HOST, free_ports
 
 START_LIMIT_S = 60.0
-"""The first replica there waits so long for the others before it begins; a restarted one does not wait."""
+"""The first replica there waits so long for the others before it begins; a restarted one does not
+wait.
+"""
 
 
 class Replica:
-    """The training of one replica. ``group_timeout``: seconds, of collectives; ``timeout``: of all else but a quorum;
-    ``flat``: gradients are summed by ``Manager.allreduce`` and not by torchft's DistributedDataParallel."""
+    """The training of one replica. ``group_timeout``: seconds, of collectives; ``timeout``: of all
+    else but a quorum; ``flat``: gradients are summed by ``Manager.allreduce`` and not by torchft's
+    DistributedDataParallel.
+    """
 
     def __init__(self, training: Training, options: argparse.Namespace) -> None:
         import torchft
@@ -36,11 +42,19 @@ class Replica:
         store = TCPStore(HOST, free_ports(1), is_master=True, wait_for_workers=False)
         self.manager: Any = torchft.Manager(
             pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=options.group_timeout)),
-            load_state_dict=training.restore, state_dict=lambda: training.state(self.manager.current_step()),
-            min_replica_size=options.min_replicas, timeout=timedelta(seconds=options.timeout),
-            quorum_timeout=timedelta(seconds=options.quorum_timeout), rank=0, world_size=1, store_addr=HOST,
-            store_port=store.port, replica_id=f"replica_{self.number}", hostname=HOST, init_sync=False,
-        )  # fmt: skip
+            load_state_dict=training.restore,
+            state_dict=lambda: training.state(self.manager.current_step()),
+            min_replica_size=options.min_replicas,
+            timeout=timedelta(seconds=options.timeout),
+            quorum_timeout=timedelta(seconds=options.quorum_timeout),
+            rank=0,
+            world_size=1,
+            store_addr=HOST,
+            store_port=store.port,
+            replica_id=f"replica_{self.number}",
+            hostname=HOST,
+            init_sync=False,
+        )
         self.store = store
         self.net: nn.Module = training.model
         if not self.flat:
@@ -51,7 +65,9 @@ class Replica:
         """From the newest checkpoint, or where the others are, to the end."""
         first = self.training.load()
         if first:
-            self.manager.load_state_dict({"step": first, "batches_committed": first * self.replicas})
+            self.manager.load_state_dict(
+                {"step": first, "batches_committed": first * self.replicas}
+            )
         self._await_others()
         while self.manager.current_step() < self.training.job.steps:
             if self._step():
@@ -91,11 +107,15 @@ class Replica:
         parameters = [one for one in self.training.model.parameters() if one.grad is not None]
         flat = torch.cat([_gradient(one).reshape(-1) for one in parameters])
         self.manager.allreduce(flat).wait()
-        for one, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        for one, part in zip(
+            parameters, flat.split([one.numel() for one in parameters]), strict=True
+        ):
             _gradient(one).copy_(part.view_as(one))
 
     def _await_others(self) -> None:
-        """Every replica's heartbeat has begun before one asks for a quorum: else whoever is first begins alone."""
+        """Every replica's heartbeat has begun before one asks for a quorum: else whoever is first
+        begins alone.
+        """
         here = self.training.checkpoints.parent / "started"
         here.mkdir(parents=True, exist_ok=True)
         (here / str(self.number)).touch()
@@ -111,7 +131,9 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 def main() -> None:
     """The options are those that ``harness.compare.stacks.torchft`` chooses."""
-    parser = argparse.ArgumentParser(prog="python -m harness.peers.torchft_train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.peers.torchft_train", description=__doc__
+    )
     parser.add_argument("--gradients", choices=("ddp", "flat"), default="ddp")
     parser.add_argument("--min-replicas", type=int, default=1)
     parser.add_argument("--group-timeout", type=float, default=5.0, metavar="S")
@@ -120,7 +142,8 @@ def main() -> None:
     options = parser.parse_args()
     if "REPLICA_GROUP_ID" not in os.environ or "TORCHFT_LIGHTHOUSE" not in os.environ:
         sys.exit(
-            "REPLICA_GROUP_ID and TORCHFT_LIGHTHOUSE are not set: start it by harness.peers.torchft_replicas"
+            "REPLICA_GROUP_ID and TORCHFT_LIGHTHOUSE are not set: start it by"
+            " harness.peers.torchft_replicas"
         )
     Replica(Training.from_environment(), options).run()
 

@@ -1,1 +1,3 @@
-"""What runs in a rank's process besides the recovery stack: the training loop and the fault agent."""
+"""What runs in a rank's process besides the recovery stack: the training loop and the
+fault agent.
+"""

@@ -1,9 +1,10 @@
-"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and measures the
-effect.
+"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and
+measures the effect.
 
-The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record and the
-``fault_injected`` event are on disk before anything happens, for faults from outside and from inside alike. What is due
-when is ``harness.rank.shims.agenda``'s, as in a simulated rank; here is how a real one waits, and what its body does.
+The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record
+and the ``fault_injected`` event are on disk before anything happens, for faults from outside and
+from inside alike. What is due when is ``harness.rank.shims.agenda``'s, as in a simulated rank; here
+is how a real one waits, and what its body does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class FaultAgent:
     ``kinds``: that may act here; they are loaded now."""
 
     def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
-        for kind in kinds:  # an import in the middle of a step would be taken for what the fault costs
+        # an import in the middle of a step would be taken for what the fault costs
+        for kind in kinds:
             plugins.one("chaos.faults", Fault, kind)
         self._job = job
         self._agenda = Agenda(self, lock=threading.Lock())
@@ -100,7 +102,9 @@ class FaultAgent:
     # ---- called by the training thread (recovery.rank.job.Probe)
 
     def at(self, step: int, phase: str) -> None:
-        """Hold at each fault armed for this point until the supervisor answers, and do what is due here."""
+        """Hold at each fault armed for this point until the supervisor answers, and do what is due
+        here.
+        """
         with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
             for wait in waits:
                 match wait:
@@ -206,7 +210,9 @@ class FaultAgent:
         """See Hands."""
         before = self._tensors.digest(surface)
         action()
-        return None if before is None else {"before": before, "after": self._tensors.digest(surface)}
+        return (
+            None if before is None else {"before": before, "after": self._tensors.digest(surface)}
+        )
 
     # ---- waiting
 
@@ -230,7 +236,9 @@ class FaultAgent:
             self._job.check()
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep in slices, showing progress (a slow rank is not a hung one) and noticing an abort."""
+        """Sleep in slices, showing progress (a slow rank is not a hung one) and noticing
+        an abort.
+        """
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, PACE_SLICE_S))

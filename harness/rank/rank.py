@@ -1,6 +1,8 @@
-"""What runs in a rank's process: connect to the supervisor, build the workload, train until told to stop.
+"""What runs in a rank's process: connect to the supervisor, build the workload, train until told to
+stop.
 
-Started as ``python -m harness.rank.rank`` (cold) or in a fork of the zygote (warm); both come to ``run``.
+Started as ``python -m harness.rank.rank`` (cold) or in a fork of the zygote (warm); both come to
+``run``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
 
 
 def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
-    workload = plugins.load("harness.workloads", Workload)[config.workload](**config.workload_params)
+    workload = plugins.load("harness.workloads", Workload)[config.workload](
+        **config.workload_params
+    )
     program = workload.program()
     if program is None:
         _train_built(config, channel, page, writer)
@@ -58,9 +62,12 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
     job = Job(job_config, Agent(channel), page, writer)
     job.on_attach = partial(_admit_faults, config)
     job.attach(
-        trainable.model, trainable.make_optimizer, trainable.make_scheduler, clip_norm=trainable.clip_norm,
+        trainable.model,
+        trainable.make_optimizer,
+        trainable.make_scheduler,
+        clip_norm=trainable.clip_norm,
         units=trainable.units,
-    )  # fmt: skip
+    )
     warm_up(job, trainable)
     train(job, trainable, config.evaluate)
 
@@ -77,9 +84,13 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
-    """A fork of the zygote becomes what ``config``, a RankConfig, StoreConfig or KeeperConfig as JSON, describes."""
+    """A fork of the zygote becomes what ``config``, a RankConfig, StoreConfig or KeeperConfig as
+    JSON, describes.
+    """
     if config.startswith(KEEPER):
-        be_keeper(KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
+        be_keeper(
+            KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd))
+        )
     if config.startswith(b'{"be":"store'):
         be_store(StoreConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
     run(RankConfig.model_validate_json(config), control_fd, mark_fd)

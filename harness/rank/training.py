@@ -26,14 +26,18 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
     torch.use_deterministic_algorithms(True)
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
-    workload = plugins.load("harness.workloads", Workload)[config.workload](**config.workload_params)
+    workload = plugins.load("harness.workloads", Workload)[config.workload](
+        **config.workload_params
+    )
     return workload.build(
         BuildContext(data=config.data, device=config.device, seed=job.seed, steps=job.steps)
     )
 
 
 def warm_up(job: Job, trainable: Trainable) -> None:
-    """One forward and backward pass that changes nothing, so that the first step costs what every step costs."""
+    """One forward and backward pass that changes nothing, so that the first step costs what every
+    step costs.
+    """
     job.reducer.rehearse()
     trainable.loss(trainable.load([0, 0])).backward()  # there may be no second sample
     job.reducer.rehearse()
@@ -62,7 +66,9 @@ def train(job: Job, trainable: Trainable, evaluate: EvaluateSpec | None = None) 
 def _evaluate(job: Job, trainable: Trainable, spec: EvaluateSpec) -> None:
     """Compute losses, for as long as it is to take, and learn nothing from them."""
     until_s = time.monotonic() + spec.takes
-    with job.busy("evaluation", limit_s=2 * spec.takes + SLACK_S) if spec.declared else nullcontext():
+    with (
+        job.busy("evaluation", limit_s=2 * spec.takes + SLACK_S) if spec.declared else nullcontext()
+    ):
         trainable.model.eval()
         with torch.no_grad():
             while time.monotonic() < until_s:

@@ -1,7 +1,8 @@
-"""Whoever supervises the job: a controller that can be lost, and another that takes over from the log.
+"""Whoever supervises the job: a controller that can be lost, and another that takes over from the
+log.
 
-What is lost is the controller and all it knew; the orchestrator around it (processes, injector, event log) is the
-test's, and stays.
+What is lost is the controller and all it knew; the orchestrator around it (processes, injector,
+event log) is the test's, and stays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own,
 
 
 class Coordinator:
-    """``controller`` is the present one, or the one that was lost last. ``before``: see ``Grip``."""
+    """``controller`` is the present one, or the one that was lost last. ``before``: see
+    ``Grip``.
+    """
 
     def __init__(
         self, make: Make, hands: Hands, log: Path, before: Callable[[str], None] | None = None
@@ -63,7 +66,9 @@ class Coordinator:
 
     def misses(self, report: Report) -> bool:
         """Whether nobody hears it now; messages are kept for the next one, exits are in the log."""
-        if self._absence is None or (isinstance(report, Said) and isinstance(report.message, Extra)):
+        if self._absence is None or (
+            isinstance(report, Said) and isinstance(report.message, Extra)
+        ):
             return False
         self._absence.held.append(report)
         return True
@@ -74,7 +79,9 @@ class Coordinator:
         return absence is not None and (at_once or self._hands.now_s() * 1e9 >= absence.until_ns)
 
     def take_over(self, asked: Collection[str]) -> list[Report]:
-        """Another one takes over. Returns what nobody heard meanwhile. ``asked``: who was sent its end."""
+        """Another one takes over. Returns what nobody heard meanwhile. ``asked``: who was sent its
+        end.
+        """
         absence = self._absence
         assert absence is not None
         events = read_actor(self._log).events
@@ -84,8 +91,12 @@ class Coordinator:
         self.controller = self._make(self._grip)
         down_s = self._hands.now_s() - absence.since_ns / 1e9
         self._hands.record(
-            Kind.COORDINATOR_ADOPTED, generation=known.generation, down_s=round(down_s, 6), events=len(events),
-            members=list(known.members), stage=absence.stage,
-        )  # fmt: skip
+            Kind.COORDINATOR_ADOPTED,
+            generation=known.generation,
+            down_s=round(down_s, 6),
+            events=len(events),
+            members=list(known.members),
+            stage=absence.stage,
+        )
         self.supervise(lambda controller: controller.adopt(known, FIRST_STATE))
         return [report for report in absence.held if isinstance(report, Said)]

@@ -1,4 +1,6 @@
-"""What this machine can do for a chaos run: one finding each, with what to do where something is missing."""
+"""What this machine can do for a chaos run: one finding each, with what to do where something is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,35 @@ State = Literal["ready", "missing", "broken"]
 LEAST_PYTHON = (3, 11)
 LEAST_MEMORY_GIB = 3.0
 LEAST_DISK_GIB = 2.0
-NEEDED = ("numpy", "xxhash", "pydantic", "ruamel.yaml", "click", "rich", "jinja2", "pandas", "matplotlib")
+NEEDED = (
+    "numpy",
+    "xxhash",
+    "pydantic",
+    "ruamel.yaml",
+    "click",
+    "rich",
+    "jinja2",
+    "pandas",
+    "matplotlib",
+)
 _ROOT_HINT = "run chaos as root for the faults that need it; chaos list faults -v shows them"
 _HINTS: Mapping[str, str] = {
-    "root": _ROOT_HINT, "net_admin": _ROOT_HINT, "mount": "faults of the disk need it: run chaos as root",
-    "cgroup": "faults of memory and processor time need it: run chaos as root, with /sys/fs/cgroup writable",
+    "root": _ROOT_HINT,
+    "net_admin": _ROOT_HINT,
+    "mount": "faults of the disk need it: run chaos as root",
+    "cgroup": (
+        "faults of memory and processor time need it: run chaos as root, with /sys/fs/cgroup"
+        " writable"
+    ),
     "docker": "only launcher docker needs it",
-}  # fmt: skip
+}
 _WHAT: Mapping[str, str] = {
-    "root": "this user is root", "net_admin": "network devices can be changed", "mount": "file systems can be mounted",
-    "cgroup": "control groups can be made", "docker": "a Docker engine answers",
-}  # fmt: skip
+    "root": "this user is root",
+    "net_admin": "network devices can be changed",
+    "mount": "file systems can be mounted",
+    "cgroup": "control groups can be made",
+    "docker": "a Docker engine answers",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +71,19 @@ class Finding:
 def examine(directory: Path) -> list[Finding]:
     """Look at everything. ``directory``: where runs would be stored."""
     return [
-        _python(), _torch(), _packages(), _cores(), _memory(), _disk(directory), _gpus(),
-        *(_probe(name) for name in PROBES), _links(), _names(), _slurm(), *_stacks(),
-    ]  # fmt: skip
+        _python(),
+        _torch(),
+        _packages(),
+        _cores(),
+        _memory(),
+        _disk(directory),
+        _gpus(),
+        *(_probe(name) for name in PROBES),
+        _links(),
+        _names(),
+        _slurm(),
+        *_stacks(),
+    ]
 
 
 def _python() -> Finding:
@@ -88,7 +118,9 @@ def _packages() -> Finding:
     lost = [name for name in NEEDED if not _installed(name)]
     if lost:
         todo = "install chaos with its dependencies"
-        return Finding(name="packages", state="broken", said=f"{', '.join(lost)} not installed", todo=todo)
+        return Finding(
+            name="packages", state="broken", said=f"{', '.join(lost)} not installed", todo=todo
+        )
     return Finding(name="packages", state="ready", said="all that chaos needs is installed")
 
 
@@ -102,17 +134,24 @@ def _cores() -> Finding:
 def _memory() -> Finding:
     size = memory_gib()
     todo = "four ranks that have loaded torch need about 3 GiB" if size < LEAST_MEMORY_GIB else ""
-    return Finding(name="memory", state="missing" if todo else "ready", said=f"{size:.1f} GiB", todo=todo)
+    return Finding(
+        name="memory", state="missing" if todo else "ready", said=f"{size:.1f} GiB", todo=todo
+    )
 
 
 def _disk(directory: Path) -> Finding:
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    there = next(
+        path for path in (directory.absolute(), *directory.absolute().parents) if path.exists()
+    )
     free = shutil.disk_usage(there).free / 2**30
     todo = f"free disk space below {there}" if free < LEAST_DISK_GIB else ""
     if not os.access(there, os.W_OK):
         todo = f"this user may not write to {there}: say --runs"
     return Finding(
-        name="disk", state="missing" if todo else "ready", said=f"{free:.0f} GiB free at {there}", todo=todo
+        name="disk",
+        state="missing" if todo else "ready",
+        said=f"{free:.0f} GiB free at {there}",
+        todo=todo,
     )
 
 
@@ -140,7 +179,10 @@ def _links() -> Finding:
     why = lacks_links()
     if why is not None:
         return Finding(
-            name="links", state="missing", said=why, todo="only real links between containers need it"
+            name="links",
+            state="missing",
+            said=why,
+            todo="only real links between containers need it",
         )
     tools = ", ".join(path for path in map(shutil.which, ("tc", "nft")) if path)
     said = f"links between containers can be shaped ({tools or 'by their own tools'})"
@@ -160,7 +202,9 @@ def _names() -> Finding:
 def _slurm() -> Finding:
     if not installed():
         todo = "only launcher slurm needs it"
-        return Finding(name="slurm", state="missing", said="its commands are not in PATH", todo=todo)
+        return Finding(
+            name="slurm", state="missing", said="its commands are not in PATH", todo=todo
+        )
     job = os.environ.get("SLURM_JOB_ID")
     said = f"in job {job}" if job else "its commands are here; this is not in a job"
     todo = "" if job else "launcher slurm runs in an allocation: salloc or sbatch"
@@ -170,12 +214,17 @@ def _slurm() -> Finding:
 def _stacks() -> Iterator[Finding]:
     for name in environments.stacks():
         found = environments.look(name)
-        versions = ", ".join(f"{package} {version}" for package, version in list(found.versions.items())[:4])
+        versions = ", ".join(
+            f"{package} {version}" for package, version in list(found.versions.items())[:4]
+        )
         if found.ready:
             yield Finding(name=f"stack {name}", state="ready", said=versions)
         else:
             yield Finding(
-                name=f"stack {name}", state="missing", said=found.why, todo=f"chaos stacks install {name}"
+                name=f"stack {name}",
+                state="missing",
+                said=found.why,
+                todo=f"chaos stacks install {name}",
             )
 
 

@@ -1,7 +1,8 @@
-"""Undoes what a run did to the machine: at the end of every run, and for a run whose harness was killed.
+"""Undoes what a run did to the machine: at the end of every run, and for a run whose harness was
+killed.
 
-Everything there is to undo stands in the run's ledger. What ends processes is undone first, since nothing can be
-taken away from under a process; then the rest, the newest first.
+Everything there is to undo stands in the run's ledger. What ends processes is undone first, since
+nothing can be taken away from under a process; then the rest, the newest first.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from harness.undo.records import FreeShm, KillMarked
 
 
 class Healed(BaseModel):
-    """What became of one run. ``alive``: its harness is at work, so it was not touched; ``elsewhere``: it ran where
-    this process cannot see its processes; ``busy``: somebody else heals it; ``left``: something is left."""
+    """What became of one run. ``alive``: its harness is at work, so it was not touched;
+    ``elsewhere``: it ran where this process cannot see its processes; ``busy``: somebody else heals
+    it; ``left``: something is left.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,11 +49,12 @@ class Healed(BaseModel):
 
 @contextmanager
 def guarded(run: RunDirectory) -> Iterator[Ledger]:
-    """Be the harness of a run; whatever happens inside, everything written down is undone when it is left.
+    """Be the harness of a run; whatever happens inside, everything written down is undone when it
+    is left.
 
-    Two records come before everything else and cover what no other record can: processes between their start and
-    their own record, by the marker that they inherit, and the shared memory of processes that were killed.
-    Raises InfrastructureError when the disk refuses.
+    Two records come before everything else and cover what no other record can: processes between
+    their start and their own record, by the marker that they inherit, and the shared memory of
+    processes that were killed. Raises InfrastructureError when the disk refuses.
     """
     with ExitStack() as stack:
         try:
@@ -68,8 +72,9 @@ def guarded(run: RunDirectory) -> Iterator[Ledger]:
 
 
 def finish(run: RunDirectory, *, limit_s: float = float("inf")) -> tuple[Outcome, ...]:
-    """Undo what is open in a run's ledger; when nothing is left, the run is over. ``limit_s``: begin no undo later
-    than that; what is not begun is left to ``chaos heal``."""
+    """Undo what is open in a run's ledger; when nothing is left, the run is over. ``limit_s``:
+    begin no undo later than that; what is not begun is left to ``chaos heal``.
+    """
     try:
         entries = read_open(run.ledger)
     except LogError as error:
@@ -91,12 +96,18 @@ def heal(run: RunDirectory) -> Healed:
     if holder is not None and not holder.here:
         if live.locked(run):
             return Healed(
-                run=run.root, state="alive", note="its harness is alive in another container: not touched"
+                run=run.root,
+                state="alive",
+                note="its harness is alive in another container: not touched",
             )
-        return Healed(run=run.root, state="elsewhere", note=f"it ran on {holder.host}: heal it there")
+        return Healed(
+            run=run.root, state="elsewhere", note=f"it ran on {holder.host}: heal it there"
+        )
     if holder is not None and holder.alive:
         return Healed(
-            run=run.root, state="alive", note=f"its harness (process {holder.pid}) is alive: not touched"
+            run=run.root,
+            state="alive",
+            note=f"its harness (process {holder.pid}) is alive: not touched",
         )
     with live.healing(run) as mine:
         if not mine:
@@ -116,7 +127,9 @@ def heal_all(runs: Path) -> list[Healed]:
 
 
 def heal_everything(runs: Path) -> list[Healed]:
-    """As ``heal_all``, and what is left in this machine's container engine of runs without a ledger to heal by."""
+    """As ``heal_all``, and what is left in this machine's container engine of runs without a ledger
+    to heal by.
+    """
     from harness.launch.containers.orphans import orphans
 
     healed = heal_all(runs)
@@ -124,7 +137,9 @@ def heal_everything(runs: Path) -> list[Healed]:
         outcomes = tuple(record.undo() for record in records)
         left = not all(outcome.ok for outcome in outcomes)
         note = "it is over, or its directory is gone, and its harness is"
-        healed.append(Healed(run=run, state="left" if left else "healed", note=note, outcomes=outcomes))
+        healed.append(
+            Healed(run=run, state="left" if left else "healed", note=note, outcomes=outcomes)
+        )
     return healed
 
 
@@ -132,7 +147,9 @@ def heal_named(path: Path) -> list[Healed]:
     """Heal the run at a path; the empty list: it is over. Raises NoRun when there is no run."""
     run = RunDirectory(path.resolve())
     if not any(file.exists() for file in (run.ledger, run.resolved, run.root / live.FILE)):
-        raise NoRun(f"{path} is not a run directory", hint="runs lie in runs/<scenario>/<time>-<seed>")
+        raise NoRun(
+            f"{path} is not a run directory", hint="runs lie in runs/<scenario>/<time>-<seed>"
+        )
     return [heal(run)] if os.path.lexists(run.root / live.FILE) or _is_open(run) else []
 
 
@@ -142,7 +159,9 @@ def exit_code(healed: list[Healed]) -> int:
 
 
 def _refused(run: RunDirectory, error: OSError) -> Healed:
-    return Healed(run=run.root, state="left", note=f"it cannot be healed by this user: {error.strerror}")
+    return Healed(
+        run=run.root, state="left", note=f"it cannot be healed by this user: {error.strerror}"
+    )
 
 
 def _is_open(run: RunDirectory) -> bool:

@@ -1,5 +1,5 @@
-"""What Ctrl-C, a termination request and a lost terminal do to a run: the first time it ends by healing, the
-second time at once.
+"""What Ctrl-C, a termination request and a lost terminal do to a run: the first time it ends by
+healing, the second time at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 @contextmanager
 def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
-    """Have the first signal set the flag, so that the arm ends by healing, and the second end this process.
+    """Have the first signal set the flag, so that the arm ends by healing, and the second end this
+    process.
 
-    Only the main thread may install handlers; elsewhere nothing changes. A SIGHUP that the user has chosen to
-    ignore (nohup) stays ignored.
+    Only the main thread may install handlers; elsewhere nothing changes. A SIGHUP that the user has
+    chosen to ignore (nohup) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -50,8 +51,9 @@ def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
 
 
 def _give_up(run: RunDirectory, signum: int) -> NoReturn:
-    """Undo what can be undone in GIVE_UP_LIMIT_S, and end without another word of the run; a third signal does not
-    even wait for that."""
+    """Undo what can be undone in GIVE_UP_LIMIT_S, and end without another word of the run; a third
+    signal does not even wait for that.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED

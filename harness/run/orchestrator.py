@@ -1,7 +1,8 @@
-"""Plays one arm: starts the job, supervises it, injects the planned faults, and writes down what happens.
+"""Plays one arm: starts the job, supervises it, injects the planned faults, and writes down what
+happens.
 
-One loop, the same for real processes and simulated ones: wait for something to happen, tell the controller,
-let the injector act, check the bounds.
+One loop, the same for real processes and simulated ones: wait for something to happen, tell the
+controller, let the injector act, check the bounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from harness.launch.launcher import (
     Report,
     Said,
     StoreControl,
-)  # fmt: skip
+)
 from harness.run.coordinator import Coordinator
 from harness.run.timeouts import timing_of
 from harness.undo.ledger import Ledger
@@ -49,12 +50,21 @@ _TRIGGER_KINDS = {Kind.FAILURE_DETECTED: "recovery_started", Kind.GENERATION_STA
 
 
 class Orchestrator:
-    """One arm. Implements ``recovery.supervise.controller.Hands`` and ``harness.inject.injector.Scene``."""
+    """One arm. Implements ``recovery.supervise.controller.Hands`` and
+    ``harness.inject.injector.Scene``.
+    """
 
     def __init__(
-        self, setup: ArmSetup, cluster: Cluster, strategy: Strategy, kinds: Mapping[str, type[Fault]], *,
-        watcher: Watcher, stop: StopFlag, timing: Timing | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        setup: ArmSetup,
+        cluster: Cluster,
+        strategy: Strategy,
+        kinds: Mapping[str, type[Fault]],
+        *,
+        watcher: Watcher,
+        stop: StopFlag,
+        timing: Timing | None = None,
+    ) -> None:
         self.setup = setup
         self.cluster = cluster
         self.now_ns, self.pulse = cluster.now_ns, cluster.pulse
@@ -85,15 +95,22 @@ class Orchestrator:
     def _new_controller(self, hands: Hands) -> Controller:
         spec = self.setup.cell.scenario.workload
         return Controller(
-            self.strategy, hands, world=spec.ranks, shards=spec.shards, steps=spec.steps,
-            store_port=self.cluster.store_port, timing=self._timing,
-        )  # fmt: skip
+            self.strategy,
+            hands,
+            world=spec.ranks,
+            shards=spec.shards,
+            steps=spec.steps,
+            store_port=self.cluster.store_port,
+            timing=self._timing,
+        )
 
     def before_act(self, act: str) -> None:
         """Called before each act of the coordinator; tests override it."""
 
     def run(self) -> str:
-        """Play the arm to its end and return the outcome; everything is healed and gone afterwards, however it ends."""
+        """Play the arm to its end and return the outcome; everything is healed and gone afterwards,
+        however it ends.
+        """
         self._begin()
         try:
             self.injector.announce()
@@ -176,10 +193,15 @@ class Orchestrator:
     def _note_exit(self, report: Exited) -> None:
         pid = self._roster.note_exit(report)
         self.record(
-            Kind.PROCESS_EXITED, process=report.process, pid=pid, exit_code=report.exit_code,
-            signal=report.signal, expected=self.controller.exit_was_expected(report.process),
-            last_seq=self.cluster.mark(report.process).last_seq, asked_ns=self._roster.asked_ns.get(report.process),
-        )  # fmt: skip
+            Kind.PROCESS_EXITED,
+            process=report.process,
+            pid=pid,
+            exit_code=report.exit_code,
+            signal=report.signal,
+            expected=self.controller.exit_was_expected(report.process),
+            last_seq=self.cluster.mark(report.process).last_seq,
+            asked_ns=self._roster.asked_ns.get(report.process),
+        )
 
     def _note_nodes(self) -> None:
         """First of all, since what happens on a node is judged by what is known of it."""
@@ -206,10 +228,12 @@ class Orchestrator:
             place = self._topology
             held = [rank for rank in range(place.ranks) if self.process_of(rank)]
             facts = Facts(
-                idle_s=(now - self._last_commit[1]) / 1e9, wall_s=(now - self._started_ns) / 1e9,
+                idle_s=(now - self._last_commit[1]) / 1e9,
+                wall_s=(now - self._started_ns) / 1e9,
                 healthy=place.whole(held) if self._trained else None,
-                failures=self._tally.failures, nonfinite=self._tally.nonfinite,
-            )  # fmt: skip
+                failures=self._tally.failures,
+                nonfinite=self._tally.nonfinite,
+            )
             if reason := to_stop(self._rules, facts):
                 self._coordinator.supervise(lambda c: c.stop("halted", reason))
 
@@ -219,13 +243,23 @@ class Orchestrator:
         self._started_ns = self.now_ns()
         self._write(Kind.ACTOR_STARTED, **self.cluster.identity())
         self._write(
-            Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat,
-            seed=self.setup.seed, ranks=spec.ranks, spares=self.strategy.spares_wanted, steps=spec.steps,
+            Kind.RUN_STARTED,
+            arm=self.setup.arm,
+            cell=self.setup.cell.id,
+            repeat=self.setup.repeat,
+            seed=self.setup.seed,
+            ranks=spec.ranks,
+            spares=self.strategy.spares_wanted,
+            steps=spec.steps,
             global_batch=spec.global_batch,
-            strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
-            checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
-            launcher=scenario.launcher.kind, evaluate=spec.evaluate.due if spec.evaluate else {},
-        )  # fmt: skip
+            strategy=scenario.recovery.strategy,
+            order={"seed": self.setup.seed, "samples": self.setup.data.samples},
+            checkpoint_every=spec.checkpoint.every,
+            data=self.setup.data.about,
+            data_digest=self.setup.data.digest,
+            launcher=scenario.launcher.kind,
+            evaluate=spec.evaluate.due if spec.evaluate else {},
+        )
         self._note_nodes()
 
     def _end(self) -> None:
@@ -238,19 +272,28 @@ class Orchestrator:
             leftovers = self.cluster.close()  # even when the disk no longer takes events
             self._roster.ended(leftovers)
         self._write(
-            Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
-        )  # fmt: skip
+            Kind.LEFTOVERS,
+            processes=leftovers.processes,
+            ports=leftovers.ports,
+            shared_memory=leftovers.shared_memory,
+        )
         outcome = self.controller.outcome or "broken"
         self._write(
-            Kind.RUN_FINISHED, outcome=outcome, reason=self.controller.reason, committed_step=committed
+            Kind.RUN_FINISHED,
+            outcome=outcome,
+            reason=self.controller.reason,
+            committed_step=committed,
         )
         self._writer.close()
 
     def _stop_everything(self) -> None:
-        """Wait until every process is reaped and its exit recorded, killing what does not end by itself."""
+        """Wait until every process is reaped and its exit recorded, killing what does not end by
+        itself.
+        """
         for name in self._roster.there() if not self.controller.done else ():
             self.kill(name)
-        # A job that broke is nobody's to supervise any more: whoever did would answer each end with a new process.
+        # A job that broke is nobody's to supervise any more: whoever did would answer each end with
+        # a new process.
         hear = self._hear if self.controller.done else self._note_exit
         deadline = self.now_ns() + int(DRAIN_LIMIT_S * 1e9)
         while self._roster.there() and self.now_ns() < deadline:
@@ -360,7 +403,9 @@ class Orchestrator:
         event = self._write(kind, step=step, generation=generation, **data)
         self.injector.observe(event)
         self._tally.observe(event)
-        if kind in _TRIGGER_KINDS and self.controller.generation > (kind is Kind.GENERATION_STARTED):
+        if kind in _TRIGGER_KINDS and self.controller.generation > (
+            kind is Kind.GENERATION_STARTED
+        ):
             self.injector.on_event(_TRIGGER_KINDS[kind])
         if kind is Kind.GENERATION_STARTED and data["state"] == "checkpoint":
             self.injector.on_event("restore")

@@ -18,10 +18,12 @@ _LINES_EVERY_S = 5.0
 
 _AGAIN = MappingProxyType(
     {
-        "restart": "the command's ranks were started again", "resumed": "steps are reported again",
-        "shrunk": "the others go on", "rollback": "it went back by itself",
+        "restart": "the command's ranks were started again",
+        "resumed": "steps are reported again",
+        "shrunk": "the others go on",
+        "rollback": "it went back by itself",
     }
-)  # fmt: skip
+)
 """Why a command's generation began."""
 
 
@@ -43,7 +45,11 @@ def describe(event: Event) -> str | None:
             target = data["target"]
             who = _whom(target)
             at = f" in step {event.step}" if event.step else ""
-            late = f", {data['late_steps']} steps late: {data['late']}" if data.get("late_steps") else ""
+            late = (
+                f", {data['late_steps']} steps late: {data['late']}"
+                if data.get("late_steps")
+                else ""
+            )
             return f"✗ {data['kind']} hits {who}{at}{late}"
         case Kind.FAULT_FAILED:
             return f"? {data['fault']} did not land: {data['reason']}"
@@ -101,12 +107,16 @@ def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    total = sum(cell.scenario.repeat * (2 if cell.scenario.baseline == "paired" else 1) for cell in cells)
+    total = sum(
+        cell.scenario.repeat * (2 if cell.scenario.baseline == "paired" else 1) for cell in cells
+    )
     spec = cells[0].scenario.workload
     what = spec.title
     ranks = "rank" if spec.ranks == 1 else "ranks"
     arms = "arm" if total == 1 else "arms"
-    console.print(f"[bold]{name}[/bold] · {what}, {spec.ranks} {ranks}, {spec.steps} steps · {total} {arms}")
+    console.print(
+        f"[bold]{name}[/bold] · {what}, {spec.ranks} {ranks}, {spec.steps} steps · {total} {arms}"
+    )
     if console.is_terminal:
         with _Live(console, total) as watcher:
             yield watcher
@@ -151,16 +161,26 @@ class _Live:
     """A bar for each arm; what happens stays above it."""
 
     def __init__(self, console: Any, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         self._console = console
         self._total = total
         self._number = 0
         self._since = (0, 0)
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), console=console,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
         self._task: Any = None
 
     def __enter__(self) -> _Live:

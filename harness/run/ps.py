@@ -33,8 +33,9 @@ STATES = {
 
 
 class Process(BaseModel):
-    """A living process of a run. ``name``: its actor's, or its command; ``rank``: None for one that holds none;
-    ``node``: None where there are no nodes, or it is none of theirs."""
+    """A living process of a run. ``name``: its actor's, or its command; ``rank``: None for one that
+    holds none; ``node``: None where there are no nodes, or it is none of theirs.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,8 +48,9 @@ class Process(BaseModel):
 
 
 class Run(BaseModel):
-    """A run that is live, or dead with something that may be left. ``since``: ISO time; ``containers``: its nodes in a
-    container engine, for people; ``to_undo``: of a dead run."""
+    """A run that is live, or dead with something that may be left. ``since``: ISO time;
+    ``containers``: its nodes in a container engine, for people; ``to_undo``: of a dead run.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -88,14 +90,22 @@ def _look(run: RunDirectory) -> Run | None:
         state = "elsewhere"
     arm = _newest_arm(run)
     names, members, step, nodes = _progress(run, arm)
-    ours = KillMarked(marker=holder.marker, since=holder.start_time).members() if holder.here else []
+    ours = (
+        KillMarked(marker=holder.marker, since=holder.start_time).members() if holder.here else []
+    )
     rows = [_process(pid, names.get(pid, ""), members, nodes) for pid, _ in ours]
     return Run(
-        run=run.root, scenario=run.root.parent.name, state=state, pid=holder.pid,
+        run=run.root,
+        scenario=run.root.parent.name,
+        state=state,
+        pid=holder.pid,
         since=datetime.fromtimestamp(holder.since_ns / 1e9, UTC).isoformat(timespec="seconds"),
-        arm=arm, step=step, processes=tuple(sorted(rows, key=lambda row: (row.rank is None, row.rank, row.pid))),
-        containers=_containers(run) if holder.here else (), to_undo=_to_undo(run) if state == "dead" else (),
-    )  # fmt: skip
+        arm=arm,
+        step=step,
+        processes=tuple(sorted(rows, key=lambda row: (row.rank is None, row.rank, row.pid))),
+        containers=_containers(run) if holder.here else (),
+        to_undo=_to_undo(run) if state == "dead" else (),
+    )
 
 
 def _lines(run: Run) -> list[str]:
@@ -111,7 +121,8 @@ def _lines(run: Run) -> list[str]:
     for row in run.processes:
         rank = "" if row.rank is None else str(row.rank)
         found.append(
-            f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9} {row.name}{_on(row)}"
+            f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9}"
+            f" {row.name}{_on(row)}"
         )
     found += [f"  container: {each}" for each in run.containers]
     found += [f"  to undo: {what}" for what in run.to_undo]
@@ -147,10 +158,13 @@ def _containers(run: RunDirectory) -> tuple[str, ...]:
 
 def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> Process:
     return Process(
-        pid=pid, name=name or _command(pid), rank=members.index(name) if name in members else None,
-        state=STATES.get(processes.state(pid), "ending"), memory_mib=processes.memory_bytes(pid) >> 20,
+        pid=pid,
+        name=name or _command(pid),
+        rank=members.index(name) if name in members else None,
+        state=STATES.get(processes.state(pid), "ending"),
+        memory_mib=processes.memory_bytes(pid) >> 20,
         node=nodes.get(name),
-    )  # fmt: skip
+    )
 
 
 def _command(pid: int) -> str:
@@ -172,8 +186,9 @@ def _newest_arm(run: RunDirectory) -> str:
 
 
 def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], int, dict[str, int]]:
-    """Of an arm: the names by pid, the members of its present generation, the last step committed, and nodes by name
-    where there is more than one."""
+    """Of an arm: the names by pid, the members of its present generation, the last step committed,
+    and nodes by name where there is more than one.
+    """
     names: dict[int, str] = {}
     members: list[str] = []
     nodes: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""What a coordinator holds the world by, and loses when it is lost: a dead one can do nothing any more."""
+"""What a coordinator holds the world by, and loses when it is lost: a dead one can do nothing any
+more.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class CoordinatorLost(Exception):
 
 
 class Grip:
-    """Implements ``recovery.supervise.supervision.Hands`` by handing on to ``hands`` until ``lost``; every
-    call raises then.
+    """Implements ``recovery.supervise.supervision.Hands`` by handing on to ``hands`` until
+    ``lost``; every call raises then.
 
     ``before``: called before each act with its name; tests lose the coordinator there.
     """

@@ -22,7 +22,7 @@ from chaos.errors import (
     ChaosError,
     InfrastructureError,
     ScenarioError,
-)  # fmt: skip
+)
 from chaos.fault.base import Fault
 from chaos.loading.load import LoadedScenario
 from chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
@@ -49,16 +49,24 @@ from recovery.policy.strategy import Strategy
 
 
 def run_scenario(
-    loaded: LoadedScenario, *, runs: Path, seed: int | None, live: bool, argv: Sequence[str],
-    launcher: str | None = None, only: Sequence[str] = (), watcher: Watcher | None = None,
-) -> Results:  # fmt: skip
-    """Run it and return the judged results, which are in the run directory too; reports are the caller's to
-    render.
+    loaded: LoadedScenario,
+    *,
+    runs: Path,
+    seed: int | None,
+    live: bool,
+    argv: Sequence[str],
+    launcher: str | None = None,
+    only: Sequence[str] = (),
+    watcher: Watcher | None = None,
+) -> Results:
+    """Run it and return the judged results, which are in the run directory too; reports are the
+    caller's to render.
 
-    ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all);
-    ``argv``: the command line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what
-    was measured so far judged. What breaks while arms run ends the run; what was logged is judged. Raises
-    InfrastructureError when the machine refuses before that, ScenarioError when the data does.
+    ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty:
+    all); ``argv``: the command line, kept for reproduction. SIGINT and SIGTERM end the run after
+    healing, with what was measured so far judged. What breaks while arms run ends the run; what was
+    logged is judged. Raises InfrastructureError when the machine refuses before that, ScenarioError
+    when the data does.
     """
     cells = [_with_launcher(cell, launcher) for cell in loaded.cells if cell.among(only)]
     base_seed = cells[0].scenario.seed if seed is None else seed
@@ -71,10 +79,16 @@ def run_scenario(
     now = datetime.now(UTC)
     run = create_run(runs, loaded.name, base_seed, now)
     resolved = ResolvedRun(
-        run_id=run.root.name, source=str(loaded.path), started=now.isoformat(timespec="seconds"),
-        reproduce=_reproduce(argv, base_seed), seed=base_seed, cells=runnable, skipped=skipped,
-        sla_lines=loaded.sla_lines, lines=loaded.lines,
-    )  # fmt: skip
+        run_id=run.root.name,
+        source=str(loaded.path),
+        started=now.isoformat(timespec="seconds"),
+        reproduce=_reproduce(argv, base_seed),
+        seed=base_seed,
+        cells=runnable,
+        skipped=skipped,
+        sla_lines=loaded.sla_lines,
+        lines=loaded.lines,
+    )
     stop, problem = StopFlag(), None
     with interrupts.noted(stop, run), heal.guarded(run):
         data = _prepare(run, runnable, resolved)
@@ -91,8 +105,12 @@ def run_scenario(
     return results
 
 
-def _prepare(run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun) -> dict[str, DataInfo]:
-    """Data and facts. An error leaves no run directory behind, since nothing in it could be analysed."""
+def _prepare(
+    run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun
+) -> dict[str, DataInfo]:
+    """Data and facts. An error leaves no run directory behind, since nothing in it could be
+    analysed.
+    """
     try:
         data = _prepare_all(cells, run)
         _write_facts(run, resolved)
@@ -104,18 +122,28 @@ def _prepare(run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun) ->
 
 
 def _or_broken(results: Results, problem: Exception | None) -> Results:
-    """Say that the harness or the machine failed, and what to do; what was logged until then is judged all the same."""
+    """Say that the harness or the machine failed, and what to do; what was logged until then is
+    judged all the same.
+    """
     if problem is None or results.verdict in ("unsafe", "interrupted"):
         return results
     what = " · ".join(str(problem).split("\n"))
-    reason = results.reason if results.verdict == "broken" else f"the harness or the machine failed: {what}"
+    reason = (
+        results.reason
+        if results.verdict == "broken"
+        else f"the harness or the machine failed: {what}"
+    )
     hint = getattr(problem, "hint", "")
     reason = reason if not hint or hint in reason else f"{reason}; {hint}"
-    return results.model_copy(update={"verdict": "broken", "exit_code": EXIT_HARNESS, "reason": reason})
+    return results.model_copy(
+        update={"verdict": "broken", "exit_code": EXIT_HARNESS, "reason": reason}
+    )
 
 
 def _or_interrupted(results: Results, stop: StopFlag) -> Results:
-    """Say so when a signal came while no arm was there to write it down, and who sends such signals here."""
+    """Say so when a signal came while no arm was there to write it down, and who sends such signals
+    here.
+    """
     told = told_to_end(os.environ) if stop.signum == signal.SIGTERM else ""
     if told and results.verdict == "interrupted":
         return results.model_copy(update={"reason": f"{results.reason}; {told}"})
@@ -123,7 +151,9 @@ def _or_interrupted(results: Results, stop: StopFlag) -> Results:
         return results
     code = EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
     reason = f"{signal.Signals(stop.signum).name} between arms; {results.reason}"
-    return results.model_copy(update={"verdict": "interrupted", "exit_code": code, "reason": reason})
+    return results.model_copy(
+        update={"verdict": "interrupted", "exit_code": code, "reason": reason}
+    )
 
 
 def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
@@ -158,7 +188,8 @@ def _play(
             name = arm_id(cell.id, repeat, arm)
             ledger = Ledger(run.ledger)
             checkpoints = ledger.will(
-                RemoveTree(path=run.checkpoints(name).absolute(), inside=run.root.absolute()), arm=name
+                RemoveTree(path=run.checkpoints(name).absolute(), inside=run.root.absolute()),
+                arm=name,
             )
             run.make_arm(name)
             setup = ArmSetup(
@@ -177,7 +208,9 @@ def _play(
                 blind |= {cell.id} if not script.observer.reports else set()
             else:
                 spec = cell.scenario.recovery
-                strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
+                strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](
+                    **spec.params
+                )
                 session = sessions[cell.scenario.launcher.model_dump_json()]
                 try:
                     cluster = session.cluster(setup, lambda: bool(stop.signum))
@@ -190,8 +223,8 @@ def _play(
 
 
 def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
-    """All arms, repeat by repeat; within a repeat shuffled with the seed unless the scenario wants them in
-    sequence.
+    """All arms, repeat by repeat; within a repeat shuffled with the seed unless the scenario wants
+    them in sequence.
 
     Interleaving spreads whatever else the machine does over all arms alike.
     """
@@ -202,7 +235,9 @@ def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
             (cell, repeat, arm)
             for cell in cells
             if repeat < cell.scenario.repeat
-            for arm in (("control", "faulted") if cell.scenario.baseline == "paired" else ("faulted",))
+            for arm in (
+                ("control", "faulted") if cell.scenario.baseline == "paired" else ("faulted",)
+            )
         ]
         if cells[0].scenario.order == "interleaved-shuffled":
             rng.shuffle(block)
@@ -218,7 +253,9 @@ def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo
         for cell in cells:
             spec = cell.scenario.workload
             if spec.command is not None:
-                by_cell[cell.id] = DataInfo(path=run.root, samples=0, digest="", about="the command's own")
+                by_cell[cell.id] = DataInfo(
+                    path=run.root, samples=0, digest="", about="the command's own"
+                )
                 continue
             key = json.dumps([spec.kind, spec.params], sort_keys=True)
             if key not in made:
@@ -240,7 +277,10 @@ def _refuse_if_fixed(spec: WorkloadSpec, data: DataInfo) -> None:
         if getattr(spec, name) != value:
             raise ScenarioError(
                 f"workload.{name} is {getattr(spec, name)}, and {data.about} has {name}={value}",
-                hint=f"make them the same, with workload.{name}: {value}, or leave it out of the script's join()",
+                hint=(
+                    f"make them the same, with workload.{name}: {value}, or leave it out of the"
+                    " script's join()"
+                ),
             )
 
 
@@ -251,7 +291,10 @@ def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Se
         for cell in cells:
             if cell.scenario.workload.command is None:  # a command is started and held by itself
                 played.setdefault(cell.scenario.launcher.model_dump_json(), []).append(cell)
-        yield {key: stack.enter_context(_launcher(its[0]).session(its, run)) for key, its in played.items()}
+        yield {
+            key: stack.enter_context(_launcher(its[0]).session(its, run))
+            for key, its in played.items()
+        }
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Stands in for the agents that a command's ranks do not have.
 
-A rank of a built-in workload is told where it has to hold for a fault, and says when it does. A command
-without points of its own cannot hold: such a place is reached once the step before was reported done. One whose script
-calls ``beacon.point`` really holds there, and is answered here with what the injector decided.
+A rank of a built-in workload is told where it has to hold for a fault, and says when it does. A
+command without points of its own cannot hold: such a place is reached once the step before was
+reported done. One whose script calls ``beacon.point`` really holds there, and is answered here with
+what the injector decided.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ POINT_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """A point that a process was told of. ``held``: the script has a point there; else it is seen from outside."""
+    """A point that a process was told of. ``held``: the script has a point there; else it is seen
+    from outside.
+    """
 
     fault: str
     step: int
@@ -54,12 +57,16 @@ class _Row:
 
     def is_at(self, asked: Asked) -> bool:
         """Whether that is where a process asks."""
-        return self.step in (NEXT_STEP, asked.step) and asked.name in POINT_NAMES.get(self.phase, ())
+        return self.step in (NEXT_STEP, asked.step) and asked.name in POINT_NAMES.get(
+            self.phase, ()
+        )
 
 
 @dataclass(kw_only=True)
 class _Hold:
-    """A process that holds. ``rows``: what it holds for, the first of which the injector knows of."""
+    """A process that holds. ``rows``: what it holds for, the first of which the injector
+    knows of.
+    """
 
     asked: Asked
     since_ns: int
@@ -82,15 +89,21 @@ class _Order:
 class Agents:
     """The points that the injector has given to the ranks of the present generation.
 
-    ``points``: where the processes of a script that has some ask, None: it has none; ``printed``: what they printed of
-    exceptions raised there.
+    ``points``: where the processes of a script that has some ask, None: it has none; ``printed``:
+    what they printed of exceptions raised there.
     """
 
     def __init__(
-        self, plan: Sequence[PlannedFault] = (), kinds: Mapping[str, type[Fault]] | None = None,
-        points: Points | None = None, *, printed: Callable[[], Sequence[str]] = list,
-    ) -> None:  # fmt: skip
-        self._kinds = {planned.id: (kinds or {})[planned.kind] for planned in plan} if points else {}
+        self,
+        plan: Sequence[PlannedFault] = (),
+        kinds: Mapping[str, type[Fault]] | None = None,
+        points: Points | None = None,
+        *,
+        printed: Callable[[], Sequence[str]] = list,
+    ) -> None:
+        self._kinds = (
+            {planned.id: (kinds or {})[planned.kind] for planned in plan} if points else {}
+        )
         self._points = points
         self._rows: dict[str, list[_Row]] = {}
         self._holds: dict[int, _Hold] = {}  # by connection
@@ -99,7 +112,8 @@ class Agents:
         self._standing = Standing()
         self._printed = printed
         self._out: list[tuple[str, Extra]] = []
-        self._left: Counter[tuple[str, int]] = Counter()  # firings that are still to come, by (fault, step)
+        # firings that are still to come, by (fault, step)
+        self._left: Counter[tuple[str, int]] = Counter()
         for planned in plan:
             for step, _ in planned.points:
                 self._left[planned.id, step] += planned.max_fires * max(1, len(planned.ranks))
@@ -108,14 +122,20 @@ class Agents:
 
     @classmethod
     def of(
-        cls, spec: WorkloadSpec, path: Path, plan: Sequence[PlannedFault], kinds: Mapping[str, type[Fault]],
+        cls,
+        spec: WorkloadSpec,
+        path: Path,
+        plan: Sequence[PlannedFault],
+        kinds: Mapping[str, type[Fault]],
         printed: Callable[[], Sequence[str]],
-    ) -> Agents:  # fmt: skip
+    ) -> Agents:
         """For a command; ``path``: of the file of its points, if it has some."""
         if not spec.points:
             return cls()
         named = places(plan, kinds)
-        points = Points(path, ((step, name) for (_, step), names in named.items() for name in names))
+        points = Points(
+            path, ((step, name) for (_, step), names in named.items() for name in names)
+        )
         return cls(plan, kinds, points, printed=printed)
 
     def forget(self) -> None:
@@ -125,8 +145,12 @@ class Agents:
     def take(self, process: str, message: Message) -> bool:
         """What the injector tells a rank."""
         if isinstance(message, Extra) and message.topic == "arm":
-            rows = [(row["fault"], int(row["step"]), row["phase"]) for row in message.payload["points"]]
-            self._rows[process] = [_Row(fault=f, step=s, phase=p, held=self._held(f, p)) for f, s, p in rows]
+            rows = [
+                (row["fault"], int(row["step"]), row["phase"]) for row in message.payload["points"]
+            ]
+            self._rows[process] = [
+                _Row(fault=f, step=s, phase=p, held=self._held(f, p)) for f, s, p in rows
+            ]
             for hold in self._holds.values():
                 if hold.process == process:  # it is asked for what it holds once more
                     hold.process, hold.rows = None, []
@@ -136,7 +160,8 @@ class Agents:
         return True
 
     def due(self, committed: int, resumed_after: int) -> list[tuple[str, Extra]]:
-        """(process, message) for every point without a hold that is reached with so many steps done, once each.
+        """(process, message) for every point without a hold that is reached with so many steps
+        done, once each.
 
         ``resumed_after``: the step that the generation began with; points at or before it are past.
         """
@@ -149,8 +174,12 @@ class Agents:
 
     # ---- processes that hold
 
-    def hear(self, injector: Injector, observer: Observer, ranks: Ranks, record: Record, now_ns: int) -> None:
-        """Take in what processes say at their points, and let the injector and the observer know."""
+    def hear(
+        self, injector: Injector, observer: Observer, ranks: Ranks, record: Record, now_ns: int
+    ) -> None:
+        """Take in what processes say at their points, and let the injector and the
+        observer know.
+        """
         if self._points is None:
             return
         for said in self._points.listen():
@@ -218,9 +247,13 @@ class Agents:
         fault = self._kinds[payload["fault"]](**payload["params"])
         word = fault.by_script
         self._orders[connection] = _Order(
-            process=process, pid=hold.asked.pid, step=hold.asked.step, word=word, fault=payload["fault"],
+            process=process,
+            pid=hold.asked.pid,
+            step=hold.asked.step,
+            word=word,
+            fault=payload["fault"],
             occurrence=payload["occurrence"],
-        )  # fmt: skip
+        )
         self._answer(connection, hold, f"{word} {fault.for_script(hold.asked.step)}".rstrip())
 
     def _did(self, said: Did, observer: Observer, record: Record, now_ns: int) -> None:
@@ -240,24 +273,30 @@ class Agents:
         )
         if said.what == "raise":
             self._raising.append(order)
-            observer.on_error(order.process, f"its script raised at its point in step {said.step}", now_ns)
+            observer.on_error(
+                order.process, f"its script raised at its point in step {said.step}", now_ns
+            )
         if said.what == "hang":
             thread = said.before if said.before is not None and 0 < said.before < 2**31 else 0
             key = (order.fault, order.occurrence, said.step)
             self._standing.watch(key, pid=order.pid, tid=int(thread), now_ns=now_ns)
 
     def _witness(self, record: Record, now_ns: int) -> None:
-        """The error that a process ended with, where it is printed, and what a thread that hangs gets of the
-        processors: not by the script's word alone."""
+        """The error that a process ended with, where it is printed, and what a thread that hangs
+        gets of the processors: not by the script's word alone.
+        """
         for (fault, occurrence, step), seen in self._standing.seen(now_ns):
             record(Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=seen)
         for line in self._printed() if self._raising else ():
             for order in [each for each in self._raising if f"(step {each.step})" in line]:
                 self._raising.remove(order)
                 record(
-                    Kind.FAULT_EFFECT, step=order.step, fault=order.fault, occurrence=order.occurrence,
+                    Kind.FAULT_EFFECT,
+                    step=order.step,
+                    fault=order.fault,
+                    occurrence=order.occurrence,
                     evidence={"output": line[:OUTPUT_LIMIT]},
-                )  # fmt: skip
+                )
 
     def _answer(self, connection: int, hold: _Hold, word: str) -> None:
         assert self._points is not None
@@ -277,9 +316,11 @@ class Agents:
         """Whoever comes to any other place does not even ask."""
         wanted = {
             (step, name)
-            for (fault, step), phases in self._phases.items() if self._left[fault, step] > 0 or step == NEXT_STEP
-            for name in phases if step != NEXT_STEP or self._waits(name)
-        }  # fmt: skip
+            for (fault, step), phases in self._phases.items()
+            if self._left[fault, step] > 0 or step == NEXT_STEP
+            for name in phases
+            if step != NEXT_STEP or self._waits(name)
+        }
         self._wanted = wanted
         if self._points is not None:
             self._points.arm(wanted)
@@ -288,15 +329,17 @@ class Agents:
         """Whether a rank is to hold there in its next step."""
         return any(
             row.step == NEXT_STEP and row.held and name in POINT_NAMES.get(row.phase, ())
-            for rows in self._rows.values() for row in rows
-        )  # fmt: skip
+            for rows in self._rows.values()
+            for row in rows
+        )
 
 
 def places(
     plan: Iterable[PlannedFault], kinds: Mapping[str, type[Fault]]
 ) -> dict[tuple[str, int], tuple[str, ...]]:
-    """(fault, step) -> names of the points at which a process is to hold for it; step 0: any, for faults that no step
-    triggers."""
+    """(fault, step) -> names of the points at which a process is to hold for it; step 0: any, for
+    faults that no step triggers.
+    """
     found: dict[tuple[str, int], tuple[str, ...]] = {}
     for planned in plan:
         kind = kinds[planned.kind]
@@ -312,7 +355,9 @@ def places(
 
 
 def _at(process: str, row: _Row, step: int) -> tuple[str, Extra]:
-    return process, Extra(topic="at_point", payload={"fault": row.fault, "step": step, "phase": row.phase})
+    return process, Extra(
+        topic="at_point", payload={"fault": row.fault, "step": step, "phase": row.phase}
+    )
 
 
 def _plain(value: float) -> float | str:

@@ -1,7 +1,8 @@
-"""Plays one arm of a command: starts it, watches it, injects the planned faults, and writes down what happens.
+"""Plays one arm of a command: starts it, watches it, injects the planned faults, and writes down
+what happens.
 
-The counterpart of ``harness.run.orchestrator`` for a program that is not ours: nothing is asked of it and it is told
-nothing, so that its own recovery is what is measured.
+The counterpart of ``harness.run.orchestrator`` for a program that is not ours: nothing is asked of
+it and it is told nothing, so that its own recovery is what is measured.
 """
 
 from __future__ import annotations
@@ -65,9 +66,12 @@ class ScriptArm(Outside):
         self._leavings = Leavings()
         self._left: list[dict[str, Any]] = []
         self.observer = Observer(
-            self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline,
+            self.record,
+            self.os_state,
+            steps=spec.steps,
+            deadline_s=spec.progress_deadline,
             source=self._listener.source,
-        )  # fmt: skip
+        )
         plan: tuple[schedule.PlannedFault, ...] = ()
         if setup.arm == "faulted":
             plan = schedule.plan_scenario(setup.cell.scenario, kinds, seed=setup.seed, spares=0)
@@ -91,7 +95,9 @@ class ScriptArm(Outside):
         self._later: list[tuple[int, Callable[[], None]]] = []
 
     def run(self) -> str:
-        """Play the arm to its end and return the outcome; nothing of it lives afterwards, however it ends."""
+        """Play the arm to its end and return the outcome; nothing of it lives afterwards, however
+        it ends.
+        """
         self._begin()
         try:
             self.storage = mount_for(self.setup)
@@ -141,7 +147,9 @@ class ScriptArm(Outside):
         if self._missing:
             return
         before = (self.observer.generation, self.observer.committed)
-        for progress in self._listener.take(pids, beyond=self.observer.last_said if self._gone else None):
+        for progress in self._listener.take(
+            pids, beyond=self.observer.last_said if self._gone else None
+        ):
             reports = self.observer.reports
             self.observer.on_progress(self._roll.whose(progress), self.now_ns())
             self._on_generation()
@@ -167,21 +175,29 @@ class ScriptArm(Outside):
         for rank in new:
             self._sign_ns = now
             self.record(
-                Kind.PROCESS_SPAWNED, process=rank.name, pid=rank.found.pid, role="worker", mode="script",
+                Kind.PROCESS_SPAWNED,
+                process=rank.name,
+                pid=rank.found.pid,
+                role="worker",
+                mode="script",
                 rank=rank.found.rank,
-            )  # fmt: skip
+            )
         strangers = set(members.values()) - set(self.observer.members.values())
         if not strangers and self.observer.generation:
             self._missing = unsettled
             return
         self._members = members
-        self._missing = unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
+        self._missing = (
+            unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
+        )
         if not self._missing:
             self._close_generation()
             self.observer.on_ranks(members, now)
 
     def _close_generation(self) -> None:
-        """What its ranks had said before they ended, and their ends, come before those that take their place."""
+        """What its ranks had said before they ended, and their ends, come before those that take
+        their place.
+        """
         self._gone += self._ranks.wait(0.0)
         self._listener.listen()
         self._take_progress(self._ranks.ended(self.observer.members.values()))
@@ -193,7 +209,9 @@ class ScriptArm(Outside):
             self._on_gone(self._gone.pop(0))
 
     def _on_generation(self) -> None:
-        """A new generation: its ranks hear of the faults that wait for them, as those of built-in workloads do."""
+        """A new generation: its ranks hear of the faults that wait for them, as those of built-in
+        workloads do.
+        """
         if self.observer.generation == self._generation:
             return
         self._generation = self.observer.generation
@@ -208,9 +226,15 @@ class ScriptArm(Outside):
         """Who was asked to end, or killed with the command, has not failed."""
         asked = {"asked_ns": self._asked_ns} if self._asked_ns else {}
         self.record(
-            Kind.PROCESS_EXITED, process=gone.name, pid=gone.pid, exit_code=gone.exit_code, signal=gone.signal,
-            expected=bool(asked) or gone.exit_code == 0, last_seq=None, **asked,
-        )  # fmt: skip
+            Kind.PROCESS_EXITED,
+            process=gone.name,
+            pid=gone.pid,
+            exit_code=gone.exit_code,
+            signal=gone.signal,
+            expected=bool(asked) or gone.exit_code == 0,
+            last_seq=None,
+            **asked,
+        )
         if not asked:
             self.observer.on_exit(gone.name, gone.exit_code, gone.signal, self.now_ns())
 
@@ -229,7 +253,10 @@ class ScriptArm(Outside):
         self._ranks.register(command.fileno())
         self._missing = True
         self.record(
-            Kind.COMMAND_STARTED, attempt=self._attempt, pid=command.pid, argv=list(self._prepared.argv)
+            Kind.COMMAND_STARTED,
+            attempt=self._attempt,
+            pid=command.pid,
+            argv=list(self._prepared.argv),
         )
 
     def _on_command_ended(self, command: Command) -> None:
@@ -253,7 +280,8 @@ class ScriptArm(Outside):
             self._finish(*ending(Told.of(self._spec, self.observer, self._listener), ended))
             return
         reason = (
-            f"the command ended with {ended.how}: started again ({self._attempt} of {self._spec.restarts})"
+            f"the command ended with {ended.how}: started again ({self._attempt} of"
+            f" {self._spec.restarts})"
         )
         self.record(Kind.DECISION, actions=[{"start": "command"}], reason=reason)
         self._start_command()
@@ -265,10 +293,16 @@ class ScriptArm(Outside):
         if self._stop.signum:
             self._finish("interrupted", signals.Signals(self._stop.signum).name)
         facts = Facts(
-            idle_s=(now - self._step_ns) / NS, wall_s=(now - self._started_ns) / NS,
-            healthy=sum(1 for rank in range(self._spec.ranks) if self.process_of(rank)) if self._generation else None,
-            failures=self._tally.failures, nonfinite=self.observer.nonfinite,
-        )  # fmt: skip
+            idle_s=(now - self._step_ns) / NS,
+            wall_s=(now - self._started_ns) / NS,
+            healthy=(
+                sum(1 for rank in range(self._spec.ranks) if self.process_of(rank))
+                if self._generation
+                else None
+            ),
+            failures=self._tally.failures,
+            nonfinite=self.observer.nonfinite,
+        )
         if reason := to_stop(self._rules, facts):
             self._finish("halted", reason)
         waited_ns = now - max(self._sign_ns, self.observer.busy_until_ns)
@@ -290,13 +324,27 @@ class ScriptArm(Outside):
     def _begin(self) -> None:
         scenario, spec = self.setup.cell.scenario, self._spec
         self._started_ns = self._step_ns = self._sign_ns = self.now_ns()
-        self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
         self._write(
-            Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat,
-            seed=self.setup.seed, ranks=spec.ranks, spares=0, steps=spec.steps, global_batch=spec.global_batch,
-            strategy=scenario.recovery.strategy, order={"seed": 0, "samples": 0}, checkpoint_every=None,
-            data="", data_digest="", observed=True, launcher=scenario.launcher.kind,
-        )  # fmt: skip
+            Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns()
+        )
+        self._write(
+            Kind.RUN_STARTED,
+            arm=self.setup.arm,
+            cell=self.setup.cell.id,
+            repeat=self.setup.repeat,
+            seed=self.setup.seed,
+            ranks=spec.ranks,
+            spares=0,
+            steps=spec.steps,
+            global_batch=spec.global_batch,
+            strategy=scenario.recovery.strategy,
+            order={"seed": 0, "samples": 0},
+            checkpoint_every=None,
+            data="",
+            data_digest="",
+            observed=True,
+            launcher=scenario.launcher.kind,
+        )
 
     def _end(self) -> None:
         """Ask it to end, kill what does not, heal, account."""
@@ -313,15 +361,23 @@ class ScriptArm(Outside):
             self._ranks.close()
         processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
         memory = self._leavings.memory()
-        self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[], of_command=memory)
         self._write(
-            Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason, refused=self._listener.refused,
-            committed_step=self.observer.committed, unused=self.storage is not None and not self._stored,
-        )  # fmt: skip
+            Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[], of_command=memory
+        )
+        self._write(
+            Kind.RUN_FINISHED,
+            outcome=self.outcome or "broken",
+            reason=self.reason,
+            refused=self._listener.refused,
+            committed_step=self.observer.committed,
+            unused=self.storage is not None and not self._stored,
+        )
         self._writer.close()
 
     def _close_command(self) -> int:
-        """End the command and all that came of it; returns how many processes could not be killed."""
+        """End the command and all that came of it; returns how many processes could not be
+        killed.
+        """
         command, self._command = self._command, None
         if command is None:
             return 0
@@ -336,9 +392,14 @@ class ScriptArm(Outside):
         ended = command.ended
         if ended is not None:
             self.record(
-                Kind.COMMAND_ENDED, attempt=self._attempt, exit_code=ended.exit_code, signal=ended.signal,
-                asked=self.outcome not in ("", "completed"), killed=command.killed, left=self._left,
-            )  # fmt: skip
+                Kind.COMMAND_ENDED,
+                attempt=self._attempt,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+                asked=self.outcome not in ("", "completed"),
+                killed=command.killed,
+                left=self._left,
+            )
         self._left = []
         if self._record_of_command and not left:
             self.ledger.undone(self._record_of_command, "ended")
@@ -386,7 +447,9 @@ class ScriptArm(Outside):
         return event
 
     def send(self, process: str, message: Message) -> bool:
-        """For the ranks' agents, which a command does not have: the arm keeps their points for them."""
+        """For the ranks' agents, which a command does not have: the arm keeps their points for
+        them.
+        """
         return self._agents.take(process, message)
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:

@@ -12,10 +12,11 @@ from harness.script.processes.environment import search_path
 
 
 def refuse_unstartable(cell: Cell, place: str) -> None:
-    """Raise ScenarioError when the cell's command is not there. ``place``: of the command, ``file:line``.
+    """Raise ScenarioError when the cell's command is not there. ``place``: of the command,
+    ``file:line``.
 
-    The program is looked for as a shell would: in PATH (that of ``workload.env`` if it has one), or, with a slash in
-    it, below ``workload.directory``.
+    The program is looked for as a shell would: in PATH (that of ``workload.env`` if it has one),
+    or, with a slash in it, below ``workload.directory``.
     """
     spec = cell.scenario.workload
     if spec.command is None:
@@ -38,5 +39,8 @@ def refuse_unstartable(cell: Cell, place: str) -> None:
     if not found:
         raise ScenarioError(
             f"{place}: workload.command: {program!r} is not found {where}",
-            hint="correct the program's name, set workload.directory, or activate its environment first",
+            hint=(
+                "correct the program's name, set workload.directory, or activate its environment"
+                " first"
+            ),
         )

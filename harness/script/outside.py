@@ -1,4 +1,6 @@
-"""What a command does not let the harness have: the parts of a scene that need to be inside, or to be its launcher."""
+"""What a command does not let the harness have: the parts of a scene that need to be inside, or to
+be its launcher.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from harness.script.processes.ranks import Ranks
 
 
 class Outside:
-    """Answers for all of ``harness.arm.fault_context.Scene`` that a program which is not ours does not offer,
-    or that its ranks, held by pidfd, answer alone."""
+    """Answers for all of ``harness.arm.fault_context.Scene`` that a program which is not ours does
+    not offer, or that its ranks, held by pidfd, answer alone.
+    """
 
     setup: ArmSetup
     observer: Observer
@@ -35,7 +38,9 @@ class Outside:
         return [name for name in map(self.process_of, ranks) if name]
 
     def training(self) -> Mapping[str, int]:
-        """Those of its ranks that are there, with their pids, while steps come and nothing has failed."""
+        """Those of its ranks that are there, with their pids, while steps come and nothing has
+        failed.
+        """
         seen = self.observer
         if seen.failing or seen.committed_here is None:
             return {}

@@ -1,7 +1,8 @@
-"""Where a command's processes hold for faults: the file that tells them, and the socket they ask at.
+"""Where a command's processes hold for faults: the file that tells them, and the socket they ask
+at.
 
-The other side is ``chaos.beacon``, in a program that is not ours: who connects is known from the kernel, lines are
-bounded, numbers are checked, and who says anything else is hung up on.
+The other side is ``chaos.beacon``, in a program that is not ours: who connects is known from the
+kernel, lines are bounded, numbers are checked, and who says anything else is hung up on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Did:
-    """A process says that it has done what it was asked to. ``values``: before and after, as far as it gave them."""
+    """A process says that it has done what it was asked to. ``values``: before and after, as far as
+    it gave them.
+    """
 
     connection: int
     step: int
@@ -89,7 +92,9 @@ class Points:
         return self._poll.fileno()
 
     def arm(self, armed: Iterable[tuple[int, str]]) -> None:
-        """Have processes hold at these places, and at no others. Places not named in the beginning are left out."""
+        """Have processes hold at these places, and at no others. Places not named in the beginning
+        are left out.
+        """
         wanted = set(armed) & self._offsets.keys()
         for place in wanted ^ self._armed:
             os.pwrite(self._fd, b"1" if place in wanted else b"0", self._offsets[place])
@@ -111,7 +116,10 @@ class Points:
         known = self._connections.get(connection)
         if known is None:
             return
-        line = f"{number} {word}".encode("ascii", "replace")[:ANSWER_LIMIT].replace(b"\n", b" ") + b"\n"
+        line = (
+            f"{number} {word}".encode("ascii", "replace")[:ANSWER_LIMIT].replace(b"\n", b" ")
+            + b"\n"
+        )
         try:
             known.socket.send(line)  # it reads nothing else, so that this fits, or it is no beacon
         except OSError:  # it is seen to be gone when it is read
@@ -169,7 +177,9 @@ class Points:
 
 
 def parse(connection: int, pid: int, line: bytes) -> Asked | Did | None:
-    """A line of a beacon, or None when it is not one: ``at number step name`` or ``did step what before after``."""
+    """A line of a beacon, or None when it is not one: ``at number step name`` or ``did step what
+    before after``.
+    """
     words = line.decode("ascii", "replace").split(" ") if len(line) <= LINE_LIMIT else [""]
     if words[0] == "at" and len(words) == 4:
         number, step = _whole(words[1]), _whole(words[2])
@@ -179,9 +189,12 @@ def parse(connection: int, pid: int, line: bytes) -> Asked | Did | None:
         step, before, after = _whole(words[1]), _real(words[3]), _real(words[4])
         if step is not None and before is not None and after is not None and _plain(words[2]):
             return Did(
-                connection=connection, step=step, what=words[2], before=_given(words[3], before),
+                connection=connection,
+                step=step,
+                what=words[2],
+                before=_given(words[3], before),
                 after=_given(words[4], after),
-            )  # fmt: skip
+            )
     return None
 
 

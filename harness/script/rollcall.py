@@ -1,4 +1,6 @@
-"""Who is which rank of a command: found among its processes, also where several replica groups count from 0 each."""
+"""Who is which rank of a command: found among its processes, also where several replica groups
+count from 0 each.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,25 @@ class RollCall:
         self._size = 1
 
     def find(self, command: Command, hints: Mapping[int, int], *, spoken: bool) -> dict[int, Found]:
-        """Rank -> its process. ``hints``: pid -> rank, as the processes said; ``spoken``: steps were reported."""
+        """Rank -> its process. ``hints``: pid -> rank, as the processes said; ``spoken``: steps
+        were reported.
+        """
         found = tree.find_ranks(
-            command.guard_pid, self._spec.ranks, hints, command.pid, group=self._spec.group,
+            command.guard_pid,
+            self._spec.ranks,
+            hints,
+            command.pid,
+            group=self._spec.group,
             choose=lambda top, rows: self._trainer.of(top, rows, self._printed(), settled=spoken),
-        )  # fmt: skip
+        )
         self._ranks |= {one.pid: rank for rank, one in found.items()}
         self._size = max((one.size for one in found.values()), default=self._size)
         return found
 
     def whose(self, said: Progress) -> Progress:
-        """The same report with the rank that its process is in the whole job: its own word counts in its group."""
+        """The same report with the rank that its process is in the whole job: its own word counts
+        in its group.
+        """
         if self._spec.group is None:
             return said
         if said.pid is not None:

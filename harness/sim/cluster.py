@@ -32,7 +32,8 @@ WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not tell when it wa
 PID = 1
 FIRST_PID = 100
 LATENCY_MS = (0.05, 0.3)
-REAP_MS = (0.0, 3.0)  # from the closing of a process's connections to the supervisor's hearing of its exit
+# from the closing of a process's connections to the supervisor's hearing of its exit
+REAP_MS = (0.0, 3.0)
 REAP_LIMIT_S = 10.0
 
 
@@ -98,11 +99,16 @@ class SimCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a simulated process."""
         pid = FIRST_PID + len(self._ranks)
-        process = Process(name=name, role=role, pid=pid, clock=self._clock, seed=f"{self._seed}/{name}")
+        process = Process(
+            name=name, role=role, pid=pid, clock=self._clock, seed=f"{self._seed}/{name}"
+        )
         rank = SimRank(
-            self._config, process, behaviour=self._behaviour, group_of=self._group,
+            self._config,
+            process,
+            behaviour=self._behaviour,
+            group_of=self._group,
             send=lambda message: self._report(process, Said(process=name, message=message)),
-        )  # fmt: skip
+        )
         if self.keepers is not None:
             rank.memory = SimRemembering(self.keepers, node, rank)
         process.on_end = partial(self._ended, rank)
@@ -141,7 +147,9 @@ class SimCluster:
         return Pulse()
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """Jump from one thing to the next until there is something to report, or the time is over."""
+        """Jump from one thing to the next until there is something to report, or the time
+        is over.
+        """
         until = self._clock.now_ns + int(max(0.0, timeout_s) * NS_PER_S)
         while not self._reports and self._clock.advance(until):
             pass
@@ -153,15 +161,18 @@ class SimCluster:
         for name in self._ranks:
             self.signal(name, 9)
         until = self._clock.now_ns + int(REAP_LIMIT_S * NS_PER_S)
-        while any(not rank.process.reaped for rank in self._ranks.values()) and self._clock.advance(until):
+        while any(not rank.process.reaped for rank in self._ranks.values()) and self._clock.advance(
+            until
+        ):
             pass
         left = [rank for rank in self._ranks.values() if not rank.process.reaped]
         for rank in left:
             rank.process.signal(9)  # its log must be closed, whatever the test wants it to survive
         return Leftovers(
-            processes=[{"pid": rank.process.pid, "process": rank.process.name} for rank in left], ports=[],
+            processes=[{"pid": rank.process.pid, "process": rank.process.name} for rank in left],
+            ports=[],
             shared_memory=[],
-        )  # fmt: skip
+        )
 
     def _group(self, generation: int, size: int) -> Group:
         if generation not in self._groups:
@@ -196,13 +207,16 @@ class SimCluster:
         if rank.writer is not None:
             rank.writer.abandon()
         self._clock.after(
-            rank.about(self._config.timings.teardown_ms * MS), partial(self._gone, rank, exit_code, signum)
+            rank.about(self._config.timings.teardown_ms * MS),
+            partial(self._gone, rank, exit_code, signum),
         )
 
     def _gone(self, rank: SimRank, exit_code: int | None, signum: int | None) -> None:
         process = rank.process
         rank.disconnect()
-        exited = Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=self._clock.now_ns)
+        exited = Exited(
+            process=process.name, exit_code=exit_code, signal=signum, time_ns=self._clock.now_ns
+        )
         self._report(process, exited, process.rng.uniform(*REAP_MS))
 
 
@@ -211,7 +225,9 @@ def _keepers(setup: ArmSetup, clock: Clock) -> SimKeepers | None:
     spec = scenario.workload.checkpoint.in_memory
     if spec is None:
         return None
-    return SimKeepers(clock, nodes=scenario.topology.nodes, every=spec.every, replicate=spec.replicate)
+    return SimKeepers(
+        clock, nodes=scenario.topology.nodes, every=spec.every, replicate=spec.replicate
+    )
 
 
 def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
@@ -221,13 +237,24 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         **scenario.recovery.params
     )
     return RankConfig(
-        events=setup.run.events(setup.id), world=spec.ranks, shards=spec.shards, steps=spec.steps,
+        events=setup.run.events(setup.id),
+        world=spec.ranks,
+        shards=spec.shards,
+        steps=spec.steps,
         global_batch=spec.global_batch,
-        samples=setup.data.samples, seed=setup.seed, batch=strategy.batch_policy,
-        determinism=spec.determinism, verify_every=spec.verify_every, nonfinite=strategy.nonfinite_policy,
-        checkpoint_dir=setup.checkpoints, checkpoint_every=spec.checkpoint.every,
-        checkpoint_keep=spec.checkpoint.keep, checkpoint_mode=spec.checkpoint.mode,
+        samples=setup.data.samples,
+        seed=setup.seed,
+        batch=strategy.batch_policy,
+        determinism=spec.determinism,
+        verify_every=spec.verify_every,
+        nonfinite=strategy.nonfinite_policy,
+        checkpoint_dir=setup.checkpoints,
+        checkpoint_every=spec.checkpoint.every,
+        checkpoint_keep=spec.checkpoint.keep,
+        checkpoint_mode=spec.checkpoint.mode,
         checkpoint_sharded=spec.checkpoint.sharded,
-        checkpoint_mtbf_s=spec.checkpoint.mtbf, wall_ns=WALL_NS, timings=timings,
+        checkpoint_mtbf_s=spec.checkpoint.mtbf,
+        wall_ns=WALL_NS,
+        timings=timings,
         evaluate=spec.evaluate,
-    )  # fmt: skip
+    )

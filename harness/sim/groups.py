@@ -1,4 +1,6 @@
-"""Limits on memory and processor time of simulated processes; see ``harness.launch.launcher.GroupControl``."""
+"""Limits on memory and processor time of simulated processes; see
+``harness.launch.launcher.GroupControl``.
+"""
 
 from __future__ import annotations
 

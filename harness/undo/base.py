@@ -14,7 +14,9 @@ from harness.host import processes
 
 
 class Outcome(BaseModel):
-    """What an undo came to. ``ok``: nothing of it is left; ``did``: it had to do something; ``text``: for people."""
+    """What an undo came to. ``ok``: nothing of it is left; ``did``: it had to do something;
+    ``text``: for people.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,9 +41,10 @@ def failed(text: str) -> Outcome:
 
 
 class Undo(BaseModel):
-    """Base of the records. ``outlives_boot``: whether what it undoes is still there after the machine restarts;
-    only then must the record itself survive a crash of the machine. ``ends_processes``: those come first, since
-    what a process uses cannot be taken away under it."""
+    """Base of the records. ``outlives_boot``: whether what it undoes is still there after the
+    machine restarts; only then must the record itself survive a crash of the machine.
+    ``ends_processes``: those come first, since what a process uses cannot be taken away under it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,18 +53,22 @@ class Undo(BaseModel):
     boot_id: str = Field(default_factory=processes.boot_id)
 
     def undo_of(self, run: Path) -> Outcome:
-        """Undo it, if it can be of the run in that directory: its ledger may have been written by anybody. Idempotent,
-        bounded, and never an exception."""
+        """Undo it, if it can be of the run in that directory: its ledger may have been written by
+        anybody. Idempotent, bounded, and never an exception.
+        """
         if not self.outlives_boot and self.boot_id != processes.boot_id():
             return self.undo()
         try:
             stray = self.stray(run.resolve())
-        except (OSError, ValueError, RuntimeError) as error:  # the last: links that lead in a circle
+        # the last: links that lead in a circle
+        except (OSError, ValueError, RuntimeError) as error:
             stray = str(error)
         return failed(f"{stray}: left alone") if stray else self.undo()
 
     def stray(self, run: Path) -> str:
-        """Why it cannot be a record of that run, whose directory is given without links; empty: it can."""
+        """Why it cannot be a record of that run, whose directory is given without links; empty: it
+        can.
+        """
         return ""
 
     def undo(self) -> Outcome:
@@ -72,7 +79,8 @@ class Undo(BaseModel):
             return self._undo()
         except OSError as error:
             return failed(f"could not {self.intent()}: {error.strerror or error}")
-        except (ValueError, RuntimeError) as error:  # a null character in a path; links that lead in a circle
+        # a null character in a path; links that lead in a circle
+        except (ValueError, RuntimeError) as error:
             return failed(f"could not {self.intent()}: {error}")
         except subprocess.TimeoutExpired:
             return failed(f"could not {self.intent()}: tc does not answer")
@@ -90,8 +98,9 @@ class Undo(BaseModel):
 
 
 def outside(path: Path, run: Path) -> str:
-    """Why a path is not that of a run's directory or of something in it; empty: it is. The last part of a path is not
-    followed where it is a link, since it is the link that would go."""
+    """Why a path is not that of a run's directory or of something in it; empty: it is. The last
+    part of a path is not followed where it is a link, since it is the link that would go.
+    """
     if not path.is_absolute() or path.name == "..":
         return f"{path} may be anywhere"
     place = path.parent.resolve() / path.name

@@ -1,4 +1,6 @@
-"""How to undo what a run makes in a container engine: found by the run's label, removed by id, never by name."""
+"""How to undo what a run makes in a container engine: found by the run's label, removed by id,
+never by name.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class _Labelled(Undo):
                 return self._remove_all(client)
         except InfrastructureError as error:
             return failed(
-                f"could not {self.intent()}: {error.message}; {error.hint or 'see the log of the engine'}"
+                f"could not {self.intent()}: {error.message};"
+                f" {error.hint or 'see the log of the engine'}"
             )
 
     def _remove_all(self, client: Any) -> Outcome:
@@ -85,7 +88,9 @@ class RemoveContainers(_Labelled):
     def living(self) -> list[str]:
         """A line for each container there is, by node, for people. Raises InfrastructureError."""
         with _engine(self.engine) as client:
-            found = sorted(self._found(client), key=lambda each: int(each.labels.get(NODE_LABEL, -1)))
+            found = sorted(
+                self._found(client), key=lambda each: int(each.labels.get(NODE_LABEL, -1))
+            )
             return [f"{each.name} ({each.status})" for each in found]
 
     def _found(self, client: Any) -> Sequence[Any]:

@@ -1,7 +1,8 @@
 """The undo ledger: what is about to be done and how to undo it, written before it is done.
 
-One JSON line for each intention (``will``) and one for each end of it (``undone``, or ``failed`` when it could
-not be undone). Any process can read it later and finish what a killed harness could not: see ``harness.run.heal``.
+One JSON line for each intention (``will``) and one for each end of it (``undone``, or ``failed``
+when it could not be undone). Any process can read it later and finish what a killed harness could
+not: see ``harness.run.heal``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ LONGEST_NAME = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One intention. ``undo`` is None when this version cannot read it; ``about``: arm, fault and the like;
-    ``problem``: why the last attempt to undo it failed, empty before and after."""
+    """One intention. ``undo`` is None when this version cannot read it; ``about``: arm, fault and
+    the like; ``problem``: why the last attempt to undo it failed, empty before and after.
+    """
 
     id: str
     undo: Undo | None
@@ -40,17 +42,20 @@ class Entry:
 
 
 class Ledger:
-    """Appends to the ledger of one run. Any number may be open on one file, in any number of processes."""
+    """Appends to the ledger of one run. Any number may be open on one file, in any number of
+    processes.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def will(self, undo: Undo, **about: Any) -> str:
-        """Write down how to undo what is about to be done; returns the record's id. ``about``: for people.
+        """Write down how to undo what is about to be done; returns the record's id. ``about``: for
+        people.
 
-        Raises InfrastructureError when the disk refuses: then the act must not happen. The line is in the kernel's
-        hands before the act, so that no kill of this process loses it; it is forced to the disk only where what it
-        undoes outlives a crash of the machine.
+        Raises InfrastructureError when the disk refuses: then the act must not happen. The line is
+        in the kernel's hands before the act, so that no kill of this process loses it; it is forced
+        to the disk only where what it undoes outlives a crash of the machine.
         """
         name = secrets.token_hex(6)
         record = {"will": name, **about, "undo": undo.model_dump(mode="json")}
@@ -58,7 +63,9 @@ class Ledger:
         return name
 
     def undone(self, record_id: str, how: str) -> None:
-        """Note that nothing of it is left. A full disk is no error: undoing it again later does no harm."""
+        """Note that nothing of it is left. A full disk is no error: undoing it again later does no
+        harm.
+        """
         self._note({"undone": record_id, "how": how})
 
     def failed(self, record_id: str, why: str) -> None:
@@ -66,7 +73,9 @@ class Ledger:
         self._note({"failed": record_id, "why": why})
 
     def write(self, *, durable: bool = True, **record: Any) -> None:
-        """Append one record that says what happened and needs no undoing. Raises InfrastructureError."""
+        """Append one record that says what happened and needs no undoing. Raises
+        InfrastructureError.
+        """
         self._append(record, durable=durable)
 
     def _note(self, record: Mapping[str, Any]) -> None:
@@ -76,9 +85,14 @@ class Ledger:
             pass
 
     def _append(self, record: Mapping[str, Any], *, durable: bool) -> None:
-        line = json.dumps({"wall_ns": time.time_ns(), **record}, separators=(",", ":")).encode() + b"\n"
+        line = (
+            json.dumps({"wall_ns": time.time_ns(), **record}, separators=(",", ":")).encode()
+            + b"\n"
+        )
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            flags = (
+                os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
             fd = os.open(self._path, flags, 0o644)
             try:
                 line = _after_torn(fd) + line
@@ -97,17 +111,21 @@ class Ledger:
 def read_open(path: Path) -> list[Entry]:
     """What a ledger says is not undone yet, the oldest first; nothing when there is no ledger.
 
-    A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError for what can be no ledger
-    of ours: nobody knows then what is to be undone.
+    A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError for
+    what can be no ledger of ours: nobody knows then what is to be undone.
     """
     entries: dict[str, Entry] = {}
     for line in _lines(path):
         if "will" in line:
-            about = {key: value for key, value in line.items() if key not in ("will", "undo", "wall_ns")}
+            about = {
+                key: value for key, value in line.items() if key not in ("will", "undo", "wall_ns")
+            }
             name = _name(line["will"])
             entries[name] = Entry(id=name, undo=_parse(line.get("undo")), about=about)
             if len(entries) > MOST_OPEN:
-                raise LogError(f"{path} cannot be read: more than {MOST_OPEN} records in it are open")
+                raise LogError(
+                    f"{path} cannot be read: more than {MOST_OPEN} records in it are open"
+                )
         elif "undone" in line:
             entries.pop(_name(line["undone"]), None)
         elif "failed" in line and (old := entries.get(_name(line["failed"]))):

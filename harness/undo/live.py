@@ -1,7 +1,9 @@
-"""Which runs are live: each holds a file, ``live.json``, from its first moment until nothing of it is left.
+"""Which runs are live: each holds a file, ``live.json``, from its first moment until nothing of it
+is left.
 
-The file is there as long as a run has something that may have to be undone. Its harness holds a lock on it, which
-the kernel releases however the harness ends, and its pid and start time stand in it.
+The file is there as long as a run has something that may have to be undone. Its harness holds a
+lock on it, which the kernel releases however the harness ends, and its pid and start time stand in
+it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ FILE = "live.json"
 
 
 class Holder(BaseModel):
-    """Who runs a run. ``pid_namespace``: pids mean nothing in another one; ``marker``: value of CHAOS_RUN in the
-    environment of its processes; ``since_ns``: Unix time."""
+    """Who runs a run. ``pid_namespace``: pids mean nothing in another one; ``marker``: value of
+    CHAOS_RUN in the environment of its processes; ``since_ns``: Unix time.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,9 +48,14 @@ class Holder(BaseModel):
         """This process."""
         pid = os.getpid()
         return cls(
-            pid=pid, start_time=processes.start_time(pid), boot_id=processes.boot_id(), host=socket.gethostname(),
-            pid_namespace=_pid_namespace(), marker=marker, since_ns=time.time_ns(),
-        )  # fmt: skip
+            pid=pid,
+            start_time=processes.start_time(pid),
+            boot_id=processes.boot_id(),
+            host=socket.gethostname(),
+            pid_namespace=_pid_namespace(),
+            marker=marker,
+            since_ns=time.time_ns(),
+        )
 
     @property
     def here(self) -> bool:
@@ -81,7 +89,9 @@ def holding(run: RunDirectory) -> Iterator[Holder]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.replace(temporary, path)  # seen whole and locked, or not at all
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="free disk space"
+        ) from error
     before = os.environ.get(MARKER)
     os.environ[MARKER] = holder.marker
     try:
@@ -100,8 +110,9 @@ def release(run: RunDirectory) -> None:
 
 
 def read_holder(run: RunDirectory) -> Holder | None:
-    """Who holds a run; None when it is over, or when its file says nothing, as of a harness that was killed
-    while it wrote it, before anything else. Raises PermissionError."""
+    """Who holds a run; None when it is over, or when its file says nothing, as of a harness that
+    was killed while it wrote it, before anything else. Raises PermissionError.
+    """
     try:
         return read_model(run.root / FILE, Holder)
     except PermissionError:
@@ -113,7 +124,9 @@ def read_holder(run: RunDirectory) -> Holder | None:
 def unfinished(runs: Path) -> list[RunDirectory]:
     """Runs below ``runs`` that are live or have left something, the oldest first."""
     return [
-        RunDirectory(path.parent) for path in sorted(runs.glob(f"*/*/{FILE}")) if not path.parent.is_symlink()
+        RunDirectory(path.parent)
+        for path in sorted(runs.glob(f"*/*/{FILE}"))
+        if not path.parent.is_symlink()
     ]
 
 

@@ -1,8 +1,10 @@
-"""How to undo what a run does to the machine: a closed set of records that are written down before the act.
+"""How to undo what a run does to the machine: a closed set of records that are written down before
+the act.
 
-Each is plain data and knows how to undo itself, twice as well as once, from any process of the same user on
-the same machine. What stands in a record names one thing exactly: a process by pid, start time and boot; a mount
-by place and source; a queue by its handle. Nothing is ever found by name alone.
+Each is plain data and knows how to undo itself, twice as well as once, from any process of the same
+user on the same machine. What stands in a record names one thing exactly: a process by pid, start
+time and boot; a mount by place and source; a queue by its handle. Nothing is ever found by name
+alone.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class KillProcess(Undo):
 class KillSession(Undo):
     """Kill every process of a session, whoever became its parent.
 
-    The kernel gives a session's number to nobody else while the session has a member, but once it is empty the
-    number is free again. So when its leader is gone, a member is ours only if it carries ``marker`` too.
+    The kernel gives a session's number to nobody else while the session has a member, but once it
+    is empty the number is free again. So when its leader is gone, a member is ours only if it
+    carries ``marker`` too.
     """
 
     ends_processes: ClassVar[bool] = True
@@ -77,9 +80,14 @@ class KillSession(Undo):
 
     @classmethod
     def of(cls, leader: int, name: str = "") -> KillSession:
-        """The record for the session that a living process leads (its pid is the session's number)."""
+        """The record for the session that a living process leads (its pid is the session's
+        number).
+        """
         return cls(
-            sid=leader, start_time=processes.start_time(leader), name=name, marker=os.environ.get(MARKER, "")
+            sid=leader,
+            start_time=processes.start_time(leader),
+            name=name,
+            marker=os.environ.get(MARKER, ""),
         )
 
     def intent(self) -> str:
@@ -97,21 +105,24 @@ class KillSession(Undo):
         return _kill_all(self._members, _who(self.sid, self.name))
 
     def _members(self) -> list[tuple[int, int]]:
-        led = bool(self.start_time) and processes.start_time(self.sid) == self.start_time  # 0: it is gone
+        # 0: it is gone
+        led = bool(self.start_time) and processes.start_time(self.sid) == self.start_time
         found = [(pid, processes.start_time(pid)) for pid in processes.in_sessions({self.sid})]
         entry = f"{MARKER}={self.marker}"
         return [
             (pid, started)
             for pid, started in found
-            if started >= self.start_time and (led or (self.marker and processes.environment_has(pid, entry)))
+            if started >= self.start_time
+            and (led or (self.marker and processes.environment_has(pid, entry)))
         ]
 
 
 class KillMarked(Undo):
-    """Kill every process that was started with the run's marker in its environment, since the run began.
+    """Kill every process that was started with the run's marker in its environment, since the run
+    began.
 
-    Written once, before the run starts its first process: whatever is started later inherits the marker, so
-    there is no moment between the start of a process and the record that covers it.
+    Written once, before the run starts its first process: whatever is started later inherits the
+    marker, so there is no moment between the start of a process and the record that covers it.
     """
 
     ends_processes: ClassVar[bool] = True
@@ -132,15 +143,18 @@ class KillMarked(Undo):
         own = processes.ancestors(os.getpid())
         entry = f"{MARKER}={self.marker}"
         found = processes.since(self.since)
-        return [row for row in found if row[0] not in own and processes.environment_has(row[0], entry)]
+        return [
+            row for row in found if row[0] not in own and processes.environment_has(row[0], entry)
+        ]
 
     def _undo(self) -> Outcome:
         return _kill_all(self.members, "the run")
 
 
 class Unmount(Undo):
-    """Unmount what was mounted at a place. ``source``: what mountinfo calls the device; a run names its own, so
-    that somebody else's mount at the same place is left alone."""
+    """Unmount what was mounted at a place. ``source``: what mountinfo calls the device; a run names
+    its own, so that somebody else's mount at the same place is left alone.
+    """
 
     do: Literal["unmount"] = "unmount"
     path: Path
@@ -158,7 +172,9 @@ class Unmount(Undo):
         libc = ctypes.CDLL(None, use_errno=True)
         did = False
         deadline = time.monotonic() + KILL_LIMIT_S
-        while [source for place, source in mounts() if place == str(self.path)][-1:] == [self.source]:
+        while [source for place, source in mounts() if place == str(self.path)][-1:] == [
+            self.source
+        ]:
             # Detached when busy: no new user can come, and it ends with its last one.
             path = os.fsencode(self.path)
             if libc.umount2(path, 0) and libc.umount2(path, _MNT_DETACH):
@@ -172,7 +188,8 @@ class Unmount(Undo):
 class RemoveCgroup(Undo):
     """Kill what is in a control group that the run made, and remove it with all groups in it.
 
-    Only a group whose own name begins with ``chaos-`` is touched; the run puts only its own processes there.
+    Only a group whose own name begins with ``chaos-`` is touched; the run puts only its own
+    processes there.
     """
 
     ends_processes: ClassVar[bool] = True
@@ -191,7 +208,9 @@ class RemoveCgroup(Undo):
             return nothing(f"the control group {self.path} is gone")
         deadline = time.monotonic() + CGROUP_LIMIT_S
         while True:
-            for group in sorted((path.parent for path in self.path.rglob("cgroup.procs")), reverse=True):
+            for group in sorted(
+                (path.parent for path in self.path.rglob("cgroup.procs")), reverse=True
+            ):
                 _empty(group)
                 try:
                     group.rmdir()
@@ -205,7 +224,9 @@ class RemoveCgroup(Undo):
 
 
 class RemoveTree(Undo):
-    """Remove a file or directory that the run made. ``inside``: a directory the run owns; nothing outside goes."""
+    """Remove a file or directory that the run made. ``inside``: a directory the run owns; nothing
+    outside goes.
+    """
 
     outlives_boot: ClassVar[bool] = True
     do: Literal["remove-tree"] = "remove-tree"
@@ -225,7 +246,9 @@ class RemoveTree(Undo):
         if own not in place.parents:
             return failed(f"{self.path} is not inside {self.inside}: left alone")
         below = [
-            mounted for mounted, _ in mounts() if Path(mounted) == place or place in Path(mounted).parents
+            mounted
+            for mounted, _ in mounts()
+            if Path(mounted) == place or place in Path(mounted).parents
         ]
         if below:
             return failed(f"{self.path} is not removed: {below[0]} is a mount")
@@ -239,7 +262,9 @@ class RemoveTree(Undo):
 
 
 class RemoveQdisc(Undo):
-    """Remove the root queue of a network device, if it is the one the run put there (by its ``handle``, ``c4a0:``)."""
+    """Remove the root queue of a network device, if it is the one the run put there (by its
+    ``handle``, ``c4a0:``).
+    """
 
     do: Literal["remove-qdisc"] = "remove-qdisc"
     device: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
@@ -261,8 +286,10 @@ class RemoveQdisc(Undo):
 
 
 class FreeShm(Undo):
-    """Remove shared memory that the run's processes left: made while it ran (``since_ns`` is Unix time), by this
-    user, and held by no living process. ``run``: its directory, where the last write says how long it ran."""
+    """Remove shared memory that the run's processes left: made while it ran (``since_ns`` is Unix
+    time), by this user, and held by no living process. ``run``: its directory, where the last write
+    says how long it ran.
+    """
 
     do: Literal["free-shm"] = "free-shm"
     run: Path
@@ -281,7 +308,9 @@ class FreeShm(Undo):
         if left:
             return failed(f"could not free shared memory {', '.join(left)}")
         return (
-            done(f"freed shared memory {', '.join(freed)}") if freed else nothing("no shared memory is left")
+            done(f"freed shared memory {', '.join(freed)}")
+            if freed
+            else nothing("no shared memory is left")
         )
 
     def _until_ns(self) -> int:
@@ -291,10 +320,19 @@ class FreeShm(Undo):
 
 
 AnyUndo = Annotated[
-    KillProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RemoveQdisc | FreeShm
-    | RemoveContainers | RemoveNetworks | CancelSteps,
+    KillProcess
+    | KillSession
+    | KillMarked
+    | Unmount
+    | RemoveCgroup
+    | RemoveTree
+    | RemoveQdisc
+    | FreeShm
+    | RemoveContainers
+    | RemoveNetworks
+    | CancelSteps,
     Field(discriminator="do"),
-]  # fmt: skip
+]
 
 
 def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> Outcome:
@@ -303,7 +341,8 @@ def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> Outcome:
     killed: set[int] = set()
     spared = processes.ancestors(os.getpid())
     while found := members():
-        # What they have started goes with them, whatever session or environment it has given itself.
+        # What they have started goes with them, whatever session or environment it has given
+        # itself.
         for pid, started in processes.with_descendants(found):
             if pid in spared:
                 continue
@@ -316,13 +355,15 @@ def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> Outcome:
     if not killed:
         return nothing(f"no process of {of} is left")
     return done(
-        f"killed process{'es' if len(killed) > 1 else ''} {', '.join(map(str, sorted(killed)))} of {of}"
+        f"killed process{'es' if len(killed) > 1 else ''} {', '.join(map(str, sorted(killed)))} of"
+        f" {of}"
     )
 
 
 def _empty(group: Path) -> None:
-    """Kill what is in a control group. A frozen one is thawed first: in it (version 1) not even SIGKILL ends a
-    process."""
+    """Kill what is in a control group. A frozen one is thawed first: in it (version 1) not even
+    SIGKILL ends a process.
+    """
     for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
         if (group / name).exists():
             (group / name).write_text(value)
@@ -342,5 +383,7 @@ def _who(pid: int, name: str) -> str:
 
 def _why(ending: str) -> str:
     return (
-        "may not be killed by this user" if ending == "refused" else "does not end (it hangs in the kernel)"
+        "may not be killed by this user"
+        if ending == "refused"
+        else "does not end (it hangs in the kernel)"
     )

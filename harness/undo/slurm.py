@@ -20,11 +20,12 @@ AGAIN_S = 1.0
 
 
 class CancelSteps(Undo):
-    """Kill the job steps of a run: those of one job whose names begin with words that nobody else has drawn.
+    """Kill the job steps of a run: those of one job whose names begin with words that nobody else
+    has drawn.
 
-    Written before the first step exists. ``job``: the job's number; ``names``: what the names begin with; ``conf``:
-    Slurm's configuration, where it is not the machine's own. Agents end by themselves too, some time after nobody
-    coordinates them.
+    Written before the first step exists. ``job``: the job's number; ``names``: what the names begin
+    with; ``conf``: Slurm's configuration, where it is not the machine's own. Agents end by
+    themselves too, some time after nobody coordinates them.
     """
 
     outlives_boot: ClassVar[bool] = True
@@ -44,14 +45,18 @@ class CancelSteps(Undo):
         return f"cancel the run's steps of Slurm job {self.job}"
 
     def stray(self, run: Path) -> str:
-        """As the other: Slurm's configuration names programs to be run, so it is nothing that came with a run."""
+        """As the other: Slurm's configuration names programs to be run, so it is nothing that came
+        with a run.
+        """
         if not self.conf or self.conf == os.environ.get("SLURM_CONF"):
             return ""
         if not outside(Path(self.conf).resolve(), run):
             return f"the configuration of Slurm is in the run's own directory: {self.conf}"
         owner = os.stat(self.conf).st_uid
         return (
-            "" if owner in (0, os.geteuid()) else f"the configuration of Slurm is another user's: {self.conf}"
+            ""
+            if owner in (0, os.geteuid())
+            else f"the configuration of Slurm is another user's: {self.conf}"
         )
 
     def _undo(self) -> Outcome:
@@ -60,20 +65,24 @@ class CancelSteps(Undo):
         deadline, due = time.monotonic() + END_LIMIT_S, 0.0
         try:
             while mine := self._mine(slurm):
-                if set(mine) - killed or time.monotonic() > due:  # again: a node may come back meanwhile
+                # again: a node may come back meanwhile
+                if set(mine) - killed or time.monotonic() > due:
                     due = time.monotonic() + AGAIN_S
                     for step in mine:
                         slurm.kill(step)
                 killed |= set(mine)
                 if self._on_lost_nodes(slurm, mine):
                     return done(
-                        f"step {', '.join(mine)} is on a node that Slurm has lost: Slurm ends what is there"
+                        f"step {', '.join(mine)} is on a node that Slurm has lost: Slurm ends what"
+                        " is there"
                     )
                 if time.monotonic() > deadline:
                     return failed(f"steps {', '.join(mine)} do not end: scancel {' '.join(mine)}")
                 time.sleep(LOOK_S)
         except InfrastructureError as error:
-            return failed(f"could not {self.intent()}: {error.message}; the agents end by themselves, later")
+            return failed(
+                f"could not {self.intent()}: {error.message}; the agents end by themselves, later"
+            )
         if not killed:
             return nothing(f"no step of the run is left in Slurm job {self.job}")
         return done(f"cancelled steps {', '.join(sorted(killed))} of Slurm")
@@ -83,7 +92,11 @@ class CancelSteps(Undo):
         job = slurm.job(self.job)
         if job is None or job.over:
             return {}  # Slurm itself ends the steps of a job that is over
-        return {step.id: step.nodes for step in slurm.steps(self.job) if step.name.startswith(self.names)}
+        return {
+            step.id: step.nodes
+            for step in slurm.steps(self.job)
+            if step.name.startswith(self.names)
+        }
 
     def _on_lost_nodes(self, slurm: Commands, mine: Mapping[str, str]) -> bool:
         job = slurm.job(self.job)

@@ -1,4 +1,6 @@
-"""With which optimizer and learning-rate schedule a built-in workload trains: its own, or those a scenario names."""
+"""With which optimizer and learning-rate schedule a built-in workload trains: its own, or those a
+scenario names.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,15 @@ class Rules(BaseModel):
     optimizer: Literal["adam", "adamw", "nadam", "radam", "rmsprop", "sgd"] | None = Field(
         default=None, description="of torch, by name; default: the workload's own"
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of the optimizers sgd and rmsprop")
+    momentum: float = Field(
+        default=0.9, ge=0, lt=1, description="of the optimizers sgd and rmsprop"
+    )
     schedule: Literal["constant", "cosine", "cyclic", "one-cycle", "step"] | None = Field(
         default=None,
-        description="of torch, by name; one-cycle and cyclic change momentum or betas too; default: the workload's own",
+        description=(
+            "of torch, by name; one-cycle and cyclic change momentum or betas too; default: the"
+            " workload's own"
+        ),
     )
 
     def named_optimizer(self, groups: Any, lr: float) -> Optimizer | None:
@@ -30,10 +37,16 @@ class Rules(BaseModel):
         if self.optimizer is None:
             return None
         kinds: dict[str, Any] = {
-            "adam": optim.Adam, "adamw": optim.AdamW, "nadam": optim.NAdam, "radam": optim.RAdam,
-            "rmsprop": optim.RMSprop, "sgd": optim.SGD,
-        }  # fmt: skip
-        more: dict[str, Any] = {"momentum": self.momentum} if self.optimizer in ("sgd", "rmsprop") else {}
+            "adam": optim.Adam,
+            "adamw": optim.AdamW,
+            "nadam": optim.NAdam,
+            "radam": optim.RAdam,
+            "rmsprop": optim.RMSprop,
+            "sgd": optim.SGD,
+        }
+        more: dict[str, Any] = (
+            {"momentum": self.momentum} if self.optimizer in ("sgd", "rmsprop") else {}
+        )
         made: Optimizer = kinds[self.optimizer](groups, lr=lr, **more)
         return made
 
@@ -46,10 +59,14 @@ class Rules(BaseModel):
         cycles = bool(first.get("betas") or first.get("momentum"))
         match self.schedule:
             case "one-cycle":
-                return lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps + 1, cycle_momentum=cycles)
+                return lr_scheduler.OneCycleLR(
+                    optimizer, rates, total_steps=steps + 1, cycle_momentum=cycles
+                )
             case "cyclic":
                 low, up = [rate / 10 for rate in rates], max(1, steps // 6)
-                return lr_scheduler.CyclicLR(optimizer, low, rates, step_size_up=up, cycle_momentum=cycles)
+                return lr_scheduler.CyclicLR(
+                    optimizer, low, rates, step_size_up=up, cycle_momentum=cycles
+                )
             case "cosine":
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
             case "step":

@@ -21,7 +21,9 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        qkv = self.qkv(self.norm_attention(x)).view(
+            batch, length, 3, self.heads, width // self.heads
+        )
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         mixed = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -31,7 +33,9 @@ class _Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Decoder-only language model; maps tokens (batch, length) to logits (batch, length, vocabulary)."""
+    """Decoder-only language model; maps tokens (batch, length) to logits (batch, length,
+    vocabulary).
+    """
 
     def __init__(
         self, *, vocabulary: int, layers: int, heads: int, width: int, block: int, dropout: float

@@ -24,7 +24,9 @@ VOCABULARY = 256  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Shape of a model. ``typical_step_s``: seconds a step takes with 4 ranks on 2 cores, global batch 16."""
+    """Shape of a model. ``typical_step_s``: seconds a step takes with 4 ranks on 2 cores, global
+    batch 16.
+    """
 
     layers: int
     heads: int
@@ -42,8 +44,8 @@ SIZES = {
 
 
 class Gpt(Rules, Workload):
-    """Byte-level GPT (pre-norm, as GPT-2), deterministic; AdamW with linear warm-up and cosine decay, unless
-    ``optimizer`` or ``schedule`` name others.
+    """Byte-level GPT (pre-norm, as GPT-2), deterministic; AdamW with linear warm-up and cosine
+    decay, unless ``optimizer`` or ``schedule`` name others.
 
     ``data``: a file or folder; default: the source files of Python's standard library.
     """
@@ -68,9 +70,10 @@ class Gpt(Rules, Workload):
         return _trainable(self, SIZES[self.size], context)
 
     def flops_per_sample(self) -> float:
-        """Forward and twice that backward: 6 for each weight of a matrix product and token, 12 for each layer,
-        position, token and width of attention (Chowdhery et al., "PaLM", 2022, appendix B; the causal mask is not
-        taken off)."""
+        """Forward and twice that backward: 6 for each weight of a matrix product and token, 12 for
+        each layer, position, token and width of attention (Chowdhery et al., "PaLM", 2022, appendix
+        B; the causal mask is not taken off).
+        """
         size = SIZES[self.size]
         weights = 12 * size.layers * size.width**2 + size.width * VOCABULARY
         return float(size.block * (6 * weights + 12 * size.layers * size.width * size.block))
@@ -81,7 +84,8 @@ class Gpt(Rules, Workload):
 
 
 def learning_rate(step: int, *, warmup: int, total: int) -> float:
-    """Factor of the peak rate before step ``step`` (from 0): linear warm-up, then cosine decay to a tenth.
+    """Factor of the peak rate before step ``step`` (from 0): linear warm-up, then cosine decay to a
+    tenth.
 
     Loshchilov and Hutter, "SGDR", 2017, without restarts.
     """
@@ -100,9 +104,13 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
 
     torch.manual_seed(context.seed)
     model = Transformer(
-        vocabulary=VOCABULARY, layers=size.layers, heads=size.heads, width=size.width, block=size.block,
+        vocabulary=VOCABULARY,
+        layers=size.layers,
+        heads=size.heads,
+        width=size.width,
+        block=size.block,
         dropout=spec.dropout,
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     text = numpy.memmap(context.data, dtype=numpy.uint8, mode="r")
 
     class GptTrainable(Trainable):
@@ -122,7 +130,9 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
             return named or torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
 
         def make_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-            return spec.named_schedule(optimizer, context.steps) or torch.optim.lr_scheduler.LambdaLR(
+            return spec.named_schedule(
+                optimizer, context.steps
+            ) or torch.optim.lr_scheduler.LambdaLR(
                 optimizer, lambda step: learning_rate(step, warmup=spec.warmup, total=context.steps)
             )
 
@@ -134,7 +144,9 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
         def loss(self, batch: Any) -> Tensor:
             """Cross-entropy in nats per byte, mean over positions, summed over samples."""
             logits = model(batch[:, :-1])
-            total = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+            total = functional.cross_entropy(
+                logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
+            )
             return total / size.block
 
     return GptTrainable()

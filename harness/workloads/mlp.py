@@ -23,8 +23,10 @@ WIDTHS = {"nano": 64, "small": 512}
 
 
 class Mlp(Rules, Workload):
-    """Fits a fixed random non-linear function of 32 inputs; SGD with momentum, so it also shows an optimizer
-    without AdamW's slots, unless ``optimizer`` or ``schedule`` name others. ``samples``: size of the data set."""
+    """Fits a fixed random non-linear function of 32 inputs; SGD with momentum, so it also shows an
+    optimizer without AdamW's slots, unless ``optimizer`` or ``schedule`` name others. ``samples``:
+    size of the data set.
+    """
 
     size: Literal["nano", "small"] = "nano"
     samples: int = Field(default=8192, ge=16, le=1_000_000)
@@ -38,7 +40,9 @@ class Mlp(Rules, Workload):
         inputs = generator.standard_normal((self.samples, FEATURES)).astype(numpy.float32)
         weights = generator.standard_normal((FEATURES,)).astype(numpy.float32)
         targets = numpy.sin(inputs @ weights / 4)[:, None]
-        rows = numpy.ascontiguousarray(numpy.concatenate([inputs, targets], axis=1, dtype=numpy.float32))
+        rows = numpy.ascontiguousarray(
+            numpy.concatenate([inputs, targets], axis=1, dtype=numpy.float32)
+        )
         path = directory / "regression.f32"
         try:
             rows.tofile(path)

@@ -13,9 +13,11 @@ from harness.launch.workload import BuildContext, DataInfo, Program, Trainable, 
 
 
 class Script(Workload):
-    """Runs the Python program at ``path`` in every rank, with ``args``; the loop, the model and the data are its own.
+    """Runs the Python program at ``path`` in every rank, with ``args``; the loop, the model and the
+    data are its own.
 
-    What it says to ``recovery.join()`` about steps, global batch and seed must be what the scenario says.
+    What it says to ``recovery.join()`` about steps, global batch and seed must be what the scenario
+    says.
     """
 
     cuts_batches: ClassVar[bool] = False  # the script's loop is its own
@@ -42,9 +44,12 @@ class Script(Workload):
             raise ScenarioError(error.message, hint=error.hint) from error
         said = {"steps": facts.steps, "global_batch": facts.global_batch}
         return DataInfo(
-            path=path, samples=facts.samples, digest=digest, about=f"script {self.path}",
+            path=path,
+            samples=facts.samples,
+            digest=digest,
+            about=f"script {self.path}",
             fixed={name: value for name, value in said.items() if value is not None},
-        )  # fmt: skip
+        )
 
     def build(self, context: BuildContext) -> Trainable:
         """The script builds its own. Raises TypeError."""

@@ -1,1 +1,3 @@
-"""Checkpoints of one rank: saved and restored, on disk (``files``, ``saves``) and in memory (``memory``)."""
+"""Checkpoints of one rank: saved and restored, on disk (``files``, ``saves``) and in memory
+(``memory``).
+"""

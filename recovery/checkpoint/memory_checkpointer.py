@@ -1,5 +1,6 @@
-"""Checkpoints in memory, as the checkpointer uses them beside the disk: when to save, what is said of it, and which to
-restore. Every rank of the first replica saves its part; with one shard that is rank 0, since all hold the same.
+"""Checkpoints in memory, as the checkpointer uses them beside the disk: when to save, what is said
+of it, and which to restore. Every rank of the first replica saves its part; with one shard that is
+rank 0, since all hold the same.
 """
 
 from __future__ import annotations
@@ -30,14 +31,23 @@ _GOOD, _BAD, _MISMATCH = range(3)
 
 
 class Remembering:
-    """Used by the training thread; arguments as of ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this
-    process's name."""
+    """Used by the training thread; arguments as of
+    ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this process's name.
+    """
 
     def __init__(
-        self, config: InMemory, state: TrainState, *, seat: str, device: str, write: Write,
-        send: Callable[[CheckpointNote], object], check: Callable[[], None], progress: Callable[[], None],
+        self,
+        config: InMemory,
+        state: TrainState,
+        *,
+        seat: str,
+        device: str,
+        write: Write,
+        send: Callable[[CheckpointNote], object],
+        check: Callable[[], None],
+        progress: Callable[[], None],
         saves: Callable[[], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._every = config.every
         self._saves = saves
         self._state = state
@@ -45,13 +55,15 @@ class Remembering:
         self._write = write
         self._send = send
         client = KeeperClient(config.socket, check=check)
-        self._memory = Memory(state, client, job=config.job, seat=seat, check=check, progress=progress)
+        self._memory = Memory(
+            state, client, job=config.job, seat=seat, check=check, progress=progress
+        )
         self._part = {"place": PLACE, "shard": 0, "shards": 1}
         self._said = ""  # the last error, which is not said to people again and again
 
     def after_commit(self, step: int, *, rank: int, layout: Layout, generation: int) -> None:
-        """Save if it is time, for the copy alone; what became of earlier saves is said here too. A failed save is
-        reported and never ends training. Raises what ``check`` raises.
+        """Save if it is time, for the copy alone; what became of earlier saves is said here too. A
+        failed save is reported and never ends training. Raises what ``check`` raises.
         """
         self._report(generation)
         if step % self._every or layout.replica_of(rank):
@@ -65,8 +77,9 @@ class Remembering:
             self._failed(step, f"{type(error).__name__}: {first_line(error)}")
 
     def newest(self, group: Group, layout: Layout) -> Iterator[Candidate]:
-        """Complete checkpoints, newest first. With several shards every rank of the group goes through them at the
-        same time: rank 0 says which."""
+        """Complete checkpoints, newest first. With several shards every rank of the group goes
+        through them at the same time: rank 0 says which.
+        """
         self._memory.settle(SETTLE_S)
         first = layout.shards == 1 or group.rank == 0
         found = iter(self._candidates() if first else ())
@@ -81,7 +94,8 @@ class Remembering:
     def restore(self, candidate: Candidate, group: Group, layout: Layout) -> bool:
         """Load it; whether it was good. Nothing live is touched otherwise, on any rank.
 
-        Called by the ranks that go through ``newest``; those of the first replica load. Raises CheckpointMismatch.
+        Called by the ranks that go through ``newest``; those of the first replica load. Raises
+        CheckpointMismatch.
         """
         rank = group.rank if layout.shards > 1 else 0  # else nobody but rank 0 restores
         if layout.replica_of(rank):
@@ -105,21 +119,30 @@ class Remembering:
             reading.verify()
         except (KeeperError, CorruptCheckpoint) as error:
             self._write(
-                Kind.CHECKPOINT_REFUSED, step=candidate.step, checkpoint=candidate.name, reason=first_line(error),
+                Kind.CHECKPOINT_REFUSED,
+                step=candidate.step,
+                checkpoint=candidate.name,
+                reason=first_line(error),
                 place=PLACE,
-            )  # fmt: skip
+            )
             return _BAD, None, None
         except CheckpointMismatch as error:
             return _MISMATCH, None, error
         return _GOOD, reading, None
 
     def distrust(self, step: int, before: int) -> bool:
-        """Have the keepers let go of what generations ``before`` this one saved after ``step``; whether they have."""
+        """Have the keepers let go of what generations ``before`` this one saved after ``step``;
+        whether they have.
+        """
         try:
             for gone in self._memory.forget(step, before):
-                self._write(Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE)
+                self._write(
+                    Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE
+                )
         except KeeperError as error:
-            self._write(Kind.CHECKPOINT_KEPT, checkpoint=PLACE, error=first_line(error), place=PLACE)
+            self._write(
+                Kind.CHECKPOINT_KEPT, checkpoint=PLACE, error=first_line(error), place=PLACE
+            )
             return False
         return True
 
@@ -128,7 +151,9 @@ class Remembering:
         self._memory.close()
 
     def _all_good(self, group: Group, layout: Layout, vote: int) -> bool:
-        """Whether every rank can load its part. Raises CheckpointMismatch when another's does not fit."""
+        """Whether every rank can load its part. Raises CheckpointMismatch when another's does not
+        fit.
+        """
         if layout.shards == 1:
             return vote == _GOOD
         given = votes(group, vote, self._device)
@@ -144,7 +169,11 @@ class Remembering:
             return self._memory.candidates()
         except KeeperError as error:
             self._write(
-                Kind.CHECKPOINT_REFUSED, step=0, checkpoint=PLACE, reason=first_line(error), place=PLACE
+                Kind.CHECKPOINT_REFUSED,
+                step=0,
+                checkpoint=PLACE,
+                reason=first_line(error),
+                place=PLACE,
             )
             return []
 
@@ -160,7 +189,8 @@ class Remembering:
 
     def _report(self, generation: int) -> None:
         for saved in self._memory.results():
-            # One of a generation that is over may be there or not: nobody is promised anything of it.
+            # One of a generation that is over may be there or not: nobody is promised anything of
+            # it.
             if saved.generation == generation:
                 self._tell(saved)
 
@@ -170,14 +200,26 @@ class Remembering:
             return
         more = {"alone": saved.alone} if saved.alone else {}
         self._write(
-            Kind.CHECKPOINT_COMMITTED, step=saved.step, checkpoint=name_of(saved.step), bytes=saved.bytes,
-            seconds=round(saved.seconds, 6), blocked_s=round(saved.blocked_s, 6), copies=list(saved.copies),
-            **self._part, **more,
-        )  # fmt: skip
+            Kind.CHECKPOINT_COMMITTED,
+            step=saved.step,
+            checkpoint=name_of(saved.step),
+            bytes=saved.bytes,
+            seconds=round(saved.seconds, 6),
+            blocked_s=round(saved.blocked_s, 6),
+            copies=list(saved.copies),
+            **self._part,
+            **more,
+        )
         self._said = ""
 
     def _failed(self, step: int, error: str) -> None:
-        self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name_of(step), error=error, **self._part)
+        self._write(
+            Kind.CHECKPOINT_FAILED, step=step, checkpoint=name_of(step), error=error, **self._part
+        )
         if error[:40] != self._said:
             self._said = error[:40]
-            self._send(CheckpointNote(state="failed", checkpoint=name_of(step), step=step, error=error[:500]))
+            self._send(
+                CheckpointNote(
+                    state="failed", checkpoint=name_of(step), step=step, error=error[:500]
+                )
+            )

@@ -1,8 +1,10 @@
-"""A rank's checkpoints in memory: a copy of its state in a buffer that the node's keeper holds on to, and back.
+"""A rank's checkpoints in memory: a copy of its state in a buffer that the node's keeper holds on
+to, and back.
 
-Training stands still for the copy alone. Checksums, the look for non-finite values, the keeper and the copy on another
-node follow on a thread of its own; the next save waits for them, so that an older checkpoint is never let go before a
-newer one is as safe. An interval shorter than that takes slows training down: choose a longer one.
+Training stands still for the copy alone. Checksums, the look for non-finite values, the keeper and
+the copy on another node follow on a thread of its own; the next save waits for them, so that an
+older checkpoint is never let go before a newer one is as safe. An interval shorter than that takes
+slows training down: choose a longer one.
 """
 
 from __future__ import annotations
@@ -46,15 +48,17 @@ from recovery.state.strides import Progress, quiet
 
 MAX_BUFFERS = 4  # of which a keeper holds two or three; one more is being written
 WAIT_S = 0.05
-CONNECT_S = 5.0  # the keeper of a lost node has a successor within milliseconds, on a busy machine seconds
+# the keeper of a lost node has a successor within milliseconds, on a busy machine seconds
+CONNECT_S = 5.0
 CLOSE_LIMIT_S = 10.0
 AT_ONCE = 32 << 20  # bytes from which on several threads are worth their while
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """How a save ended. ``seconds``: from its begin to the end of everything; ``blocked_s``: of it training stood
-    still; ``copies``: other nodes that hold it; ``error``: it was not kept, and why; ``alone``: why nobody else has it.
+    """How a save ended. ``seconds``: from its begin to the end of everything; ``blocked_s``: of it
+    training stood still; ``copies``: other nodes that hold it; ``error``: it was not kept, and why;
+    ``alone``: why nobody else has it.
     """
 
     step: int
@@ -93,13 +97,21 @@ class Candidate:
 
 
 class Memory:
-    """Used by the training thread. ``seat``: this process's name; ``check`` raises when waiting makes no sense any
-    more; ``progress``: called while something goes on, so that it is not taken for a hang."""
+    """Used by the training thread. ``seat``: this process's name; ``check`` raises when waiting
+    makes no sense any more; ``progress``: called while something goes on, so that it is not taken
+    for a hang.
+    """
 
     def __init__(
-        self, state: TrainState, client: KeeperClient, *, job: str, seat: str, check: Callable[[], None],
+        self,
+        state: TrainState,
+        client: KeeperClient,
+        *,
+        job: str,
+        seat: str,
+        check: Callable[[], None],
         progress: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._state = state
         self._client = client
         self._job = job
@@ -116,9 +128,11 @@ class Memory:
         self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
 
     def save(self, *, generation: int, layout: Layout, rank: int) -> None:
-        """Copy the state of the step just committed and have it kept; ``results`` says how that ended.
+        """Copy the state of the step just committed and have it kept; ``results`` says how that
+        ended.
 
-        Waits for the save before. Raises what ``check`` raises, OSError when there is no memory for a buffer.
+        Waits for the save before. Raises what ``check`` raises, OSError when there is no memory for
+        a buffer.
         """
         self.settle()
         started_s = time.perf_counter()
@@ -129,13 +143,18 @@ class Memory:
             for view, chunk in zip(buffer.views, chunks, strict=True):
                 strides.copy(_as_chunk(view, chunk), chunk.data, self._progress)
         key = Key(
-            generation=generation, step=self._state.step, shard=layout.shard_of(rank), shards=layout.shards
+            generation=generation,
+            step=self._state.step,
+            shard=layout.shard_of(rank),
+            shards=layout.shards,
         )
         scalars = self._state.scalars()
         blocked_s = time.perf_counter() - started_s
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="memory")
-        self._pending = self._worker.submit(self._keep, key, buffer, chunks, scalars, started_s, blocked_s)
+        self._pending = self._worker.submit(
+            self._keep, key, buffer, chunks, scalars, started_s, blocked_s
+        )
 
     def results(self) -> Iterator[Saved]:
         """Saves that have ended since the last call."""
@@ -143,9 +162,13 @@ class Memory:
             yield self._done.get_nowait()
 
     def settle(self, limit_s: float | None = None) -> bool:
-        """Wait for the save under way, at most ``limit_s``; whether there is none any more. Raises what ``check``
-        raises."""
-        pending, deadline_s = self._pending, math.inf if limit_s is None else time.monotonic() + limit_s
+        """Wait for the save under way, at most ``limit_s``; whether there is none any more. Raises
+        what ``check`` raises.
+        """
+        pending, deadline_s = (
+            self._pending,
+            math.inf if limit_s is None else time.monotonic() + limit_s,
+        )
         while pending is not None and not pending.done():
             if time.monotonic() > deadline_s:
                 return False
@@ -159,14 +182,17 @@ class Memory:
         return True
 
     def candidates(self) -> list[Candidate]:
-        """Complete checkpoints, newest first. Raises KeeperError when the node's keeper cannot be asked."""
+        """Complete checkpoints, newest first. Raises KeeperError when the node's keeper cannot be
+        asked.
+        """
         listing = self._client.listing(connect_s=CONNECT_S)
         keys = [key for held in listing.nodes.values() for key in held]
         moments = reversed(complete(keys))
         return [Candidate(moment=moment, shards=shards_at(keys, moment)) for moment in moments]
 
     def forget(self, step: int, before: int) -> list[int]:
-        """Have all keepers let go of what generations ``before`` this one saved after ``step``: those steps.
+        """Have all keepers let go of what generations ``before`` this one saved after ``step``:
+        those steps.
 
         Raises KeeperError.
         """
@@ -174,7 +200,9 @@ class Memory:
 
     @contextmanager
     def reading(self, candidate: Candidate, layout: Layout, rank: int) -> Iterator[MemoryReading]:
-        """This rank's part of a checkpoint. Raises KeeperError, CorruptCheckpoint, CheckpointMismatch."""
+        """This rank's part of a checkpoint. Raises KeeperError, CorruptCheckpoint,
+        CheckpointMismatch.
+        """
         reading = MemoryReading(self._client, candidate, progress=self._progress)
         try:
             first = layout.shard_of(rank) if candidate.shards == layout.shards else 0
@@ -184,7 +212,9 @@ class Memory:
             reading.close()
 
     def close(self) -> None:
-        """Finish what is under way, within CLOSE_LIMIT_S, and let go of all buffers and of the keeper."""
+        """Finish what is under way, within CLOSE_LIMIT_S, and let go of all buffers and of the
+        keeper.
+        """
         self.settle(CLOSE_LIMIT_S)
         if self._worker is not None:
             self._worker.shutdown(wait=False, cancel_futures=True)
@@ -203,7 +233,8 @@ class Memory:
                 for buffer in (*self._free, *self._buffers.values()):
                     _release(buffer)
                 self._free, self._buffers, self._shape = [], {}, list(shape)
-            while len(self._buffers) >= MAX_BUFFERS:  # a keeper that ended told nobody what it let go
+            # a keeper that ended told nobody what it let go
+            while len(self._buffers) >= MAX_BUFFERS:
                 _release(self._buffers.pop(min(self._buffers)))
             buffer = self._free.pop() if self._free else self._make(self._progress)
             self._buffers[buffer.number] = buffer
@@ -221,9 +252,14 @@ class Memory:
     # ---- the other thread
 
     def _keep(
-        self, key: Key, buffer: _Buffer, chunks: Sequence[Chunk], scalars: dict[str, Any], started_s: float,
+        self,
+        key: Key,
+        buffer: _Buffer,
+        chunks: Sequence[Chunk],
+        scalars: dict[str, Any],
+        started_s: float,
         blocked_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check, offer, and note how it ended."""
         error, alone, size = "", "", sum(chunk.bytes for chunk in chunks)
         copies: tuple[int, ...] = ()
@@ -238,15 +274,24 @@ class Memory:
         seconds = time.perf_counter() - started_s
         self._done.put(
             Saved(
-                step=key.step, generation=key.generation, bytes=size, seconds=seconds, blocked_s=blocked_s,
-                copies=copies, error=error, alone=alone,
+                step=key.step,
+                generation=key.generation,
+                bytes=size,
+                seconds=seconds,
+                blocked_s=blocked_s,
+                copies=copies,
+                error=error,
+                alone=alone,
             )
-        )  # fmt: skip
+        )
         with self._lock:
             if not self._free and len(self._buffers) < MAX_BUFFERS and not error:
-                self._free.append(self._make(quiet))  # so that the next save need not wait for fresh memory
+                # so that the next save need not wait for fresh memory
+                self._free.append(self._make(quiet))
 
-    def _header(self, key: Key, buffer: _Buffer, chunks: Sequence[Chunk], scalars: dict[str, Any]) -> Header:
+    def _header(
+        self, key: Key, buffer: _Buffer, chunks: Sequence[Chunk], scalars: dict[str, Any]
+    ) -> Header:
         offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
         parts = []
         for chunk, view, offset in zip(chunks, buffer.views, offsets, strict=True):
@@ -254,14 +299,25 @@ class Memory:
                 raise RuntimeError(f"the state is not finite ({chunk.name}), so it is not saved")
             parts.append(
                 Part(
-                    name=chunk.name, dtype=chunk.dtype, shape=chunk.shape, start=chunk.at, sizes=chunk.size,
-                    offset=offset, bytes=chunk.bytes,
+                    name=chunk.name,
+                    dtype=chunk.dtype,
+                    shape=chunk.shape,
+                    start=chunk.at,
+                    sizes=chunk.size,
+                    offset=offset,
+                    bytes=chunk.bytes,
                 )
-            )  # fmt: skip
+            )
         return Header(
-            job=self._job, key=key, bytes=end, sums=sums_of(buffer.file.data[:end]), parts=tuple(parts),
-            scalars=scalars, seat=self._seat, buffer=buffer.number,
-        )  # fmt: skip
+            job=self._job,
+            key=key,
+            bytes=end,
+            sums=sums_of(buffer.file.data[:end]),
+            parts=tuple(parts),
+            scalars=scalars,
+            seat=self._seat,
+            buffer=buffer.number,
+        )
 
     def _give_back(self, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -272,10 +328,13 @@ class Memory:
 
 
 class MemoryReading:
-    """A restore from memory, in the acts of ``recovery.checkpoint.saves.reading``; nothing live is touched before
-    ``load``. Whoever saved may have been another number of ranks."""
+    """A restore from memory, in the acts of ``recovery.checkpoint.saves.reading``; nothing live is
+    touched before ``load``. Whoever saved may have been another number of ranks.
+    """
 
-    def __init__(self, client: KeeperClient, candidate: Candidate, *, progress: Callable[[], None]) -> None:
+    def __init__(
+        self, client: KeeperClient, candidate: Candidate, *, progress: Callable[[], None]
+    ) -> None:
         self.name = candidate.name
         self.scalars: dict[str, Any] = {}
         self.slots: Slots | None = None
@@ -292,12 +351,17 @@ class MemoryReading:
         shards = self._candidate.shards
         for number in range(shards):
             generation, step = self._candidate.moment
-            key = Key(generation=generation, step=step, shard=(first + number) % shards, shards=shards)
+            key = Key(
+                generation=generation, step=step, shard=(first + number) % shards, shards=shards
+            )
             header, file = self._client.fetch(key, connect_s=CONNECT_S, progress=self._progress)
             self._shards.append((header, file))
             if not number:
                 self.scalars = header.scalars
-                table = {part.name: {"dtype": part.dtype, "shape": list(part.shape)} for part in header.parts}
+                table = {
+                    part.name: {"dtype": part.dtype, "shape": list(part.shape)}
+                    for part in header.parts
+                }
                 self.slots = planned(self.name, state, header.scalars, table)
                 wanted = chunks_of(state.tensors(self.slots))
                 missing = {chunk.name: chunk.data.numel() for chunk in wanted}
@@ -344,7 +408,11 @@ class MemoryReading:
             ]
             if any(low >= high for low, high in box):
                 continue
-            saved = whole[part.offset : part.offset + part.bytes].view(chunk.data.dtype).reshape(part.sizes)
+            saved = (
+                whole[part.offset : part.offset + part.bytes]
+                .view(chunk.data.dtype)
+                .reshape(part.sizes)
+            )
             source, live = _narrow(saved, box, part.start), _narrow(chunk.data, box, chunk.at)
             missing[chunk.name] -= live.numel()
             self._boxes.append((source, live))
@@ -358,7 +426,8 @@ def _mismatch(header: Header, data: memoryview, progress: Callable[[], None]) ->
     cuts = [len(header.sums) * n // count for n in range(count + 1)]
     with ThreadPoolExecutor(count) as pool:
         found = [
-            pool.submit(mismatch, header, data, progress, numbers=range(a, b)) for a, b in pairwise(cuts)
+            pool.submit(mismatch, header, data, progress, numbers=range(a, b))
+            for a, b in pairwise(cuts)
         ]
     return next((text for text in (future.result() for future in found) if text is not None), None)
 

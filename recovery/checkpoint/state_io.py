@@ -1,8 +1,8 @@
 """Saves and restores the training state: one part or several, verified on the way back.
 
-The format (``recovery.checkpoint.files.checkpoints``, ``recovery.checkpoint.files.pieces``): raw bytes in
-data files, one a writing rank; names, types, shapes and scalars in a JSON manifest. No byte read back is ever
-unpickled.
+The format (``recovery.checkpoint.files.checkpoints``, ``recovery.checkpoint.files.pieces``): raw
+bytes in data files, one a writing rank; names, types, shapes and scalars in a JSON manifest. No
+byte read back is ever unpickled.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ PARTS_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint every so many, 1:
-    each is full; ``check``: raises when the save is to be given up; ``since``: the step from which the generation went
-    on (-1: unknown); ``job``: its name, if it has one; ``progress``: called, by any thread, at least every 32 MB and
-    for each file that is deleted; ``enter``: called before the first byte, returns the epoch; ``still``: called by
-    writer 0 while it waits for others, and raises when it may not write any more; ``guard``: around each rename.
+    """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint
+    every so many, 1: each is full; ``check``: raises when the save is to be given up; ``since``:
+    the step from which the generation went on (-1: unknown); ``job``: its name, if it has one;
+    ``progress``: called, by any thread, at least every 32 MB and for each file that is deleted;
+    ``enter``: called before the first byte, returns the epoch; ``still``: called by writer 0 while
+    it waits for others, and raises when it may not write any more; ``guard``: around each rename.
     """
 
     directory: Path
@@ -56,28 +57,53 @@ class Order:
 
 
 def order_of(
-    state: TrainState, directory: Path, *, generation: int, writer: int = 0, writers: int = 1, delta_every: int = 1,
-    disk: Disk | None = None, check: Callable[[], None] | None = None, since: int = -1, job: str = "",
-    progress: Callable[[], None] | None = None, enter: Callable[[], int] = lambda: 0,
-    still: Callable[[], None] = quiet, guard: Guard = nullcontext,
-) -> tuple[Order, list[Chunk]]:  # fmt: skip
+    state: TrainState,
+    directory: Path,
+    *,
+    generation: int,
+    writer: int = 0,
+    writers: int = 1,
+    delta_every: int = 1,
+    disk: Disk | None = None,
+    check: Callable[[], None] | None = None,
+    since: int = -1,
+    job: str = "",
+    progress: Callable[[], None] | None = None,
+    enter: Callable[[], int] = lambda: 0,
+    still: Callable[[], None] = quiet,
+    guard: Guard = nullcontext,
+) -> tuple[Order, list[Chunk]]:
     """A save of the state as it is now, and this writer's part of it: live references."""
     tensors = state.tensors()
     held = chunks_of(tensors, state.learned(tensors))
     order = Order(
-        directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
-        writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,
-        since=since, job=job, progress=progress, enter=enter, still=still, guard=guard,
-    )  # fmt: skip
+        directory=directory,
+        step=state.step,
+        generation=generation,
+        scalars=state.scalars(),
+        tensors=described(held),
+        writer=writer,
+        writers=writers,
+        delta=delta_every,
+        disk=disk or _silent,
+        check=check or _unchecked,
+        since=since,
+        job=job,
+        progress=progress,
+        enter=enter,
+        still=still,
+        guard=guard,
+    )
     return order, share(held, writer, writers)
 
 
 def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
-    """Write this writer's part; writer 0 then waits for the others and commits: the checkpoint and its bytes.
+    """Write this writer's part; writer 0 then waits for the others and commits: the checkpoint and
+    its bytes.
 
-    Raises OSError when the disk refuses, RuntimeError for a state that is not finite and for parts that are missing
-    or do not fit (TimeoutError is an OSError), and what ``check``, ``enter`` and ``guard`` raise. Nothing is committed
-    then.
+    Raises OSError when the disk refuses, RuntimeError for a state that is not finite and for parts
+    that are missing or do not fit (TimeoutError is an OSError), and what ``check``, ``enter`` and
+    ``guard`` raise. Nothing is committed then.
     """
     try:
         return _written(order, chunks)
@@ -103,19 +129,32 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
         if order.writer:
             shown = sharded.Shown(staging / file_of(order.writer), shown)
         part = write_part(
-            staging, order.writer, chunks, order.tensors, disk=order.disk, known=known, delta=number, progress=shown
-        )  # fmt: skip
+            staging,
+            order.writer,
+            chunks,
+            order.tensors,
+            disk=order.disk,
+            known=known,
+            delta=number,
+            progress=shown,
+        )
         if order.writer:
             sharded.announce(staging, order.writer, part, disk=order.disk)
             return None
         others = sharded.gather(
-            staging, order.writers, timeout_s=PARTS_TIMEOUT_S, check=order.check,
-            note_of=partial(note_of, order), still=order.still,
-        )  # fmt: skip
+            staging,
+            order.writers,
+            timeout_s=PARTS_TIMEOUT_S,
+            check=order.check,
+            note_of=partial(note_of, order),
+            still=order.still,
+        )
         facts, streams = sharded.merge([part, *others])
         gone = delta.missing(order.directory, streams)
         if gone is not None:
-            raise RuntimeError(f"{gone} is gone, to which this delta refers: the next one is tried anew")
+            raise RuntimeError(
+                f"{gone} is gone, to which this delta refers: the next one is tried anew"
+            )
         facts |= {
             "epoch": epoch,
             "generation": order.generation,
@@ -125,9 +164,15 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
         }
         order.check()
         return checkpoints.commit(
-            staging, order.directory, order.step, facts, streams=streams, disk=order.disk, guard=order.guard,
+            staging,
+            order.directory,
+            order.step,
+            facts,
+            streams=streams,
+            disk=order.disk,
+            guard=order.guard,
             progress=progress,
-        )  # fmt: skip
+        )
     finally:
         if order.writer == 0:
             remove(staging, progress)
@@ -143,7 +188,9 @@ def note_of(order: Order, writer: int) -> Path:
 def save(
     state: TrainState, directory: Path, *, generation: int, disk: Disk | None = None
 ) -> tuple[Checkpoint, int]:
-    """Write and commit the state of one process; returns the checkpoint and its size in bytes. See ``write``."""
+    """Write and commit the state of one process; returns the checkpoint and its size in bytes. See
+    ``write``.
+    """
     order, chunks = order_of(state, directory, generation=generation, disk=disk)
     saved = write(order, chunks)
     assert saved is not None
@@ -153,13 +200,17 @@ def save(
 def prepared(
     state: TrainState, checkpoint: Checkpoint, progress: Callable[[], None] | None = None
 ) -> Reading:
-    """What this process holds of the state, about to be read from a checkpoint that fits it. Raises CorruptCheckpoint
-    and CheckpointMismatch; see ``load``.
+    """What this process holds of the state, about to be read from a checkpoint that fits it. Raises
+    CorruptCheckpoint and CheckpointMismatch; see ``load``.
     """
     manifest = checkpoints.manifest_of(checkpoint)
     slots = planned(checkpoint.name, state, manifest["scalars"], table_of(manifest))
     return Reading(
-        checkpoint, chunks_of(state.tensors(slots)), manifest=manifest, slots=slots, progress=progress
+        checkpoint,
+        chunks_of(state.tensors(slots)),
+        manifest=manifest,
+        slots=slots,
+        progress=progress,
     )
 
 
@@ -170,13 +221,17 @@ def load(state: TrainState, reading: Reading) -> None:
 
 
 def restore_newest(
-    state: TrainState, directory: Path, refused: Callable[[Checkpoint, str], None], *,
-    progress: Callable[[], None] | None = None, wanted: Callable[[Checkpoint], bool] = lambda _: True,
-) -> Checkpoint | None:  # fmt: skip
+    state: TrainState,
+    directory: Path,
+    refused: Callable[[Checkpoint, str], None],
+    *,
+    progress: Callable[[], None] | None = None,
+    wanted: Callable[[Checkpoint], bool] = lambda _: True,
+) -> Checkpoint | None:
     """Load the newest checkpoint that verifies into ``state``.
 
-    None when there is none of those ``wanted``. ``refused`` hears of bad ones. Raises CheckpointMismatch, with
-    nothing loaded, for one that is good and of another job.
+    None when there is none of those ``wanted``. ``refused`` hears of bad ones. Raises
+    CheckpointMismatch, with nothing loaded, for one that is good and of another job.
     """
     for checkpoint in checkpoints.newest_first(directory):
         if not wanted(checkpoint):

@@ -1,4 +1,6 @@
-"""Restore of a state that several ranks hold together: all load the same checkpoint, or none of them any."""
+"""Restore of a state that several ranks hold together: all load the same checkpoint, or none of
+them any.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,22 @@ _GOOD, _CORRUPT, _MISMATCH, _HALF = range(4)
 
 
 def restore_together(
-    state: TrainState, directory: Path, group: Group, layout: Layout,
-    refused: Callable[[Checkpoint, str], None], *, progress: Callable[[], None], device: str,
+    state: TrainState,
+    directory: Path,
+    group: Group,
+    layout: Layout,
+    refused: Callable[[Checkpoint, str], None],
+    *,
+    progress: Callable[[], None],
+    device: str,
     wanted: Callable[[Checkpoint], bool] = lambda _: True,
-) -> Checkpoint | None:  # fmt: skip
-    """Load the newest checkpoint of which every rank of the first replica can verify its part; None when there is
-    none of those ``wanted``. Every rank of the group calls it; the others only learn which it is.
+) -> Checkpoint | None:
+    """Load the newest checkpoint of which every rank of the first replica can verify its part; None
+    when there is none of those ``wanted``. Every rank of the group calls it; the others only learn
+    which it is.
 
-    Rank 0 names one after the other. ``refused`` hears, on the ranks that found out, of those that do not verify.
-    Raises GenerationLost, and on all ranks alike CheckpointMismatch and HalfLoaded.
+    Rank 0 names one after the other. ``refused`` hears, on the ranks that found out, of those that
+    do not verify. Raises GenerationLost, and on all ranks alike CheckpointMismatch and HalfLoaded.
     """
     reads = layout.replica_of(group.rank) == 0
     found = checkpoints.newest_first(directory) if group.rank == 0 else []
@@ -42,10 +51,14 @@ def restore_together(
         reading, vote, error = _try(state, checkpoint, progress) if reads else (None, _GOOD, None)
         given = votes(group, vote, device)
         if _MISMATCH in given:
-            raise error if vote == _MISMATCH and error is not None else CheckpointMismatch(
-                f"{checkpoint.name} does not fit rank {given.index(_MISMATCH)} of this job",
-                hint="its log says what differs",
-            )  # fmt: skip
+            raise (
+                error
+                if vote == _MISMATCH and error is not None
+                else CheckpointMismatch(
+                    f"{checkpoint.name} does not fit rank {given.index(_MISMATCH)} of this job",
+                    hint="its log says what differs",
+                )
+            )
         if _CORRUPT in given:
             if vote == _CORRUPT:
                 refused(checkpoint, str(error))
@@ -81,7 +94,8 @@ def _load(state: TrainState, reading: Reading | None, group: Group, name: str, d
         raise error
     if _HALF in given:
         raise HalfLoaded(
-            f"{name} changed while rank {given.index(_HALF)} read it", hint="start these processes anew"
+            f"{name} changed while rank {given.index(_HALF)} read it",
+            hint="start these processes anew",
         )
 
 

@@ -28,7 +28,10 @@ class Shown:
         if event.kind is Kind.GENERATION_READY and event.data["resume_step"] >= self._steps:
             text += f": of {self._steps} none is left"
         elif event.kind is Kind.GENERATION_READY:
-            text += f"; pids {' '.join(str(self._pids.get(name, 'gone')) for name in event.data['members'])}"
+            text += (
+                "; pids"
+                f" {' '.join(str(self._pids.get(name, 'gone')) for name in event.data['members'])}"
+            )
         if text:
             say(text)
 
@@ -47,7 +50,10 @@ def _describe(event: Event) -> str:
     match event.kind:
         case Kind.RUN_STARTED:
             spares = f" + {data['spares']} spare" if data["spares"] else ""
-            return f"{data['cell']}: {data['steps']} steps, {data['ranks']} ranks{spares}, {data['strategy']}"
+            return (
+                f"{data['cell']}: {data['steps']} steps, {data['ranks']} ranks{spares},"
+                f" {data['strategy']}"
+            )
         case Kind.GENERATION_READY:
             origin = f", restored from {data['checkpoint']}" if data["checkpoint"] else ""
             ranks, step = len(data["members"]), data["resume_step"]
@@ -62,15 +68,24 @@ def _describe(event: Event) -> str:
         case Kind.PROCESS_EXITED if not data["expected"]:
             code, number = data["exit_code"], data["signal"]
             lost = ", and what it kept in memory is gone" if data.get("role") == KEEPER else ""
-            return f"{data['process']} ended{lost}: {f'exit code {code}' if number is None else f'signal {number}'}"
+            return (
+                f"{data['process']} ended{lost}:"
+                f" {f'exit code {code}' if number is None else f'signal {number}'}"
+            )
         case Kind.COORDINATOR_ADOPTED:
-            return f"took over {len(data['members'])} ranks from a supervisor last heard of {data['down_s']:.1f} s ago"
+            return (
+                f"took over {len(data['members'])} ranks from a supervisor last heard of"
+                f" {data['down_s']:.1f} s ago"
+            )
         case Kind.NODE_JOINED:
             return f"node {data['node']} is there: {data['host']} at {data['address']}"
         case Kind.NODE_LOST:
             return f"node {data['node']} is lost: {data['why']}"
         case Kind.FILES_DROPPED:
-            return f"{len(data['files'])} logs deleted or cut ({data['bytes'] / 1e6:.0f} MB): {data['why']}"
+            return (
+                f"{len(data['files'])} logs deleted or cut ({data['bytes'] / 1e6:.0f} MB):"
+                f" {data['why']}"
+            )
         case Kind.LEFTOVERS if data["processes"]:
             return f"left behind: {data['processes']}"
         case Kind.RUN_FINISHED:

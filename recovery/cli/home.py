@@ -22,9 +22,10 @@ from recovery.transport.wire import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """A place for a process. ``device``: as torch names it; ``address``: where a rank there listens, "": on the
-    loopback interface; ``events``: directory for its event log; ``logs``: for what it prints, None: where its
-    supervisor does."""
+    """A place for a process. ``device``: as torch names it; ``address``: where a rank there
+    listens, "": on the loopback interface; ``events``: directory for its event log; ``logs``: for
+    what it prints, None: where its supervisor does.
+    """
 
     node: int
     device: str
@@ -43,16 +44,24 @@ class Home(Protocol):
         """Wait until processes can be started, or ``stopped``. Raises InfrastructureError."""
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Instead of ``await_ready``: take over what may live, by name: node and pid. Raises InfrastructureError."""
+        """Instead of ``await_ready``: take over what may live, by name: node and pid. Raises
+        InfrastructureError.
+        """
 
     def spots(self) -> Sequence[Spot]:
-        """Where a process can be started now, first come first served. Raises InfrastructureError: nowhere."""
+        """Where a process can be started now, first come first served. Raises InfrastructureError:
+        nowhere.
+        """
 
     def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
-        """Start one; returns its pid. Raises InfrastructureError, ConnectionError when its node has been lost."""
+        """Start one; returns its pid. Raises InfrastructureError, ConnectionError when its node has
+        been lost.
+        """
 
     def may_return(self) -> bool:
-        """Whether a place where nothing could be started may take processes again: then ask ``spots`` once more."""
+        """Whether a place where nothing could be started may take processes again: then ask
+        ``spots`` once more.
+        """
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
@@ -73,8 +82,9 @@ class Home(Protocol):
         """What it got of the processors."""
 
     def wait(self, timeout_s: float) -> Sequence[Any]:
-        """What happened (``recovery.process.local.Report``, ``recovery.nodes.coordinator.berth.NodeNews``),
-        waiting up to ``timeout_s``."""
+        """What happened (``recovery.process.local.Report``,
+        ``recovery.nodes.coordinator.berth.NodeNews``), waiting up to ``timeout_s``.
+        """
 
     def close(self) -> dict[int, str]:
         """End everything; what could not be removed: pid -> name."""
@@ -85,9 +95,11 @@ def least_taken(
     taken: Iterable[tuple[int, str]],
     avoids: Callable[[tuple[int, str]], bool] = lambda _: False,
 ) -> list[Spot]:
-    """Spots in the order in which a process is to be tried at them; ``taken``: node and device of each that lives. A
-    spot may be there several times, for as many processes. ``avoids``: whether processes kept failing at a node and
-    device; one that is left empty by that is the last to be taken, unless a GPU would have to be shared instead."""
+    """Spots in the order in which a process is to be tried at them; ``taken``: node and device of
+    each that lives. A spot may be there several times, for as many processes. ``avoids``: whether
+    processes kept failing at a node and device; one that is left empty by that is the last to be
+    taken, unless a GPU would have to be shared instead.
+    """
     held, there = Counter(taken), Counter((spot.node, spot.device) for spot in spots)
 
     def rating(spot: Spot) -> tuple[int, bool, int]:
@@ -99,12 +111,16 @@ def least_taken(
 
 
 class ThisMachine:
-    """``devices``: to deal out; ``events``, ``logs``: as of ``Spot``. This process becomes a child subreaper."""
+    """``devices``: to deal out; ``events``, ``logs``: as of ``Spot``. This process becomes a child
+    subreaper.
+    """
 
     store_host = LOOPBACK
 
     def __init__(self, devices: Sequence[str], events: Path, logs: Path | None) -> None:
-        self._spots = [Spot(node=0, device=d, address="", events=events, logs=logs) for d in devices]
+        self._spots = [
+            Spot(node=0, device=d, address="", events=events, logs=logs) for d in devices
+        ]
         self.logs = logs
         become_subreaper()
         recipe = script_recipe()
@@ -122,7 +138,8 @@ class ThisMachine:
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
         """There is nothing to take over: processes of this machine end with their supervisor."""
         raise InfrastructureError(
-            "ranks of one machine end with their supervisor", hint="start the job anew, with another --events"
+            "ranks of one machine end with their supervisor",
+            hint="start the job anew, with another --events",
         )
 
     def spots(self) -> Sequence[Spot]:

@@ -17,14 +17,17 @@ from recovery.rank.script import ScriptConfig
 from recovery.transport.progress_counters import Mark
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
-RETURN_LIMIT_S = 10.0  # theirs, to a coordinator that is there again: they dial at least every second
+# theirs, to a coordinator that is there again: they dial at least every second
+RETURN_LIMIT_S = 10.0
 HEARD_S = 1.0  # a node that was silent for longer is asked after the others
 LOGS = "logs"
 
 
 class Nodes:
-    """``nodes`` of them; ``size``: processes that the job begins with; ``device``: ``auto``, ``cpu`` or ``cuda``;
-    ``events``: directory here that all event logs come to, and what ranks print below ``logs`` there."""
+    """``nodes`` of them; ``size``: processes that the job begins with; ``device``: ``auto``,
+    ``cpu`` or ``cuda``; ``events``: directory here that all event logs come to, and what ranks
+    print below ``logs`` there.
+    """
 
     def __init__(self, fleet: Fleet, *, nodes: int, size: int, device: str, events: Path) -> None:
         self.store_host = fleet.address[0]
@@ -40,7 +43,9 @@ class Nodes:
         """Until an agent has dialled for each node."""
         host, port = self._fleet.address
         say(f"{len(self._numbers)} agents are to dial {host}:{port}")
-        self._fleet.await_nodes(self._numbers, limit_s=READY_LIMIT_S, gone=_nothing_known, stopped=stopped)
+        self._fleet.await_nodes(
+            self._numbers, limit_s=READY_LIMIT_S, gone=_nothing_known, stopped=stopped
+        )
         self._fleet.begin("", self._events)
         for info in self._fleet.nodes().values():
             refuse_other(info)
@@ -61,16 +66,25 @@ class Nodes:
                     )
 
     def spots(self) -> Sequence[Spot]:
-        """Devices of all nodes that are heard of, or else of those that may be again, node by node; on the CPU as many
-        for each as it has at first."""
+        """Devices of all nodes that are heard of, or else of those that may be again, node by node;
+        on the CPU as many for each as it has at first.
+        """
         left = [info for info in self._fleet.nodes().values() if not info.lost]
         there = [info for info in left if info.connected and info.silent_s < HEARD_S] or left
         found = []
         for info in there:
-            cuda = [name for name in info.devices if name.startswith("cuda") and self._device != "cpu"]
+            cuda = [
+                name for name in info.devices if name.startswith("cuda") and self._device != "cpu"
+            ]
             scratch = Path(info.scratch)
             found += [
-                Spot(node=info.node, device=name, address=info.address, events=scratch, logs=scratch / LOGS)
+                Spot(
+                    node=info.node,
+                    device=name,
+                    address=info.address,
+                    events=scratch,
+                    logs=scratch / LOGS,
+                )
                 for name in cuda or ["cpu"] * self._slots
             ]
         if not found:

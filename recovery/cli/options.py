@@ -36,8 +36,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="ranks that hold one copy of the model together (default 1: each holds all of it)",
     )
     add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
-    add("--strategy", default="hot-spare", help=f"one of {', '.join(strategies.names())} (default hot-spare)")
-    add("--param", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the strategy")
+    add(
+        "--strategy",
+        default="hot-spare",
+        help=f"one of {', '.join(strategies.names())} (default hot-spare)",
+    )
+    add(
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the strategy",
+    )
     _add_state_options(add)
     add(
         "--events",
@@ -59,7 +69,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
     )
     add(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what ranks train on (default auto)"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="what ranks train on (default auto)",
     )
     add(
         "--start-timeout",
@@ -88,13 +101,19 @@ def _add_limits(add: Callable[..., object]) -> None:
         "--hang-timeout",
         type=seconds,
         metavar="S",
-        help="seconds a rank may be silent, whatever it does, and all ranks together (default: learned from the steps)",
+        help=(
+            "seconds a rank may be silent, whatever it does, and all ranks together (default:"
+            " learned from the steps)"
+        ),
     )
     add(
         "--park-timeout",
         type=seconds,
         metavar="S",
-        help="least seconds a rank has to leave a generation that is aborted (default 1; more for long steps)",
+        help=(
+            "least seconds a rank has to leave a generation that is aborted (default 1; more for"
+            " long steps)"
+        ),
     )
     add(
         "--join-timeout",
@@ -130,7 +149,10 @@ def _add_state_options(add: Callable[..., object]) -> None:
         "--verify-every",
         type=count,
         metavar="STEPS",
-        help="steps after which replicas compare digests of their state, 0 for never (default: with each checkpoint)",
+        help=(
+            "steps after which replicas compare digests of their state, 0 for never (default: with"
+            " each checkpoint)"
+        ),
     )
     add(
         "--saves",
@@ -143,14 +165,31 @@ def _add_state_options(add: Callable[..., object]) -> None:
         "--memory-checkpoints",
         type=positive,
         metavar="STEPS",
-        help="keep a checkpoint in memory besides, every so many steps: it survives ranks, not this machine",
+        help=(
+            "keep a checkpoint in memory besides, every so many steps: it survives ranks, not this"
+            " machine"
+        ),
     )
-    add("--memory-limit", type=room, default=4000.0, metavar="MB", help="memory for them (default 4000)")
-    add("--keep", type=positive, metavar="N", help="checkpoints kept, instead of what the script says")
+    add(
+        "--memory-limit",
+        type=room,
+        default=4000.0,
+        metavar="MB",
+        help="memory for them (default 4000)",
+    )
+    add(
+        "--keep",
+        type=positive,
+        metavar="N",
+        help="checkpoints kept, instead of what the script says",
+    )
     add(
         "--fresh",
         action="store_true",
-        help="begin with initial values although there are checkpoints; what this job saves itself counts",
+        help=(
+            "begin with initial values although there are checkpoints; what this job saves itself"
+            " counts"
+        ),
     )
 
 
@@ -173,12 +212,18 @@ def _add_node_options(add: Callable[..., object]) -> None:
         type=seconds,
         default=FleetLimits().node_s,
         metavar="S",
-        help="seconds for which the job waits for a node that it needs and does not hear of (default 15)",
+        help=(
+            "seconds for which the job waits for a node that it needs and does not hear of"
+            " (default 15)"
+        ),
     )
     add(
         "--adopt",
         action="store_true",
-        help="take over the job in --events from a supervisor that was killed; a new job if there is none",
+        help=(
+            "take over the job in --events from a supervisor that was killed; a new job if there is"
+            " none"
+        ),
     )
 
 
@@ -201,11 +246,14 @@ def _interval(text: str) -> int | str:
 def saves_of(said: Sequence[str]) -> Saves | None:
     """How checkpoints are written, of NAME=VALUE; None: nothing was said. Raises UsageError."""
     try:
-        return Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
+        return (
+            Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(
-            f"--saves {'.'.join(map(str, first['loc']))}: {first['msg']}; there are mode, sharded, delta and mtbf_s"
+            f"--saves {'.'.join(map(str, first['loc']))}: {first['msg']}; there are mode, sharded,"
+            " delta and mtbf_s"
         ) from error
 
 
@@ -229,7 +277,9 @@ def room(text: str) -> float:
     """How much may be held, more than 0. Raises ValueError, ArgumentTypeError."""
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no room for anything: use a number, more than 0")
+        raise argparse.ArgumentTypeError(
+            f"{text} is no room for anything: use a number, more than 0"
+        )
     return value
 
 
@@ -246,7 +296,9 @@ def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strateg
     try:
         kind = strategies.find(name)
     except KeyError:
-        raise UsageError(f"no strategy {name!r}; there are {', '.join(strategies.names())}") from None
+        raise UsageError(
+            f"no strategy {name!r}; there are {', '.join(strategies.names())}"
+        ) from None
     values = dict(param.partition("=")[::2] for param in params)
     if spares is not None and "spares" in kind.model_fields:
         values["spares"] = str(spares)
@@ -267,7 +319,8 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
         raise UsageError(f"no script {given.script}")
     if given.ranks % given.shards:
         raise UsageError(
-            f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of {given.shards}"
+            f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of"
+            f" {given.shards}"
         )
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
@@ -276,15 +329,19 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
     if given.nodes is None:
         if given.adopt or given.listen or given.token_file:
             raise UsageError(
-                "--adopt, --listen and --token-file are for --nodes: on one machine ranks end with their supervisor"
+                "--adopt, --listen and --token-file are for --nodes: on one machine ranks end with"
+                " their supervisor"
             )
     elif given.listen is None or given.token_file is None:
         raise UsageError("--nodes needs --listen HOST:PORT and --token-file FILE")
     elif given.memory_checkpoints or given.logs:
         raise UsageError(
-            "--memory-checkpoints and --logs are for one machine; what ranks of nodes print is in EVENTS/logs"
+            "--memory-checkpoints and --logs are for one machine; what ranks of nodes print is in"
+            " EVENTS/logs"
         )
     if given.adopt and given.events is None:
         raise UsageError("--adopt needs --events DIR, the same as of the job")
     if given.nodes and given.nodes > given.ranks + strategy.spares_wanted:
-        raise UsageError(f"{given.nodes} nodes for {given.ranks + strategy.spares_wanted} processes")
+        raise UsageError(
+            f"{given.nodes} nodes for {given.ranks + strategy.spares_wanted} processes"
+        )

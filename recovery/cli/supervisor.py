@@ -1,5 +1,6 @@
-"""Supervises one training script, here or on nodes: ``recovery.supervise.controller`` over processes of a
-home, no harness."""
+"""Supervises one training script, here or on nodes: ``recovery.supervise.controller`` over
+processes of a home, no harness.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +35,19 @@ from recovery.supervise.controller import Controller, Stage, Timing
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import CheckpointNote, Failed, Message, Ready
 
-LOG_RESERVE = 4 << 20  # bytes: a failure takes about 2,500, so that many can be written down on a full disk
+# bytes: a failure takes about 2,500, so that many can be written down on a full disk
+LOG_RESERVE = 4 << 20
 LOST = "unknown: it was killed"
 _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the script says;
-    ``memory_every``: steps between checkpoints in memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with
-    initial values, whatever checkpoints there are; ``log_limit_bytes``: for event logs, and for what ranks print (in
-    ``logs``)."""
+    """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the
+    script says; ``memory_every``: steps between checkpoints in memory, 0: none, and
+    ``memory_bytes`` for them; ``fresh``: begin with initial values, whatever checkpoints there are;
+    ``log_limit_bytes``: for event logs, and for what ranks print (in ``logs``).
+    """
 
     script: Path
     args: tuple[str, ...]
@@ -78,20 +81,30 @@ class Listener(Protocol):
         """The supervisor wrote an event."""
 
     def on_recovered(self, seconds: float, step: int) -> None:
-        """After a failure the first step beyond all earlier ones is committed; seconds since it was detected."""
+        """After a failure the first step beyond all earlier ones is committed; seconds since it was
+        detected.
+        """
 
     def on_failed_save(self, checkpoint: str, error: str) -> None:
         """A checkpoint could not be saved; training goes on."""
 
 
 class Supervisor:
-    """One job, from start to end, or from where another supervisor was lost (``estate``). ``home`` is closed with it.
-    Implements ``recovery.supervise.supervision.Hands``."""
+    """One job, from start to end, or from where another supervisor was lost (``estate``). ``home``
+    is closed with it. Implements ``recovery.supervise.supervision.Hands``.
+    """
 
     def __init__(
-        self, spec: JobSpec, strategy: Strategy, timing: Timing, *, home: Home, listener: Listener, stop: StopFlag,
+        self,
+        spec: JobSpec,
+        strategy: Strategy,
+        timing: Timing,
+        *,
+        home: Home,
+        listener: Listener,
+        stop: StopFlag,
         estate: Estate | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.strategy = strategy
         self._stop = stop
         self.late_failures: list[str] = []
@@ -102,7 +115,9 @@ class Supervisor:
         left = estate.processes if estate is not None else {}
         folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
         # While our own log is not there, so that it counts.
-        self._log_room = LogRoom(folders, spec.log_limit_bytes, left if estate is not None else None)
+        self._log_room = LogRoom(
+            folders, spec.log_limit_bytes, left if estate is not None else None
+        )
         log = estate.log if estate is not None else None
         self._writer = EventWriter(
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
@@ -120,8 +135,14 @@ class Supervisor:
         try:
             self._store, port = start_store(home.store_host)
             self.controller = Controller(
-                strategy, self, world=spec.ranks, shards=spec.shards, steps=0, store_port=port, timing=timing
-            )  # fmt: skip
+                strategy,
+                self,
+                world=spec.ranks,
+                shards=spec.shards,
+                steps=0,
+                store_port=port,
+                timing=timing,
+            )
         except BaseException:
             home.close()
             raise
@@ -129,12 +150,14 @@ class Supervisor:
     def run(self) -> str:
         """Run the job to its end and return the outcome: completed, gave-up, broken or interrupted.
 
-        It resumes from the newest checkpoint that verifies, if there is one. Every process is gone afterwards.
-        Raises InfrastructureError.
+        It resumes from the newest checkpoint that verifies, if there is one. Every process is gone
+        afterwards. Raises InfrastructureError.
         """
         controller = self.controller
         host, boot = socket.gethostname(), boot_id()
-        begun = self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=host, wall_ns=time.time_ns(), boot=boot)
+        begun = self._write(
+            Kind.ACTOR_STARTED, pid=os.getpid(), host=host, wall_ns=time.time_ns(), boot=boot
+        )
         self._name_job(begun)
         try:
             if self._estate is not None and self._estate.steps:
@@ -159,15 +182,20 @@ class Supervisor:
         if self._spec.memory_every:
             assert isinstance(self._home, ThisMachine)
             self._keepers = Keepers(
-                Here(self._home.fork, log=self._home.logs), job=self._job, nodes=1,
-                limit_bytes=self._spec.memory_bytes, replicate=False,
-            )  # fmt: skip
+                Here(self._home.fork, log=self._home.logs),
+                job=self._job,
+                nodes=1,
+                limit_bytes=self._spec.memory_bytes,
+                replicate=False,
+            )
         self.controller.start(self._first_state)
 
     def _name_job(self, started: Event) -> None:
         """By the first event of its log, whoever supervises it now."""
         first = (
-            self._estate.log.events[0] if self._estate is not None and self._estate.log.events else started
+            self._estate.log.events[0]
+            if self._estate is not None and self._estate.log.events
+            else started
         )
         self._job_id = f"{first.data['host']}-{first.data['pid']}-{first.data['wall_ns']:x}"
 
@@ -180,9 +208,13 @@ class Supervisor:
         self._described, self.controller.steps = True, estate.steps
         self._home.inherit(estate.living)
         self.record(
-            Kind.COORDINATOR_ADOPTED, generation=known.generation, members=list(known.members), stage=LOST,
-            down_s=round(self.now_s() - estate.since_ns / 1e9, 6), events=len(estate.log.events),
-        )  # fmt: skip
+            Kind.COORDINATOR_ADOPTED,
+            generation=known.generation,
+            members=list(known.members),
+            stage=LOST,
+            down_s=round(self.now_s() - estate.since_ns / 1e9, 6),
+            events=len(estate.log.events),
+        )
         self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
@@ -192,7 +224,9 @@ class Supervisor:
                     self._note_job(report.message)
                 elif isinstance(report.message, Failed):
                     self._errors[report.process] = report.message.error
-                elif isinstance(report.message, CheckpointNote) and report.message.state == "failed":
+                elif (
+                    isinstance(report.message, CheckpointNote) and report.message.state == "failed"
+                ):
                     self._listener.on_failed_save(report.message.checkpoint, report.message.error)
                 self.controller.on_message(report.process, report.message)
             elif isinstance(report, Dying):
@@ -219,12 +253,15 @@ class Supervisor:
         cleared = self._log_room.look({*self._pids, *keepers})
         if cleared is not None:
             limit = f"more than {self._spec.log_limit_bytes / 1e9:g} GB of event logs and outputs"
-            self._write(Kind.FILES_DROPPED, files=list(cleared.files), bytes=cleared.bytes, why=limit)
+            self._write(
+                Kind.FILES_DROPPED, files=list(cleared.files), bytes=cleared.bytes, why=limit
+            )
 
     def _interrupt(self, by: str) -> None:
         controller = self.controller
         controller.stop("interrupted", by)
-        if controller.outcome == "completed":  # what follows the loop is being done, and may take long
+        # what follows the loop is being done, and may take long
+        if controller.outcome == "completed":
             controller.outcome, controller.reason = "interrupted", f"{by} after the last step"
             for name in self._pids:
                 self.kill(name)
@@ -236,11 +273,18 @@ class Supervisor:
         self._described = True
         self.controller.steps = ready.steps
         self._write(
-            Kind.RUN_STARTED, arm="job", cell=self._spec.script.name, repeat=0, seed=ready.seed,
-            ranks=self._spec.ranks, spares=self.strategy.spares_wanted, steps=ready.steps,
-            global_batch=ready.global_batch, strategy=strategies.name_of(self.strategy),
+            Kind.RUN_STARTED,
+            arm="job",
+            cell=self._spec.script.name,
+            repeat=0,
+            seed=ready.seed,
+            ranks=self._spec.ranks,
+            spares=self.strategy.spares_wanted,
+            steps=ready.steps,
+            global_batch=ready.global_batch,
+            strategy=strategies.name_of(self.strategy),
             order={"seed": ready.seed, "samples": ready.samples},
-        )  # fmt: skip
+        )
 
     def _on_exit(self, report: Exited) -> None:
         name = report.process
@@ -248,9 +292,14 @@ class Supervisor:
         if expected and report.exit_code and self.controller.outcome == "completed":
             self.late_failures.append(f"{name}: {self._errors.get(name, report.how)}")
         self.record(
-            Kind.PROCESS_EXITED, process=name, pid=self._pids[name], exit_code=report.exit_code,
-            signal=report.signal, expected=expected, last_seq=self.mark(name).last_seq,
-        )  # fmt: skip
+            Kind.PROCESS_EXITED,
+            process=name,
+            pid=self._pids[name],
+            exit_code=report.exit_code,
+            signal=report.signal,
+            expected=expected,
+            last_seq=self.mark(name).last_seq,
+        )
         del self._pids[name]
         self.controller.on_exit(name, report.how)
         for book in (self._spots, self._errors):
@@ -260,15 +309,25 @@ class Supervisor:
         if isinstance(news, Started):
             self._log_room.begins(news.process)
             self._write(
-                Kind.PROCESS_SPAWNED, process=news.process, pid=news.pid, role=KEEPER, mode="warm", node=0
+                Kind.PROCESS_SPAWNED,
+                process=news.process,
+                pid=news.pid,
+                role=KEEPER,
+                mode="warm",
+                node=0,
             )
             return
         assert self._keepers is not None
         self._write(
-            Kind.PROCESS_EXITED, process=news.process, pid=self._keepers.pid_of(news.process),
-            exit_code=news.exit_code, signal=news.signal, expected=expected, last_seq=None,
+            Kind.PROCESS_EXITED,
+            process=news.process,
+            pid=self._keepers.pid_of(news.process),
+            exit_code=news.exit_code,
+            signal=news.signal,
+            expected=expected,
+            last_seq=None,
             role=KEEPER,
-        )  # fmt: skip
+        )
 
     def _end(self) -> None:
         committed = self.controller.committed
@@ -283,9 +342,11 @@ class Supervisor:
         self._store = None
         self._write(Kind.LEFTOVERS, processes=left, ports=[], shared_memory=[])
         self._write(
-            Kind.RUN_FINISHED, outcome=self.controller.outcome, reason=self.controller.reason,
+            Kind.RUN_FINISHED,
+            outcome=self.controller.outcome,
+            reason=self.controller.reason,
             committed_step=committed,
-        )  # fmt: skip
+        )
         self._writer.close()
 
     # ---- Hands
@@ -295,20 +356,29 @@ class Supervisor:
         return time.monotonic()
 
     def spawn(self, role: str, mode: str) -> str:
-        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
+        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
+        spare.
+        """
         name, pid, spot = self._start("s" if role == "spare" else "w", mode)
         self._pids[name], self._spots[name] = pid, (spot.node, spot.device)
         self.record(
-            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=spot.node, device=spot.device
-        )  # fmt: skip
+            Kind.PROCESS_SPAWNED,
+            process=name,
+            pid=pid,
+            role=role,
+            mode=mode,
+            node=spot.node,
+            device=spot.device,
+        )
         return name
 
     def _avoids(self, spot: tuple[int, str]) -> bool:
         return self._reputation.avoids(spot, self.now_s())
 
     def _start(self, kind: str, mode: str) -> tuple[str, int, Spot]:
-        """Try node after node, and again while any may come back. Each try uses up a name: what could not be started
-        may be there yet, and begin late."""
+        """Try node after node, and again while any may come back. Each try uses up a name: what
+        could not be started may be there yet, and begin late.
+        """
         taken = [self._spots[other] for other in self._pids]
         while True:
             why, failed = "no node is left", set[int]()
@@ -331,19 +401,34 @@ class Supervisor:
     def _config(self, name: str, spot: Spot) -> ScriptConfig:
         spec = self._spec
         seat = Seat(
-            supervisor="recovery.run", process=name, world=spec.ranks, shards=spec.shards,
-            batch=self.strategy.batch_policy, backend=spec.backend, device=spot.device,
+            supervisor="recovery.run",
+            process=name,
+            world=spec.ranks,
+            shards=spec.shards,
+            batch=self.strategy.batch_policy,
+            backend=spec.backend,
+            device=spot.device,
             net=Net(store_host=self._home.store_host, address=spot.address),
             restores=not self.strategy.keeps_survivors,
-            checkpoint_dir=spec.checkpoint_dir, checkpoint_every=spec.checkpoint_every,
-            checkpoint_keep=spec.checkpoint_keep, saves=spec.saves, memory=self._memory(),
-            verify_every=spec.verify_every, nonfinite=self.strategy.nonfinite_policy, fresh=spec.fresh,
+            checkpoint_dir=spec.checkpoint_dir,
+            checkpoint_every=spec.checkpoint_every,
+            checkpoint_keep=spec.checkpoint_keep,
+            saves=spec.saves,
+            memory=self._memory(),
+            verify_every=spec.verify_every,
+            nonfinite=self.strategy.nonfinite_policy,
+            fresh=spec.fresh,
             job_id=self._job_id,
-        )  # fmt: skip
+        )
         return ScriptConfig(
-            name=name, parent=0, events=spot.events, log=spot.logs / f"{name}.log" if spot.logs else None,
-            path=spec.script, args=list(spec.args), seat=seat,
-        )  # fmt: skip
+            name=name,
+            parent=0,
+            events=spot.events,
+            log=spot.logs / f"{name}.log" if spot.logs else None,
+            path=spec.script,
+            args=list(spec.args),
+            seat=seat,
+        )
 
     @property
     def _job(self) -> str:
@@ -352,7 +437,9 @@ class Supervisor:
     def _memory(self) -> InMemory | None:
         if self._keepers is None:
             return None
-        return InMemory(socket=self._keepers.socket_of(0), job=self._job, every=self._spec.memory_every)
+        return InMemory(
+            socket=self._keepers.socket_of(0), job=self._job, every=self._spec.memory_every
+        )
 
     def send(self, process: str, message: Message) -> bool:
         """Send to a process; False when it is gone."""
@@ -378,7 +465,11 @@ class Supervisor:
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         """Write an event; notes when a failure that stops training began."""
-        stops = kind is Kind.FAILURE_DETECTED and data["rank"] is not None and data["cause"] != Cause.NOTICE
+        stops = (
+            kind is Kind.FAILURE_DETECTED
+            and data["rank"] is not None
+            and data["cause"] != Cause.NOTICE
+        )
         if (
             kind is Kind.FAILURE_DETECTED
             and data["process"] in self._spots

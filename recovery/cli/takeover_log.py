@@ -1,4 +1,6 @@
-"""What a supervisor that was killed has left to the one that takes its job over: the log, and a lock on it."""
+"""What a supervisor that was killed has left to the one that takes its job over: the log, and a
+lock on it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Estate:
-    """Of a job that is not over. ``steps``: of the whole job, 0: it has not begun; ``epoch``: of the next coordinator;
-    ``processes``: all there ever were, each by its kind and number; ``since_ns``: when the last event was written."""
+    """Of a job that is not over. ``steps``: of the whole job, 0: it has not begun; ``epoch``: of
+    the next coordinator; ``processes``: all there ever were, each by its kind and number;
+    ``since_ns``: when the last event was written.
+    """
 
     log: ActorLog
     steps: int
@@ -39,20 +43,24 @@ class Estate:
 
     @property
     def names(self) -> int:
-        """A number that no process has had, nor any higher. Each try to start one uses a number up, so that there may
-        be fewer processes than numbers; what the lost coordinator had tried last may be there, and not be in the log.
+        """A number that no process has had, nor any higher. Each try to start one uses a number up,
+        so that there may be fewer processes than numbers; what the lost coordinator had tried last
+        may be there, and not be in the log.
         """
         return 1 + max((_number(name) for name in self.processes), default=-1) + UNWRITTEN
 
     @property
     def living(self) -> dict[str, tuple[int, int]]:
         """Those that may be alive: node and pid."""
-        return {name: (left.node, left.pid) for name, left in self.processes.items() if not left.gone}
+        return {
+            name: (left.node, left.pid) for name, left in self.processes.items() if not left.gone
+        }
 
 
 def read_estate(events: Path) -> Estate | str:
-    """Of the job whose logs are in ``events``; the outcome instead, if it is over. Raises InfrastructureError when
-    nobody can take it over."""
+    """Of the job whose logs are in ``events``; the outcome instead, if it is over. Raises
+    InfrastructureError when nobody can take it over.
+    """
     log = read_actor(events / f"{ORCHESTRATOR}.jsonl")
     if log.unread:
         raise InfrastructureError(
@@ -65,9 +73,11 @@ def read_estate(events: Path) -> Estate | str:
         match event.kind:
             case Kind.EVENTS_DROPPED:
                 raise InfrastructureError(
-                    f"events {data['first']} to {data['last']} of the job in {events} were dropped ({data['why']}): "
-                    "nobody knows who trains",
-                    hint="start it anew with another --events: it goes on from its newest checkpoint",
+                    f"events {data['first']} to {data['last']} of the job in {events} were dropped"
+                    f" ({data['why']}): nobody knows who trains",
+                    hint=(
+                        "start it anew with another --events: it goes on from its newest checkpoint"
+                    ),
                 )
             case Kind.RUN_FINISHED:
                 return str(data["outcome"])
@@ -75,16 +85,24 @@ def read_estate(events: Path) -> Estate | str:
                 epoch += 1
                 if data.get("boot") != boot_id():
                     raise InfrastructureError(
-                        f"the job in {events} was supervised from another machine, or before this one was started anew",
-                        hint="start it anew with another --events: it goes on from its newest checkpoint",
+                        f"the job in {events} was supervised from another machine, or before this"
+                        " one was started anew",
+                        hint=(
+                            "start it anew with another --events: it goes on from its newest"
+                            " checkpoint"
+                        ),
                     )
             case Kind.RUN_STARTED:
                 steps = data["steps"]
             case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
-                processes[data["process"]] = Left(node=data["node"], pid=data["pid"], device=data["device"])
+                processes[data["process"]] = Left(
+                    node=data["node"], pid=data["pid"], device=data["device"]
+                )
             case Kind.PROCESS_EXITED if data["process"] in processes:
                 left = processes[data["process"]]
-                processes[data["process"]] = Left(node=left.node, pid=left.pid, device=left.device, gone=True)
+                processes[data["process"]] = Left(
+                    node=left.node, pid=left.pid, device=left.device, gone=True
+                )
     since_ns = log.events[-1].time_ns if log.events else 0
     return Estate(log=log, steps=steps, epoch=epoch, since_ns=since_ns, processes=processes)
 
@@ -95,8 +113,9 @@ def _number(name: str) -> int:
 
 
 def lock(events: Path) -> int:
-    """Hold the job's logs for as long as this process lives; returns the descriptor. Raises InfrastructureError when
-    another supervisor does."""
+    """Hold the job's logs for as long as this process lives; returns the descriptor. Raises
+    InfrastructureError when another supervisor does.
+    """
     fd = os.open(events / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,6 @@
-"""Takes down a process group that was abandoned in the middle of an operation, once the operation has ended."""
+"""Takes down a process group that was abandoned in the middle of an operation, once the operation
+has ended.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ ABANDONED = "abandoned-group"  # the threads that wait for it
 def outlive(
     work: dist.Work, circles: Sequence[Circle], made: list[Any], *, limit_s: float, then: str
 ) -> None:
-    """Hold torch's groups, ``made``, until ``work`` has ended, and then let go of them, on a thread of its own: before,
-    destroying them would join the thread that waits. ``limit_s``: the operation's own timeout; one that it does not end
-    is held for ever. ``then``: the thread's name while it takes them down."""
+    """Hold torch's groups, ``made``, until ``work`` has ended, and then let go of them, on a thread
+    of its own: before, destroying them would join the thread that waits. ``limit_s``: the
+    operation's own timeout; one that it does not end is held for ever. ``then``: the thread's name
+    while it takes them down.
+    """
 
     def hold() -> None:
         deadline_s = time.monotonic() + limit_s + GRACE_S

@@ -15,7 +15,9 @@ BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
 
 
 class Bucket:
-    """``flat``: gradients one after the other, then a tail of ``tail`` values; ``views``: each gradient in it."""
+    """``flat``: gradients one after the other, then a tail of ``tail`` values; ``views``: each
+    gradient in it.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], tail: int) -> None:
         self.parameters = parameters
@@ -46,8 +48,9 @@ class Bucket:
             parameter.grad = view
 
     def take(self, place: int) -> None:
-        """Have the gradient of a parameter in the buffer, wherever it has come: ``zero_grad()`` lets go of the buffer's
-        view, and autograd then makes another tensor."""
+        """Have the gradient of a parameter in the buffer, wherever it has come: ``zero_grad()``
+        lets go of the buffer's view, and autograd then makes another tensor.
+        """
         parameter, view = self.parameters[place], self.views[place]
         gradient = parameter.grad
         if gradient is not view:
@@ -60,11 +63,13 @@ class Bucket:
         self.sealed_at = self.flat._version
 
     def require_sealed(self) -> None:
-        """Raise RuntimeError if somebody has changed a gradient since: some ranks may have sent what was before."""
+        """Raise RuntimeError if somebody has changed a gradient since: some ranks may have sent
+        what was before.
+        """
         if self.flat._version != self.sealed_at:
             raise RuntimeError(
-                "a gradient was changed while it was reduced, by a hook that runs after the job's: use "
-                "tensor.register_hook, or register_post_accumulate_grad_hook before job.attach"
+                "a gradient was changed while it was reduced, by a hook that runs after the job's:"
+                " use tensor.register_hook, or register_post_accumulate_grad_hook before job.attach"
             )
 
 
@@ -72,20 +77,24 @@ def check_types(parameters: Mapping[Any, nn.Parameter]) -> None:
     """One type for all gradients, wide enough for the counts in the tail. Raises TypeError."""
     trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
     if not trained:
-        raise TypeError("the model has no parameter that requires a gradient: there is nothing to train")
+        raise TypeError(
+            "the model has no parameter that requires a gradient: there is nothing to train"
+        )
     first, device = trained[0][1].dtype, trained[0][1].device
     for name, parameter in trained:
         if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first:
             raise TypeError(
-                f"parameter {name} is {parameter.dtype}: gradients are summed in float32 (or all in float64); "
-                "keep the parameters so, and use torch.autocast for the forward pass"
+                f"parameter {name} is {parameter.dtype}: gradients are summed in float32 (or all in"
+                " float64); keep the parameters so, and use torch.autocast for the forward pass"
             )
         if parameter.device != device:
             raise TypeError(f"parameter {name} is on {parameter.device}, others are on {device}")
 
 
 def make_buckets(parameters: list[nn.Parameter], tail: int, padding: int) -> list[Bucket]:
-    """Buckets of about BUCKET_BYTES each. ``tail``: of the last one; ``padding``: zeros at the end of each."""
+    """Buckets of about BUCKET_BYTES each. ``tail``: of the last one; ``padding``: zeros at the end
+    of each.
+    """
     groups: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:

@@ -13,18 +13,23 @@ if TYPE_CHECKING:
     from recovery.collectives.group import Group
 
 DEVICE_ERRORS = tuple(
-    kind for kind in (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", None)) if kind is not None
+    kind
+    for kind in (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", None))
+    if kind is not None
 )
-"""What a rank cannot leave behind by joining another generation: its device fails it, not a peer."""
+"""What a rank cannot leave behind by joining another generation: its device fails it, not a peer.
+"""
 
 
 class GenerationLost(Exception):
-    """This generation cannot go on: a peer is gone, the link broke, or the supervisor aborted it."""
+    """This generation cannot go on: a peer is gone, the link broke, or the supervisor
+    aborted it.
+    """
 
 
 class Circle:
-    """Some ranks of a generation, and what they do together. ``ranks``: their numbers in the generation, in order;
-    ``rank``: this one's.
+    """Some ranks of a generation, and what they do together. ``ranks``: their numbers in the
+    generation, in order; ``rank``: this one's.
 
     Used by the training thread. A circle of one rank has nothing to exchange.
     """
@@ -38,8 +43,9 @@ class Circle:
         self._made = made
 
     def start(self, operation: Callable[[Any], dist.Work]) -> dist.Work:
-        """Begin an operation on torch's process group. Its tensors are kept until it is waited for, as ``operation``
-        refers to them. Raises GenerationLost."""
+        """Begin an operation on torch's process group. Its tensors are kept until it is waited for,
+        as ``operation`` refers to them. Raises GenerationLost.
+        """
         try:
             work = operation(self._made)
         except DEVICE_ERRORS:
@@ -50,7 +56,9 @@ class Circle:
         return work
 
     def start_all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work | None:
-        """Begin to sum ``tensor`` over the ranks, in place; None: nothing to wait for. Raises GenerationLost."""
+        """Begin to sum ``tensor`` over the ranks, in place; None: nothing to wait for. Raises
+        GenerationLost.
+        """
         if self._made is None or not tensor.numel():
             return None
         options = dist.AllreduceOptions()
@@ -66,8 +74,9 @@ class Circle:
             self._group.settle()
 
     def wait(self, work: dist.Work | None) -> None:
-        """Have what comes next on this thread come after an operation. Raises GenerationLost when it fails or the
-        generation is aborted."""
+        """Have what comes next on this thread come after an operation. Raises GenerationLost when
+        it fails or the generation is aborted.
+        """
         if work is not None:
             self._group.wait(work)
 

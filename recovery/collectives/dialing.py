@@ -1,9 +1,11 @@
-"""Has gloo reach its peers another way than straight: through a tunnel, or a proxy that can be made slow.
+"""Has gloo reach its peers another way than straight: through a tunnel, or a proxy that can be made
+slow.
 
-Gloo hands each rank's listening address to the others through the store; of two ranks, the one with the larger
-address connects to the other. What a rank finds in the store for those it connects to may be changed: to an address
-below its own, which leaves the order as it is. On one machine each rank listens at a loopback address of its own;
-ranks of a node share the node's, and their ports decide.
+Gloo hands each rank's listening address to the others through the store; of two ranks, the one with
+the larger address connects to the other. What a rank finds in the store for those it connects to
+may be changed: to an address below its own, which leaves the order as it is. On one machine each
+rank listens at a loopback address of its own; ranks of a node share the node's, and their ports
+decide.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ _BLOB = 128 + 8  # a sockaddr_storage and a number
 
 
 class Roll:
-    """The names of the processes that hold ranks, which each puts into the store before it is found there. ``rank``,
-    ``name``: of this one."""
+    """The names of the processes that hold ranks, which each puts into the store before it is found
+    there. ``rank``, ``name``: of this one.
+    """
 
     def __init__(self, store: dist.Store, rank: int, name: str) -> None:
         self._store = store
         store.set(str(rank), name)
 
     def by_rank(self, dial: Callable[[str, Address], Address], ranks: Sequence[int]) -> Dial:
-        """The way to those of ``ranks`` by their places, given the way to the processes that hold them."""
+        """The way to those of ``ranks`` by their places, given the way to the processes that hold
+        them.
+        """
         return lambda place, address: dial(self._store.get(str(ranks[place])).decode(), address)
 
 
@@ -45,13 +50,16 @@ def address_of(rank: int) -> str:
 
 
 def published(blob: bytes) -> Address:
-    """The address in what gloo publishes of a rank: the length of its host's name, the name, the length of a socket
-    address (family, port, IPv4 address, ...), the socket address, and more.
+    """The address in what gloo publishes of a rank: the length of its host's name, the name, the
+    length of a socket address (family, port, IPv4 address, ...), the socket address, and more.
 
-    Raises RuntimeError when it is not that: gloo's format is not the one known here, or the address is no IPv4 one.
+    Raises RuntimeError when it is not that: gloo's format is not the one known here, or the address
+    is no IPv4 one.
     """
     at = _address_at(blob)
-    return socket.inet_ntoa(blob[at + 4 : at + 8]), int(struct.unpack(">H", blob[at + 2 : at + 4])[0])
+    return socket.inet_ntoa(blob[at + 4 : at + 8]), int(
+        struct.unpack(">H", blob[at + 2 : at + 4])[0]
+    )
 
 
 def redirected(blob: bytes, address: Address) -> bytes:
@@ -61,9 +69,11 @@ def redirected(blob: bytes, address: Address) -> bytes:
 
 
 def connects(own: Address, peer: Address) -> bool:
-    """Whether gloo has the rank at ``own`` connect to the one at ``peer``, and not the other way round.
+    """Whether gloo has the rank at ``own`` connect to the one at ``peer``, and not the other way
+    round.
 
-    It compares addresses as they go over the wire, and ports of one address as this machine reads those bytes.
+    It compares addresses as they go over the wire, and ports of one address as this machine reads
+    those bytes.
     """
     return _order(own) > _order(peer)
 
@@ -82,7 +92,8 @@ def _address_at(blob: bytes) -> int:
 
 
 class RedirectingStore(dist.Store):
-    """A store client in which the addresses of those that this rank connects to are what ``dial`` says.
+    """A store client in which the addresses of those that this rank connects to are what ``dial``
+    says.
 
     ``place``: of this rank among those that meet there; they are counted like that here.
     """
@@ -101,7 +112,9 @@ class RedirectingStore(dist.Store):
         self._inner.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
-        """As the inner store, but for addresses. Raises RuntimeError when a way leads over too high an address."""
+        """As the inner store, but for addresses. Raises RuntimeError when a way leads over too high
+        an address.
+        """
         value, peer = self._inner.get(key), _rank_in(key)
         if peer is None or self._own is None or not connects(self._own, at := published(value)):
             return value

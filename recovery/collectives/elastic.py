@@ -1,12 +1,13 @@
 """Averages gradients so that the result is the same, bit for bit, however many ranks there are.
 
-The global batch is cut into as many micro-batches as the full job has ranks. A rank computes the gradients of each of
-its own into buffers of their own. Each rank then gets one slice of every micro-batch's gradients (all-to-all), adds
-them up in the order of the micro-batches, and the sums are gathered. A ring all-reduce is the same two halves, and with
-all ranks there the bytes on the wire are the same too; but it adds in an order that depends on the ranks.
+The global batch is cut into as many micro-batches as the full job has ranks. A rank computes the
+gradients of each of its own into buffers of their own. Each rank then gets one slice of every
+micro-batch's gradients (all-to-all), adds them up in the order of the micro-batches, and the sums
+are gathered. A ring all-reduce is the same two halves, and with all ranks there the bytes on the
+wire are the same too; but it adds in an order that depends on the ranks.
 
-What it costs: while ranks are missing, the others hold gradients of several micro-batches and send all of them. There
-is always a second buffer, for the slices that come in.
+What it costs: while ranks are missing, the others hold gradients of several micro-batches and send
+all of them. There is always a second buffer, for the slices that come in.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from recovery.state.finite import Amount
 
 @dataclass(kw_only=True)
 class _Exchange:
-    """Of one bucket. ``parts``: this rank's slice of each micro-batch's values; ``sent``: is kept while it is sent."""
+    """Of one bucket. ``parts``: this rank's slice of each micro-batch's values; ``sent``: is kept
+    while it is sent.
+    """
 
     parts: Tensor
     sent: Tensor | None = None
@@ -37,7 +40,9 @@ class _Exchange:
 class ElasticReducer(Buckets):
     """A ``Reducer`` of ``max_world`` micro-batches."""
 
-    def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
+    def __init__(
+        self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]
+    ) -> None:
         super().__init__(entering)
         check_types(dict(model.named_parameters()))
         self._parts = max_world
@@ -63,7 +68,9 @@ class ElasticReducer(Buckets):
 
     def _make_exchanges(self, world: int) -> None:
         self._exchanges = [
-            _Exchange(parts=bucket.flat.new_empty(self._parts, -(-self._used(bucket.flat) // world)))
+            _Exchange(
+                parts=bucket.flat.new_empty(self._parts, -(-self._used(bucket.flat) // world))
+            )
             for bucket in self._rows[0]
         ]
 
@@ -85,16 +92,22 @@ class ElasticReducer(Buckets):
         """See Reducer."""
         self._take_all()
         if self._row + 1 >= len(self._rows):
-            raise RuntimeError(f"this rank has {len(self._rows)} micro-batches, and all are computed")
+            raise RuntimeError(
+                f"this rank has {len(self._rows)} micro-batches, and all are computed"
+            )
         for bucket in self._buckets:
             self._flaws.look(bucket.gradients)
         self._seal(rank, loss_sum, count)
         self._open(self._row + 1)
 
-    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
+    def finish(
+        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+    ) -> Reduced:
         """See Reducer."""
         if self._row + 1 < len(self._rows):
-            raise RuntimeError(f"micro-batch {self._row + 1} of {len(self._rows)} is not this rank's last")
+            raise RuntimeError(
+                f"micro-batch {self._row + 1} of {len(self._rows)} is not this rank's last"
+            )
         self._take_all()
         while self._next < len(self._buckets) - 1:
             self._launch()
@@ -109,10 +122,13 @@ class ElasticReducer(Buckets):
         tail, norm = self._conclude(last.tail)
         samples = round(tail[_COUNT])
         return Reduced(
-            loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, save=tail[_SAVE] > 0,
+            loss=tail[_LOSS] / samples,
+            samples=samples,
+            pause=tail[_PAUSE] > 0,
+            save=tail[_SAVE] > 0,
             blamed=self._blamed(tail[_FLAGS : self._tail]),
             grad_norm=norm,
-        )  # fmt: skip
+        )
 
     def _used(self, flat: Tensor) -> int:
         return flat.numel() - self._padding
@@ -151,12 +167,17 @@ class ElasticReducer(Buckets):
         coming = [len(order.share(rank, world, self._parts)) * size for rank in range(world)]
         going = [len(rows) * size] * world
         exchange.work = self._enter(
-            sent.nbytes, circle.ranks,
-            lambda: circle.start(lambda made: made.alltoall_base(exchange.parts.view(-1), sent, coming, going)),
-        )  # fmt: skip
+            sent.nbytes,
+            circle.ranks,
+            lambda: circle.start(
+                lambda made: made.alltoall_base(exchange.parts.view(-1), sent, coming, going)
+            ),
+        )
 
     def _add_up(self) -> None:
-        """Wait for the slices, add them up in the order of the micro-batches, and put the sums together."""
+        """Wait for the slices, add them up in the order of the micro-batches, and put the sums
+        together.
+        """
         circle = self._joined().everyone
         gathers = []
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=True):
@@ -166,11 +187,15 @@ class ElasticReducer(Buckets):
             total, *others = exchange.parts.unbind()
             for part in others:
                 total.add_(part)
-            gathers.append(self._gather(circle, bucket.flat[: len(circle.ranks) * total.numel()], total))
+            gathers.append(
+                self._gather(circle, bucket.flat[: len(circle.ranks) * total.numel()], total)
+            )
         for gather in gathers:
             circle.wait(gather)
 
     def _gather(self, circle: Circle, whole: Tensor, own: Tensor) -> dist.Work | None:
         return self._enter(
-            whole.nbytes, circle.ranks, lambda: circle.start(lambda made: made._allgather_base(whole, own))
+            whole.nbytes,
+            circle.ranks,
+            lambda: circle.start(lambda made: made._allgather_base(whole, own)),
         )

@@ -1,9 +1,9 @@
 """A process group that can be left at any moment.
 
-``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down the
-group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation uses its own
-key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is unblocked the same way.
-What NCCL needs besides is in ``recovery.collectives.nccl``.
+``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down
+the group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation
+uses its own key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is
+unblocked the same way. What NCCL needs besides is in ``recovery.collectives.nccl``.
 """
 
 from __future__ import annotations
@@ -44,26 +44,40 @@ SEE_OFF_PAUSE_S = 0.05
 
 
 class Group:
-    """The process group of one generation, whose ranks meet in up to three circles: ``everyone``; ``shard``, the ranks
-    that hold one copy of the model together with this one; ``holders``, those that hold the same part as this one.
+    """The process group of one generation, whose ranks meet in up to three circles: ``everyone``;
+    ``shard``, the ranks that hold one copy of the model together with this one; ``holders``, those
+    that hold the same part as this one.
 
-    ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other.
-    ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the rendezvous, and
-    ``collective_timeout_s`` (None: the same) each collective, which lasts as long as its last member does something
-    else; both are a last resort, since the supervisor aborts from outside long before. ``dial``: where to
-    connect to reach a process, by its name, that listens at an address; None: there. ``name``: of this process.
+    ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any
+    other. ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the
+    rendezvous, and ``collective_timeout_s`` (None: the same) each collective, which lasts as long
+    as its last member does something else; both are a last resort, since the supervisor aborts from
+    outside long before. ``dial``: where to connect to reach a process, by its name, that listens at
+    an address; None: there. ``name``: of this process.
 
-    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a
-    connection just being shut down (seen in about 1 of 30 aborts), and its wait would then last the whole
-    timeout. Such an operation is abandoned.
+    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for
+    a connection just being shut down (seen in about 1 of 30 aborts), and its wait would then last
+    the whole timeout. Such an operation is abandoned.
     """
 
     def __init__(
-        self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
-        check: Callable[[], None], shards: int = 1, name: str = "",
-        dial: Callable[[str, Address], Address] | None = None, link: StoreLink | None = None, net: Net = Net(),
-        collective_timeout_s: float | None = None, device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        generation: int,
+        rank: int,
+        world: int,
+        store_port: int,
+        backend: str,
+        timeout_s: float,
+        check: Callable[[], None],
+        shards: int = 1,
+        name: str = "",
+        dial: Callable[[str, Address], Address] | None = None,
+        link: StoreLink | None = None,
+        net: Net = Net(),
+        collective_timeout_s: float | None = None,
+        device: str = "cpu",
+    ) -> None:
         self.generation = generation
         self.rank = rank
         self.world = world
@@ -105,9 +119,9 @@ class Group:
     def form(self) -> None:
         """Meet the other members. Raises GenerationLost when that fails.
 
-        On a thread of its own, which is left to its timeouts when the generation is aborted: nothing ends torch's wait
-        for a store that is gone, gloo's for a peer that was lost before it connected, or NCCL's for one that does not
-        come.
+        On a thread of its own, which is left to its timeouts when the generation is aborted:
+        nothing ends torch's wait for a store that is gone, gloo's for a peer that was lost before
+        it connected, or NCCL's for one that does not come.
         """
         made = self._forming = Future[list[Circle]]()
         make = self._make
@@ -118,7 +132,8 @@ class Group:
         while not wait([made], timeout=POLL.total_seconds()).done:
             try:
                 self._check()
-                if self.backend == "nccl" and time.monotonic() > deadline_s:  # NCCL itself waits for ever
+                # NCCL itself waits for ever
+                if self.backend == "nccl" and time.monotonic() > deadline_s:
                     raise GenerationLost(
                         f"could not form the group within {self._timeout.total_seconds():g} s"
                     )
@@ -132,7 +147,9 @@ class Group:
             raise
         except (RuntimeError, ValueError) as error:
             if self.backend == "nccl" and not isinstance(error, RuntimeError):
-                raise  # this rank has no GPU, or gave it what is on none: another generation would be the same
+                # this rank has no GPU, or gave it what is on none: another generation would be the
+                # same
+                raise
             raise GenerationLost(f"could not form the group: {first_line(error)}") from error
         self.everyone, self.shard, self.holders = self._circles
         if self.backend != "nccl":
@@ -141,8 +158,9 @@ class Group:
         self._own = socket_inodes() - self._foreign - self._linked()
 
     def _make(self, probe: Tensor | None = None) -> list[Circle]:
-        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are one. ``probe``: a
-        value on the device, by which NCCL is connected."""
+        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are
+        one. ``probe``: a value on the device, by which NCCL is connected.
+        """
         if probe is not None:
             torch.cuda.set_device(self.device)  # a thread's own: it begins on GPU 0
         layout, client = self.layout, self._client()
@@ -169,7 +187,9 @@ class Group:
             circles[tuple(ranks)] = Circle(self, ranks, made)
         if self.rank == 0:
             args = (client, self.generation)
-            threading.Thread(target=forget_generations, args=args, name=LEAVING, daemon=True).start()
+            threading.Thread(
+                target=forget_generations, args=args, name=LEAVING, daemon=True
+            ).start()
         if self._link is not None and not self._aborted:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
         return [circles[tuple(ranks)] for ranks in wanted.values()]
@@ -189,7 +209,9 @@ class Group:
         return dist.ProcessGroupGloo(store, place, size, options)
 
     def _connect(self, made: Any, probe: Tensor) -> None:
-        """Raises GenerationLost if the generation was aborted before, as nobody else would come any more."""
+        """Raises GenerationLost if the generation was aborted before, as nobody else would come any
+        more.
+        """
         if self._aborted:
             raise GenerationLost("aborted while the group was formed")
         self.began(nccl.connect(made, probe), probe)
@@ -199,12 +221,16 @@ class Group:
         return {self._link.inode} if self._link else set()
 
     def _client(self) -> dist.TCPStore:
-        """Connect to the store. Raises GenerationLost when it does not answer, or the generation is aborted.
+        """Connect to the store. Raises GenerationLost when it does not answer, or the generation is
+        aborted.
 
-        In short attempts, each longer than the last: nothing but its own timeout ends torch's wait for a store that
-        is gone.
+        In short attempts, each longer than the last: nothing but its own timeout ends torch's wait
+        for a store that is gone.
         """
-        deadline_s, attempt_s = time.monotonic() + self._timeout.total_seconds(), STORE_ATTEMPT_S / 2
+        deadline_s, attempt_s = (
+            time.monotonic() + self._timeout.total_seconds(),
+            STORE_ATTEMPT_S / 2,
+        )
         kept = self._link.take(self._store_at) if self._link else None
         if kept is not None:
             kept.set_timeout(self._timeout)
@@ -214,12 +240,16 @@ class Group:
                 with socket.create_connection(self._store_at, timeout=STORE_ATTEMPT_S):
                     attempt_s *= 2  # there is one; it may be slow
                 limit = timedelta(seconds=attempt_s)
-                client = nameless(partial(dist.TCPStore, *self._store_at, is_master=False, timeout=limit))
+                client = nameless(
+                    partial(dist.TCPStore, *self._store_at, is_master=False, timeout=limit)
+                )
                 client.set_timeout(self._timeout)
                 return client
             except (OSError, RuntimeError) as error:
                 if self._aborted or time.monotonic() > deadline_s:
-                    raise GenerationLost(f"could not form the group: {first_line(error)}") from error
+                    raise GenerationLost(
+                        f"could not form the group: {first_line(error)}"
+                    ) from error
                 self._check()
                 time.sleep(STORE_PAUSE_S)
 
@@ -234,9 +264,11 @@ class Group:
         self.everyone.broadcast(tensor, source)
 
     def wait(self, work: dist.Work) -> None:
-        """Have what comes next on this thread come after an operation. Raises GenerationLost when it fails or the
-        generation is aborted."""
-        # NCCL has the stream wait here, not the host: ``settle`` does. Gloo's own timeout ends the loop at the latest.
+        """Have what comes next on this thread come after an operation. Raises GenerationLost when
+        it fails or the generation is aborted.
+        """
+        # NCCL has the stream wait here, not the host: ``settle`` does. Gloo's own timeout ends the
+        # loop at the latest.
         while self.backend != "nccl" and not _settled(work):
             try:
                 self._check()
@@ -252,23 +284,28 @@ class Group:
         self._open.pop(id(work), None)
 
     def began(self, work: dist.Work, uses: Any) -> None:
-        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of them. ``uses``: its
-        tensors, or what holds them; kept until the operation is waited for, since it runs on a stream of its own."""
+        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of
+        them. ``uses``: its tensors, or what holds them; kept until the operation is waited for,
+        since it runs on a stream of its own.
+        """
         if self.backend == "nccl":
             self._latest, self._open[id(work)] = work, (work, uses)
 
     def settle(self) -> None:
         """Have what was received in place, and know that it is whole. Raises GenerationLost.
 
-        NCCL only enqueues: it is waited for here, by looking, since neither an abort nor the error of a communicator
-        would end a wait of CUDA's. An aborted kernel ends with garbage and no error.
+        NCCL only enqueues: it is waited for here, by looking, since neither an abort nor the error
+        of a communicator would end a wait of CUDA's. An aborted kernel ends with garbage and no
+        error.
         """
         if self.backend == "nccl":
             nccl.await_device(self.device, self._look)
             self._look()
 
     def read(self, values: Tensor) -> list[Any]:
-        """The numbers of a small tensor that was received, or follows from what was. Raises GenerationLost."""
+        """The numbers of a small tensor that was received, or follows from what was. Raises
+        GenerationLost.
+        """
         self.settle()
         found: list[Any] = values.tolist()
         self._check()
@@ -290,16 +327,20 @@ class Group:
             self._latest = None
 
     def abort(self) -> int:
-        """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
+        """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the
+        sockets shut down.
+        """
         self._aborted = True
         if self.backend == "nccl":
-            # A communicator that is not made yet cannot be aborted: what it waits for are sockets. One that is made
-            # has to be, and ends with its kernels.
+            # A communicator that is not made yet cannot be aborted: what it waits for are sockets.
+            # One that is made has to be, and ends with its kernels.
             broken = self._break_off(socket_inodes() - self._foreign) if self._own is None else 0
             self._aborts.abort(self._made)
             return broken
         return shut_down(
-            lambda inode: inode in self._own if self._own is not None else inode not in self._foreign
+            lambda inode: (
+                inode in self._own if self._own is not None else inode not in self._foreign
+            )
         )
 
     def _break_off(self, sockets: set[str]) -> int:
@@ -311,21 +352,27 @@ class Group:
         self._latest, left = None, list(self._open.values())
         self._open = {}
         for work, _ in left:
-            work.synchronize()  # what an aborted kernel still writes comes before what the next generation does
+            # what an aborted kernel still writes comes before what the next generation does
+            work.synchronize()
         if self.backend == "nccl" and self._forming is not None and not self._forming.done():
-            # Those of its sockets that are opened later than now are nobody's to tell from the next generation's.
+            # Those of its sockets that are opened later than now are nobody's to tell from the next
+            # generation's.
             args = (self._forming, list(self._made), socket_inodes() - self._foreign)
-            threading.Thread(target=self._see_off, args=args, name="see-off-group", daemon=True).start()
+            threading.Thread(
+                target=self._see_off, args=args, name="see-off-group", daemon=True
+            ).start()
         if not self.abandoned:
             made, self._made = self._made, []
             for circle in self._circles:
                 circle.close()
-            # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody should wait for.
+            # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody
+            # should wait for.
             threading.Thread(target=made.clear, name=LEAVING, daemon=True).start()
 
     def _see_off(self, forming: Future[list[Circle]], made: list[Any], sockets: set[str]) -> None:
-        """Push a set-up that was left behind until it ends, and with it what it has begun; what it has made by then is
-        aborted too, were it made at the last moment."""
+        """Push a set-up that was left behind until it ends, and with it what it has begun; what it
+        has made by then is aborted too, were it made at the last moment.
+        """
         deadline_s = time.monotonic() + SEE_OFF_S
         while time.monotonic() < deadline_s:
             done = forming.done()
@@ -337,7 +384,9 @@ class Group:
             time.sleep(SEE_OFF_PAUSE_S)
 
     def _abandon(self, work: dist.Work) -> None:
-        """Give an operation a last chance to notice that its connections are gone, then leave it to itself."""
+        """Give an operation a last chance to notice that its connections are gone, then leave it to
+        itself.
+        """
         self.abort()
         deadline = time.monotonic() + LAST_CHANCE_S
         while not work.is_completed():
@@ -350,7 +399,9 @@ class Group:
 
 
 def gloo_device(address: str) -> Any:
-    """Where gloo listens: at a numeric address, which it need not look up; "": on the loopback interface."""
+    """Where gloo listens: at a numeric address, which it need not look up; "": on the loopback
+    interface.
+    """
     if address:
         return dist.ProcessGroupGloo.create_device(hostname=address)
     return dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
@@ -377,6 +428,7 @@ def _settled(work: dist.Work) -> bool:
     try:
         work.wait(POLL)
     except RuntimeError:
-        # Failed, or the time was up; it may even have succeeded since then, so the error itself tells nothing.
+        # Failed, or the time was up; it may even have succeeded since then, so the error itself
+        # tells nothing.
         return bool(work.is_completed())
     return True

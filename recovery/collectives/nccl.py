@@ -1,12 +1,16 @@
-"""What NCCL does otherwise than gloo: communicators are made, left and waited for as torch's ProcessGroupNCCL needs it.
+"""What NCCL does otherwise than gloo: communicators are made, left and waited for as torch's
+ProcessGroupNCCL needs it.
 
-- Everything runs on the stream of a device: ``Work.wait`` has that stream wait, not the host. A kernel that was aborted
-  ends like any other and leaves garbage, so the host has to ask whether there was an abort after it has waited.
-- An operation runs on a stream of NCCL's own, so that its tensors may only be let go of after ``Work.wait``: else their
-  memory would be given to whoever asks next. The group holds them until then.
-- A communicator is made by the first collective of a group, which waits in the host for all members and cannot be
-  aborted before it is registered. It is made on a thread that can be left behind.
-- The watchdog of torch ends the process when a collective fails. The supervisor decides that here, see WATCHDOG.
+- Everything runs on the stream of a device: ``Work.wait`` has that stream wait, not the host. A
+  kernel that was aborted ends like any other and leaves garbage, so the host has to ask whether
+  there was an abort after it has waited.
+- An operation runs on a stream of NCCL's own, so that its tensors may only be let go of after
+  ``Work.wait``: else their memory would be given to whoever asks next. The group holds them until
+  then.
+- A communicator is made by the first collective of a group, which waits in the host for all members
+  and cannot be aborted before it is registered. It is made on a thread that can be left behind.
+- The watchdog of torch ends the process when a collective fails. The supervisor decides that here,
+  see WATCHDOG.
 """
 
 from __future__ import annotations
@@ -30,9 +34,13 @@ ABORT_S = 0.02  # longest wait for communicators to be aborted
 
 
 def watchdog() -> None:
-    """Have torch's watchdog leave this process alone. Its supervisor sets this for it at birth; a rank that was started
-    otherwise does it before its first group, as no thread of NCCL reads the environment yet."""
-    missing = {name: value for name, value in NCCL_WATCHDOG.items() if os.environ.get(name) != value}
+    """Have torch's watchdog leave this process alone. Its supervisor sets this for it at birth; a
+    rank that was started otherwise does it before its first group, as no thread of NCCL reads the
+    environment yet.
+    """
+    missing = {
+        name: value for name, value in NCCL_WATCHDOG.items() if os.environ.get(name) != value
+    }
     if missing:
         os.environ.update(missing)
 
@@ -46,29 +54,36 @@ def meet(store: dist.Store, place: int, size: int, timeout: timedelta) -> Any:
 
 
 def connect(made: Any, probe: Tensor) -> dist.Work:
-    """Make the communicator, and wait for the other members in it. ``probe``: one value on the device, which is still
-    under way then."""
+    """Make the communicator, and wait for the other members in it. ``probe``: one value on the
+    device, which is still under way then.
+    """
     return made.allreduce([probe])  # type: ignore[no-any-return]
 
 
 class Aborts:
-    """Aborts the communicators of groups, all at once: one alone may wait for the kernels of another.
+    """Aborts the communicators of groups, all at once: one alone may wait for the kernels of
+    another.
 
     Each on a thread of its own, since NCCL may not come back from it.
     """
 
     def __init__(self) -> None:
         self._begun: dict[int, threading.Thread] = {}
-        self._lock = threading.Lock()  # whoever listens to the supervisor aborts, and who trains leaves
+        # whoever listens to the supervisor aborts, and who trains leaves
+        self._lock = threading.Lock()
 
     def abort(self, groups: Iterable[Any]) -> None:
-        """Safe to repeat, and to be repeated where a communicator may be registered late. Waits for ABORT_S at most."""
+        """Safe to repeat, and to be repeated where a communicator may be registered late. Waits for
+        ABORT_S at most.
+        """
         with self._lock:
             for made in list(groups):
                 thread = self._begun.get(id(made))
                 if thread is None or not thread.is_alive():
                     call = made.abort
-                    thread = threading.Thread(target=_quietly, args=(call,), name="abort-group", daemon=True)
+                    thread = threading.Thread(
+                        target=_quietly, args=(call,), name="abort-group", daemon=True
+                    )
                     self._begun[id(made)] = thread
                     thread.start()
             begun = list(self._begun.values())
@@ -78,8 +93,9 @@ class Aborts:
 
 
 def await_device(device: torch.device, look: Callable[[], None]) -> None:
-    """Wait until everything that was given to the current stream of ``device`` is done; ``look`` is called meanwhile,
-    and may raise."""
+    """Wait until everything that was given to the current stream of ``device`` is done; ``look`` is
+    called meanwhile, and may raise.
+    """
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     spin_s = time.monotonic() + SPIN_S

@@ -1,10 +1,10 @@
-"""Averages gradients over a group that changes: bucketed, overlapping backward, bound to no process group
-object.
+"""Averages gradients over a group that changes: bucketed, overlapping backward, bound to no process
+group object.
 
-Gradients live in flat buckets in the reverse order of the parameters, each reduced as soon as its last
-gradient is there, as DistributedDataParallel does (Li et al., VLDB 2020); unlike it, nothing has to be
-rebuilt when the group changes. The last bucket carries a tail: loss, sample count, wishes and one non-finite
-flag a rank, so that all ranks learn of them alike and no extra round is needed.
+Gradients live in flat buckets in the reverse order of the parameters, each reduced as soon as its
+last gradient is there, as DistributedDataParallel does (Li et al., VLDB 2020); unlike it, nothing
+has to be rebuilt when the group changes. The last bucket carries a tail: loss, sample count, wishes
+and one non-finite flag a rank, so that all ranks learn of them alike and no extra round is needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FLAG_ROOM = 1 << 10  # flags of a rank's micro-batches add up to less
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks with
-    non-finite values.
+    """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks
+    with non-finite values.
     """
 
     loss: float
@@ -44,16 +44,20 @@ class Reduced:
     @property
     def finite(self) -> bool:
         """Whether loss and gradients may be applied."""
-        return not self.blamed and self.grad_norm == self.grad_norm and abs(self.grad_norm) != float("inf")
+        return (
+            not self.blamed
+            and self.grad_norm == self.grad_norm
+            and abs(self.grad_norm) != float("inf")
+        )
 
 
 class Reducer(Protocol):
     """What a job needs of whoever reduces gradients.
 
-    The caller's loss must be a *sum* over its samples; shares may then be uneven. Optional seams: ``pace`` is called
-    with the bytes about to go over this rank's link, ``reached`` in the middle of backward, ``check`` wherever an abort
-    should be noticed (it raises GenerationLost), ``instead`` before each collective: it may give work to wait for
-    instead.
+    The caller's loss must be a *sum* over its samples; shares may then be uneven. Optional seams:
+    ``pace`` is called with the bytes about to go over this rank's link, ``reached`` in the middle
+    of backward, ``check`` wherever an abort should be noticed (it raises GenerationLost),
+    ``instead`` before each collective: it may give work to wait for instead.
     """
 
     pace: Callable[[int], None] | None
@@ -66,8 +70,10 @@ class Reducer(Protocol):
         """Use this group from now on, and count collectives anew."""
 
     def starts_with(self, digest: str) -> None:
-        """What this rank holds as the generation begins, in hexadecimal digits: a part of it goes with the flags of the
-        first step, and ``finish`` raises GenerationLost unless all that hold the same have sent the same."""
+        """What this rank holds as the generation begins, in hexadecimal digits: a part of it goes
+        with the flags of the first step, and ``finish`` raises GenerationLost unless all that hold
+        the same have sent the same.
+        """
 
     def rehearse(self) -> None:
         """Clear gradients and get ready for a backward pass that is not reduced."""
@@ -76,38 +82,50 @@ class Reducer(Protocol):
         """Clear gradients and get ready for one backward pass."""
 
     def expect(self, *, last: bool = True) -> None:
-        """A backward pass of the step comes now; ``last``: no other follows it before ``finish`` or ``keep``. Raises
-        RuntimeError when parameters were frozen or unfrozen between two passes of a step."""
+        """A backward pass of the step comes now; ``last``: no other follows it before ``finish`` or
+        ``keep``. Raises RuntimeError when parameters were frozen or unfrozen between two passes of
+        a step.
+        """
 
     def require(self) -> None:
         """The optimizer is about to use the gradients. Raises RuntimeError when they are gone."""
 
     def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
-        """End a micro-batch that is not this rank's last of the step. Raises RuntimeError where there is but one."""
+        """End a micro-batch that is not this rank's last of the step. Raises RuntimeError where
+        there is but one.
+        """
 
-    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
-        """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means over all samples
-        afterwards."""
+    def finish(
+        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+    ) -> Reduced:
+        """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means
+        over all samples afterwards.
+        """
 
     def clip(self, grad_norm: float, limit: float) -> None:
-        """Scale gradients so that their norm is at most ``limit`` (as torch.nn.utils.clip_grad_norm_ does)."""
+        """Scale gradients so that their norm is at most ``limit`` (as
+        torch.nn.utils.clip_grad_norm_ does).
+        """
 
     def all_finite(self) -> bool:
         """Whether this rank's own gradients, as they are now, are finite."""
 
     def broken_off(self) -> bool:
-        """The step is not going on. Whether its gradients are complete all the same, but for what ``finish`` returns:
-        they are kept then until the next ``begin``, and ``settle`` makes use of them."""
+        """The step is not going on. Whether its gradients are complete all the same, but for what
+        ``finish`` returns: they are kept then until the next ``begin``, and ``settle`` makes use of
+        them.
+        """
 
     def settle(self, samples: Amount) -> None:
         """Make means of gradients that are sums over so many samples, once."""
 
 
 class Buckets:
-    """The gradients of some parameters in flat buffers, each reduced as soon as its last gradient is there.
+    """The gradients of some parameters in flat buffers, each reduced as soon as its last gradient
+    is there.
 
-    ``tail``: values at the end of the last one, for other use. ``entering``: called with a running number before each
-    collective. The seams are those of ``Reducer``.
+    ``tail``: values at the end of the last one, for other use. ``entering``: called with a running
+    number before each collective. The seams are those of ``Reducer``.
     """
 
     def __init__(self, entering: Callable[[int], None]) -> None:
@@ -132,7 +150,9 @@ class Buckets:
         self._hooks: list[RemovableHandle] = []
 
     def fill(self, parameters: Sequence[nn.Parameter], tail: int = 0, padding: int = 0) -> None:
-        """Make the buckets, in the order in which backward comes to them. ``padding``: zeros at the end of each."""
+        """Make the buckets, in the order in which backward comes to them. ``padding``: zeros at the
+        end of each.
+        """
         self._parameters = list(parameters)
         self._trained = [parameter.requires_grad for parameter in parameters]
         self._tail_size, self._padded = tail, padding
@@ -166,8 +186,9 @@ class Buckets:
         return flag + float(_FLAG_ROOM * self._start)
 
     def _blamed(self, flags: Sequence[float]) -> tuple[int, ...]:
-        """Ranks with non-finite values. Raises GenerationLost when those that should hold the same did not as the
-        generation began; nothing is applied then."""
+        """Ranks with non-finite values. Raises GenerationLost when those that should hold the same
+        did not as the generation began; nothing is applied then.
+        """
         first, self._start = self._start > 0, 0
         for shard in range(self._joined().layout.shards) if first else ():
             holders = self._joined().layout.holders(shard)
@@ -210,7 +231,9 @@ class Buckets:
         gone = total = 0
         for bucket in self._buckets:
             total += len(bucket.parameters)
-            for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+            for place, (parameter, view) in enumerate(
+                zip(bucket.parameters, bucket.views, strict=True)
+            ):
                 if parameter.grad is view:
                     continue
                 if parameter.grad is None:
@@ -219,13 +242,14 @@ class Buckets:
                     bucket.take(place)
         if gone and gone == total:
             raise RuntimeError(
-                "zero_grad() between step.backward() and step.commit() has thrown the gradients away: leave it out, "
-                "each step begins with zeros"
+                "zero_grad() between step.backward() and step.commit() has thrown the gradients"
+                " away: leave it out, each step begins with zeros"
             )
 
     def _refill(self) -> None:
-        """Parameters were frozen or unfrozen: make buckets for those that are trained now. What is frozen has no
-        gradient, so that the optimizer leaves it as it is."""
+        """Parameters were frozen or unfrozen: make buckets for those that are trained now. What is
+        frozen has no gradient, so that the optimizer leaves it as it is.
+        """
         check_types(dict(enumerate(self._parameters)))
         self.fill(self._parameters, self._tail_size, self._padded)
         for parameter in self._parameters:
@@ -234,16 +258,21 @@ class Buckets:
             bucket.clear()
 
     def _take_all(self) -> None:
-        """The backward passes are over: whatever gradient is not in its bucket belongs there. Raises RuntimeError."""
+        """The backward passes are over: whatever gradient is not in its bucket belongs there.
+        Raises RuntimeError.
+        """
         self._guarded = self._armed = False
         for bucket in self._buckets:
-            for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+            for place, (parameter, view) in enumerate(
+                zip(bucket.parameters, bucket.views, strict=True)
+            ):
                 if parameter.grad is view:
                     continue
                 if bucket.here[place]:
                     raise RuntimeError(
-                        "a hook has replaced a gradient after the job had put it into its bucket: register hooks that "
-                        "run after accumulation before job.attach, or use tensor.register_hook"
+                        "a hook has replaced a gradient after the job had put it into its bucket:"
+                        " register hooks that run after accumulation before job.attach, or use"
+                        " tensor.register_hook"
                     )
                 bucket.take(place)
 
@@ -273,8 +302,10 @@ class Buckets:
         return False
 
     def _conclude(self, tail: Tensor) -> tuple[list[float], float]:
-        """Make means of the gradients, and read the tail that was reduced with them, and their norm. The host waits for
-        a GPU here, and nowhere else in a step. Raises GenerationLost, as what an abort leaves looks like any values."""
+        """Make means of the gradients, and read the tail that was reduced with them, and their
+        norm. The host waits for a GPU here, and nowhere else in a step. Raises GenerationLost, as
+        what an abort leaves looks like any values.
+        """
         self.settle(tail[_COUNT])
         norm = torch.linalg.vector_norm(self._norms())
         *values, last = self._read(torch.cat([tail, norm.view(1)]))
@@ -305,8 +336,9 @@ class Buckets:
                 return
             if not self._expected:
                 raise RuntimeError(
-                    "loss.backward() was called in a step: give the loss to step.backward(loss), and parts of it that "
-                    "are computed before the last one to step.accumulate(loss)"
+                    "loss.backward() was called in a step: give the loss to step.backward(loss),"
+                    " and parts of it that are computed before the last one to"
+                    " step.accumulate(loss)"
                 )
             bucket = self._buckets[place]
             bucket.take(number)
@@ -314,8 +346,8 @@ class Buckets:
                 return
             if bucket.here[number]:
                 raise RuntimeError(
-                    "a gradient came twice in one backward pass, and may have been sent after the first time: use "
-                    "torch.utils.checkpoint with use_reentrant=False"
+                    "a gradient came twice in one backward pass, and may have been sent after the"
+                    " first time: use torch.utils.checkpoint with use_reentrant=False"
                 )
             if self.check:
                 self.check()
@@ -332,7 +364,8 @@ class Buckets:
         bucket = self._buckets[self._next]
         self._next += 1
         if self._next < len(self._buckets):
-            # Looked at before it is mixed with the others' values: that is how the rank to blame is known.
+            # Looked at before it is mixed with the others' values: that is how the rank to blame is
+            # known.
             self._flaws.look(bucket.gradients)
         bucket.seal()
         circle = self._circle()
@@ -343,13 +376,15 @@ class Buckets:
     def _enter(
         self, ring_bytes: int, ranks: Sequence[int], start: Callable[[], dist.Work | None]
     ) -> dist.Work | None:
-        """Begin a collective of these ranks; ``ring_bytes``: what each would send in a ring without end."""
+        """Begin a collective of these ranks; ``ring_bytes``: what each would send in a ring without
+        end.
+        """
         if self.instead and (other := self.instead()):
             return other  # type: ignore[no-any-return]
         self._collectives += 1
         self._entering(self._collectives)
-        # In a ring an all-reduce sends each element 2 (n - 1) / n times, a gathering or scattering one half of
-        # that (Patarasuk and Yuan, 2009).
+        # In a ring an all-reduce sends each element 2 (n - 1) / n times, a gathering or scattering
+        # one half of that (Patarasuk and Yuan, 2009).
         wire = int(ring_bytes * (len(ranks) - 1) / len(ranks))
         self.wire_bytes += wire
         if self.pace:
@@ -358,14 +393,20 @@ class Buckets:
 
 
 class GradientReducer(Buckets):
-    """Sums the gradients of ``model`` over the ranks and divides by the number of samples; a ``Reducer``."""
+    """Sums the gradients of ``model`` over the ranks and divides by the number of samples; a
+    ``Reducer``.
+    """
 
-    def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
+    def __init__(
+        self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]
+    ) -> None:
         super().__init__(entering)
         check_types(dict(model.named_parameters()))
         self.fill(list(model.parameters()), tail=_FLAGS + max_world)
 
-    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
+    def finish(
+        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+    ) -> Reduced:
         """See Reducer."""
         self._take_all()
         last = self._buckets[-1]
@@ -388,6 +429,10 @@ class GradientReducer(Buckets):
         samples = round(tail[_COUNT])
         blamed = self._blamed(tail[_FLAGS : _FLAGS + group.world])
         return Reduced(
-            loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, blamed=blamed, grad_norm=norm,
+            loss=tail[_LOSS] / samples,
+            samples=samples,
+            pause=tail[_PAUSE] > 0,
+            blamed=blamed,
+            grad_norm=norm,
             save=tail[_SAVE] > 0,
-        )  # fmt: skip
+        )

@@ -1,9 +1,11 @@
-"""Reduces the gradients of a sharded model: within a replica part by part, then over the replicas, shard by shard.
+"""Reduces the gradients of a sharded model: within a replica part by part, then over the replicas,
+shard by shard.
 
-``fully_shard`` sums a unit's gradients over the ranks of the replica and adds this rank's part to buckets that
-belong to nobody's generation; each is then summed over the ranks that hold the same part, overlapping backward as in
-``reduce``. One small all-reduce over all ranks ends the step: a gradient norm over all parts needs it anyway, and it
-carries what the tail of a bucket carries in data-parallel training.
+``fully_shard`` sums a unit's gradients over the ranks of the replica and adds this rank's part to
+buckets that belong to nobody's generation; each is then summed over the ranks that hold the same
+part, overlapping backward as in ``reduce``. One small all-reduce over all ranks ends the step: a
+gradient norm over all parts needs it anyway, and it carries what the tail of a bucket carries in
+data-parallel training.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
 
 
 class ShardedReducer(Buckets):
-    """A ``Reducer`` and the model's ``Exchange``. ``waiting``: called before (True) and after (False) each collective
-    in the midst of a pass."""
+    """A ``Reducer`` and the model's ``Exchange``. ``waiting``: called before (True) and after
+    (False) each collective in the midst of a pass.
+    """
 
     def __init__(
         self, model: nn.Module, *, entering: Callable[[int], None], waiting: Callable[[bool], None]
@@ -62,7 +65,8 @@ class ShardedReducer(Buckets):
 
     def _refill(self) -> None:
         raise RuntimeError(
-            "parameters of a sharded model were frozen or unfrozen while it trains: do so before job.attach"
+            "parameters of a sharded model were frozen or unfrozen while it trains: do so before"
+            " job.attach"
         )
 
     def gather(self, output: Tensor, part: Tensor) -> None:
@@ -71,20 +75,25 @@ class ShardedReducer(Buckets):
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
         """See Exchange."""
-        # Looked at before it is mixed with the others' values: that is how the rank to blame is known.
+        # Looked at before it is mixed with the others' values: that is how the rank to blame is
+        # known.
         self._sent.look(whole)
         shard = self._joined().shard
         if shard.backend == "nccl":
             self._exchange(whole.nbytes, lambda made: made._reduce_scatter_base(output, whole))
         else:
-            # Gloo's own is an all-reduce of everything, and a wait for it knows no time limit: an abort would not
-            # always end it.
+            # Gloo's own is an all-reduce of everything, and a wait for it knows no time limit: an
+            # abort would not always end it.
             parts, options = torch.empty_like(whole), dist.AllToAllOptions()
-            self._exchange(whole.nbytes, lambda made: made.alltoall_base(parts, whole, [], [], options))
+            self._exchange(
+                whole.nbytes, lambda made: made.alltoall_base(parts, whole, [], [], options)
+            )
             torch.sum(parts.view(len(shard.ranks), -1), dim=0, out=output)
         self._got.look(output)
 
-    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
+    def finish(
+        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+    ) -> Reduced:
         """See Reducer."""
         self._underway = False
         self._take_all()
@@ -93,7 +102,8 @@ class ShardedReducer(Buckets):
         self._flaws.look(self._buckets[-1].gradients)
         self._launch()
         self._sent.look(loss_sum)
-        # What is not finite here and was when the replica was done with it, this rank has spoilt itself.
+        # What is not finite here and was when the replica was done with it, this rank has spoilt
+        # itself.
         bad = self._sent.flag() + self._flaws.flag() * (1 - self._got.flag())
         circle = self._circle()
         for bucket in self._buckets:
@@ -108,10 +118,13 @@ class ShardedReducer(Buckets):
         samples = round(word[_COUNT])
         self.settle(samples)
         return Reduced(
-            loss=word[_LOSS] / samples, samples=samples, pause=word[_PAUSE] > 0, save=word[_SAVE] > 0,
+            loss=word[_LOSS] / samples,
+            samples=samples,
+            pause=word[_PAUSE] > 0,
+            save=word[_SAVE] > 0,
             blamed=blamed,
             grad_norm=math.sqrt(word[_SQUARES]) / samples,
-        )  # fmt: skip
+        )
 
     def settle(self, samples: Amount) -> None:
         """See Reducer."""
@@ -143,11 +156,13 @@ class ShardedReducer(Buckets):
         for place, value in enumerate(values, start=_LOSS):
             word[place] = value
         word[_FLAGS + rank] = self._with_start(bad)
-        # Whoever gets the others' word knows that all have come this far. One that does not get it may have
-        # missed a step that others go on to apply, and holds all that is needed to follow.
+        # Whoever gets the others' word knows that all have come this far. One that does not get it
+        # may have missed a step that others go on to apply, and holds all that is needed to follow.
         self._complete = True
         everyone = group.everyone
-        everyone.wait(self._enter(2 * word.nbytes, group.ranks, lambda: everyone.start_all_reduce(word)))
+        everyone.wait(
+            self._enter(2 * word.nbytes, group.ranks, lambda: everyone.start_all_reduce(word))
+        )
         return self._read(word)
 
     def _circle(self) -> Circle:

@@ -1,9 +1,10 @@
 """Shards a model over the ranks that hold one copy of it, with torch's ``fully_shard`` (FSDP2).
 
-The mesh has the shard dimension only, and its process group is a name without connections: whatever the model has to
-exchange goes to the circle of the current generation, through ``set_custom_all_gather`` and
-``set_custom_reduce_scatter``. Nothing in the sharded model then belongs to a generation: when ranks are lost, the
-others' parameters, gradients and optimizer state stay as they are, and only the circle is another.
+The mesh has the shard dimension only, and its process group is a name without connections: whatever
+the model has to exchange goes to the circle of the current generation, through
+``set_custom_all_gather`` and ``set_custom_reduce_scatter``. Nothing in the sharded model then
+belongs to a generation: when ranks are lost, the others' parameters, gradients and optimizer state
+stay as they are, and only the circle is another.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _BACKEND = "recovery"
 
 
 class Exchange(Protocol):
-    """Where the collectives of a sharded model go. They are waited for, and raise GenerationLost."""
+    """Where the collectives of a sharded model go. They are waited for, and raise
+    GenerationLost.
+    """
 
     def gather(self, output: Tensor, part: Tensor) -> None:
         """Put the parts of all shards together, by shard."""
@@ -33,16 +36,28 @@ class Exchange(Protocol):
 
 
 def default_units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once, if nobody says: each child of each ModuleList, such as the blocks of a transformer."""
-    return [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
+    """What is gathered at once, if nobody says: each child of each ModuleList, such as the blocks
+    of a transformer.
+    """
+    return [
+        child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module
+    ]
 
 
 def shard_model(
-    model: nn.Module, units: Sequence[nn.Module], *, shard: int, shards: int, device: str, exchange: Exchange
+    model: nn.Module,
+    units: Sequence[nn.Module],
+    *,
+    shard: int,
+    shards: int,
+    device: str,
+    exchange: Exchange,
 ) -> None:
-    """Keep one part of ``shards`` of each parameter, in place. What is in no unit makes one of its own.
+    """Keep one part of ``shards`` of each parameter, in place. What is in no unit makes one of its
+    own.
 
-    Raises RuntimeError when the process is in a process group already, or torch is too old to recover.
+    Raises RuntimeError when the process is in a process group already, or torch is too old to
+    recover.
     """
     require_torch()
     mesh = _mesh(shard, shards, device)
@@ -58,8 +73,10 @@ def shard_model(
 
 
 def rehearse(shards: int, device: str) -> None:
-    """Shard and train a small model that is thrown away, alone: what torch does the first time only takes a quarter of
-    a second, in which all others would wait for a spare that takes a place. Raises RuntimeError as ``shard_model``."""
+    """Shard and train a small model that is thrown away, alone: what torch does the first time only
+    takes a quarter of a second, in which all others would wait for a spare that takes a place.
+    Raises RuntimeError as ``shard_model``.
+    """
     _require_no_group()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
@@ -68,9 +85,10 @@ def rehearse(shards: int, device: str) -> None:
         parameters = list(model.parameters())
         # Those that are common; a first step of another takes what it takes.
         for optimizer in (
-            torch.optim.AdamW(parameters, fused=True), torch.optim.AdamW(parameters),
+            torch.optim.AdamW(parameters, fused=True),
+            torch.optim.AdamW(parameters),
             torch.optim.SGD(parameters, momentum=0.9),
-        ):  # fmt: skip
+        ):
             model(torch.ones(2, 4, device=device)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -79,10 +97,13 @@ def rehearse(shards: int, device: str) -> None:
 
 
 def reset(model: nn.Module) -> None:
-    """Make the model usable after a forward or backward pass that was broken off; its gradients are lost."""
+    """Make the model usable after a forward or backward pass that was broken off; its gradients are
+    lost.
+    """
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor):
-            parameter.grad = None  # of a unit that was whole at the time; the next pass would add to it
+            # of a unit that was whole at the time; the next pass would add to it
+            parameter.grad = None
     for root in [part for part in _fsdp(model)][:1]:
         root.reset_iter_state()
 
@@ -129,7 +150,8 @@ class _NoGroup(dist.ProcessGroup):
 def _require_no_group() -> None:
     if dist.is_initialized():
         raise RuntimeError(
-            "torch.distributed.init_process_group was called: the job makes the process groups of sharded models"
+            "torch.distributed.init_process_group was called: the job makes the process groups of"
+            " sharded models"
         )
 
 
@@ -166,6 +188,11 @@ class _Gather(_Comm):
 
 class _Scatter(_Comm):
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
         self._exchange.reduce_scatter(output_tensor, input_tensor)

@@ -1,4 +1,6 @@
-"""Shuts down TCP connections of this process from outside: whoever waits in one of them returns with an error."""
+"""Shuts down TCP connections of this process from outside: whoever waits in one of them returns
+with an error.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ def socket_inodes() -> set[str]:
 
 
 def shut_down(wanted: Callable[[str], bool], *, listening: bool = False) -> int:
-    """Shut down the TCP sockets that are ``wanted``; ``listening``: those that listen too. Returns how many."""
+    """Shut down the TCP sockets that are ``wanted``; ``listening``: those that listen too. Returns
+    how many.
+    """
     count = 0
     for fd, inode in _sockets():
         if wanted(inode) and _shut_down_one(fd, inode, listening):

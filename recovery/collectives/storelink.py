@@ -21,7 +21,9 @@ Place = tuple[str, int]
 
 
 class StoreLink:
-    """At most one idle connection; whoever takes it owns it until it is kept again. For the forming thread."""
+    """At most one idle connection; whoever takes it owns it until it is kept again. For the forming
+    thread.
+    """
 
     def __init__(self) -> None:
         self._at: Place | None = None
@@ -47,8 +49,10 @@ class StoreLink:
 
 
 def forget_generations(client: dist.Store, before: int) -> int:
-    """Delete from the store by which ranks of earlier generations met; how many keys. Nobody will look for them: a rank
-    that is still on its way into one of them has been told to leave it. A store that is gone has forgotten them."""
+    """Delete from the store by which ranks of earlier generations met; how many keys. Nobody will
+    look for them: a rank that is still on its way into one of them has been told to leave it. A
+    store that is gone has forgotten them.
+    """
     count = 0
     try:
         for key in client.list_keys() if hasattr(client, "list_keys") else ():
@@ -61,7 +65,9 @@ def forget_generations(client: dist.Store, before: int) -> int:
 
 
 def socket_to(at: Place) -> str:
-    """The newest TCP socket of this process that is connected to a place, as in /proc; empty: none."""
+    """The newest TCP socket of this process that is connected to a place, as in /proc;
+    empty: none.
+    """
     for fd in sorted((int(name) for name in os.listdir("/proc/self/fd")), reverse=True):
         try:
             link = os.readlink(f"/proc/self/fd/{fd}")

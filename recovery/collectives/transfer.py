@@ -1,4 +1,6 @@
-"""Copies the full training state from one rank to those that need it, as tensors; nothing is pickled."""
+"""Copies the full training state from one rank to those that need it, as tensors; nothing is
+pickled.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +19,60 @@ from recovery.state.parts import local
 from recovery.state.state import TrainState
 from recovery.state.typed import name_of
 
-CHUNK_BYTES = 32 * 1024 * 1024  # of one message, so that all show progress however large a tensor is
+# of one message, so that all show progress however large a tensor is
+CHUNK_BYTES = 32 * 1024 * 1024
 MAX_SCALAR_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # of a tensor: what copies it then takes longer to call than to run
 FORM_DIGITS = 16
 
 
 def copy_state(
-    state: TrainState, group: Group | Circle, *, source: int, receive: bool, progress: Callable[[], None],
+    state: TrainState,
+    group: Group | Circle,
+    *,
+    source: int,
+    receive: bool,
+    progress: Callable[[], None],
     device: str = "cpu",
-) -> None:  # fmt: skip
-    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group, or of the circle
-    of those that hold the same part, takes part. ``device``: where the job trains.
+) -> None:
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the
+    group, or of the circle of those that hold the same part, takes part. ``device``: where the job
+    trains.
 
-    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A
-    receiver's state is undefined until this returns. ``progress`` is called after each message, of at most CHUNK_BYTES,
-    by whoever sends, receives or passes it on. Raises GenerationLost when a peer is lost in the middle, RuntimeError
-    when the peer's state is of another form.
+    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many
+    receive. A receiver's state is undefined until this returns. ``progress`` is called after each
+    message, of at most CHUNK_BYTES, by whoever sends, receives or passes it on. Raises
+    GenerationLost when a peer is lost in the middle, RuntimeError when the peer's state is of
+    another form.
     """
     sending = group.rank == source
     wire = torch.device(device) if group.backend == "nccl" else None
     tensors = [] if receive and not sending else [*state.parts().values()]
     form, scalars = _share_scalars(state, group, tensors, source, sending, wire)
     slots = None
-    # Whoever only passes data on needs no more than buffers of the same sizes, which its own state tells it.
+    # Whoever only passes data on needs no more than buffers of the same sizes, which its own state
+    # tells it.
     if not sending and (receive or form != _form_of(tensors)):
         try:
             slots = state.planned(scalars())
         except (ValueError, KeyError, TypeError) as error:
-            raise RuntimeError(f"the state of rank {source} cannot be held here: {error}") from error
+            raise RuntimeError(
+                f"the state of rank {source} cannot be held here: {error}"
+            ) from error
         tensors = [local(tensor) for tensor in state.tensors(slots).values()]
         if form != _form_of(tensors):
             raise RuntimeError(
-                f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
+                f"the tensors of rank {source} are others: build model and optimizer alike"
+                " everywhere"
             )
     with torch.no_grad():
         for chunk in _chunks(tensors):
             sizes = [t.numel() * t.element_size() for t in chunk]
             on = wire or chunk[0].device
             buffer = (
-                _packed(chunk).to(on) if sending else torch.empty(sum(sizes), dtype=torch.uint8, device=on)
+                _packed(chunk).to(on)
+                if sending
+                else torch.empty(sum(sizes), dtype=torch.uint8, device=on)
             )
             group.broadcast(buffer, source)
             if receive and not sending:
@@ -88,10 +104,16 @@ def _unpack(buffer: Tensor, chunk: Sequence[Tensor], sizes: Sequence[int]) -> No
 
 
 def _share_scalars(
-    state: TrainState, group: Group | Circle, tensors: Sequence[Tensor], source: int, sending: bool,
+    state: TrainState,
+    group: Group | Circle,
+    tensors: Sequence[Tensor],
+    source: int,
+    sending: bool,
     wire: torch.device | None,
-) -> tuple[str, Callable[[], dict[str, Any]]]:  # fmt: skip
-    """What ``source`` has of the state besides ``tensors``, as one message of bytes, and the form of its tensors."""
+) -> tuple[str, Callable[[], dict[str, Any]]]:
+    """What ``source`` has of the state besides ``tensors``, as one message of bytes, and the form
+    of its tensors.
+    """
     data = _form_of(tensors).encode() + json.dumps(state.scalars()).encode() if sending else b""
     announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
     group.broadcast(announced, source)
@@ -105,20 +127,24 @@ def _share_scalars(
 
 
 def _form_of(tensors: Sequence[Tensor]) -> str:
-    """Tells whether tensors are the same by type and shape: chunks of other sizes would be filled with garbage."""
+    """Tells whether tensors are the same by type and shape: chunks of other sizes would be filled
+    with garbage.
+    """
     text = repr([(name_of(t.dtype), t.shape) for t in tensors])
     return hashlib.blake2b(text.encode(), digest_size=FORM_DIGITS // 2).hexdigest()
 
 
 def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors, and parts of large ones, grouped into messages of at most CHUNK_BYTES, one device each; the same on
-    every rank.
+    """Tensors, and parts of large ones, grouped into messages of at most CHUNK_BYTES, one device
+    each; the same on every rank.
 
-    Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype. Those that lie in
-    the host's memory (an optimizer's step counters) share a message, which goes over the device as any other where the
-    group takes nothing else.
+    Parts are ordered by element size, so that every slice of a byte buffer is aligned for its
+    dtype. Those that lie in the host's memory (an optimizer's step counters) share a message, which
+    goes over the device as any other where the group takes nothing else.
     """
-    tensors = sorted(tensors, key=lambda t: ("cpu" if t.is_cpu else t.device.type, -t.element_size()))
+    tensors = sorted(
+        tensors, key=lambda t: ("cpu" if t.is_cpu else t.device.type, -t.element_size())
+    )
     chunks: list[list[Tensor]] = []
     size, device = 0, None
     for tensor in tensors:
@@ -137,8 +163,9 @@ def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _cut(tensor: Tensor, size: int) -> Iterator[Tensor]:
-    """Views of at most CHUNK_BYTES that cover a tensor of ``size`` bytes. They follow from its shape alone: in another
-    process its values may lie in memory in another order."""
+    """Views of at most CHUNK_BYTES that cover a tensor of ``size`` bytes. They follow from its
+    shape alone: in another process its values may lie in memory in another order.
+    """
     if size <= CHUNK_BYTES or not tensor.dim():
         yield tensor
         return

@@ -1,5 +1,6 @@
-"""Samples that a job leaves out, and from which step on: told to each process once, and found in a batch without a look
-at all of them."""
+"""Samples that a job leaves out, and from which step on: told to each process once, and found in a
+batch without a look at all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ _Table = tuple["array[int]", "array[int]"]
 
 
 class LeftOut(Mapping[int, int]):
-    """Sample -> first step without it. Of each epoch that a batch lies in, the places of all are looked up once."""
+    """Sample -> first step without it. Of each epoch that a batch lies in, the places of all are
+    looked up once.
+    """
 
     def __init__(self, since: Mapping[int, int] | None = None) -> None:
         self._since = dict(since or {})
@@ -36,7 +39,9 @@ class LeftOut(Mapping[int, int]):
             self._tables.clear()
 
     def places(self, step: int, positions: range, samples: int, seed: int) -> list[int]:
-        """Where in ``positions``, the global batch of ``step``, are samples that are left out, in order."""
+        """Where in ``positions``, the global batch of ``step``, are samples that are left out, in
+        order.
+        """
         found: list[int] = []
         for epoch, part in epochs(positions, samples) if self._since else ():
             where, since = self._table(samples, seed, epoch)
@@ -53,7 +58,10 @@ class LeftOut(Mapping[int, int]):
             known = [sample for sample in self._since if 0 <= sample < samples]
             places = permutation(samples, seed, epoch).indices_of(known)
             both = sorted(zip(places, (self._since[sample] for sample in known), strict=True))
-            table = array("q", (place for place, _ in both)), array("q", (since for _, since in both))
+            table = (
+                array("q", (place for place, _ in both)),
+                array("q", (since for _, since in both)),
+            )
             while len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
             self._tables[key] = table

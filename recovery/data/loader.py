@@ -1,14 +1,16 @@
 """A data loader with workers that delivers exactly the samples a step asks for.
 
-The workers are torchdata's StatefulDataLoader's. They compute what this rank will need if nothing happens: the coming
-steps' micro-batches, which are a pure function of the step, the rank, the number of ranks and the samples left out. If
-something does happen, what they have computed ahead may be stale. Nobody has to notice that: each batch carries the
-step and the ids it was made for, and one that is not what was asked for is thrown away, with all that follow it.
+The workers are torchdata's StatefulDataLoader's. They compute what this rank will need if nothing
+happens: the coming steps' micro-batches, which are a pure function of the step, the rank, the
+number of ranks and the samples left out. If something does happen, what they have computed ahead
+may be stale. Nobody has to notice that: each batch carries the step and the ids it was made for,
+and one that is not what was asked for is thrown away, with all that follow it.
 
-Random numbers of a dataset are seeded from (seed, step, sample), so they do not depend on who computes a sample.
+Random numbers of a dataset are seeded from (seed, step, sample), so they do not depend on who
+computes a sample.
 
-Workers are forked before the process has any connection to other ranks, and end with it, whatever ends it: the kernel
-sees to that. SIGTERM, which is a notice to a rank, ends a worker.
+Workers are forked before the process has any connection to other ranks, and end with it, whatever
+ends it: the kernel sees to that. SIGTERM, which is a notice to a rank, ends a worker.
 """
 
 from __future__ import annotations
@@ -75,13 +77,19 @@ class Loader:
     """See ``Job.loader``. Used by the training thread."""
 
     def __init__(
-        self, plan: Plan, dataset: Dataset[Any], *, num_workers: int, collate_fn: Collate | None, prefetch: int,
+        self,
+        plan: Plan,
+        dataset: Dataset[Any],
+        *,
+        num_workers: int,
+        collate_fn: Collate | None,
+        prefetch: int,
         limit_s: float = LIMIT_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                "a step names its samples, and an iterable dataset cannot be asked for one: job.loader needs "
-                "a dataset with __getitem__"
+                "a step names its samples, and an iterable dataset cannot be asked for one:"
+                " job.loader needs a dataset with __getitem__"
             )
         self._plan = plan
         self._dataset = _Keyed(dataset, plan.seed)
@@ -96,11 +104,13 @@ class Loader:
             self._start(num_workers, prefetch, limit_s)
 
     def load(self, samples: Sequence[int]) -> Any:
-        """What ``collate_fn`` makes of these samples, of ``step.samples`` or one of ``step.batches()``.
+        """What ``collate_fn`` makes of these samples, of ``step.samples`` or one of
+        ``step.batches()``.
 
-        From the workers where they are this rank's in the next step; others are computed here. While it waits for a
-        worker the rank says that it is busy, and leaves when its generation is aborted. Raises RuntimeError when
-        a worker was lost or nothing came within the limit, GenerationLost, and whatever the dataset raises.
+        From the workers where they are this rank's in the next step; others are computed here.
+        While it waits for a worker the rank says that it is busy, and leaves when its generation is
+        aborted. Raises RuntimeError when a worker was lost or nothing came within the limit,
+        GenerationLost, and whatever the dataset raises.
         """
         self._plan.check()
         number = self._plan.done + 1
@@ -112,7 +122,8 @@ class Loader:
         self._refuse_lost_workers()
         made, batch = self._next(number, place)
         if made != keys:
-            self._batches = None  # made for another share of the batch, or a step that is done again
+            # made for another share of the batch, or a step that is done again
+            self._batches = None
             made, batch = self._next(number, place)
         if made != keys:
             raise RuntimeError(f"the data loader delivers {made} where {keys} were asked for")
@@ -157,15 +168,18 @@ class Loader:
                         raise
 
     def _restart(self, number: int, place: int) -> None:
-        """Have the workers begin anew. They first finish what they are at, which may take long: a thread waits for it,
-        so that this one can leave."""
+        """Have the workers begin anew. They first finish what they are at, which may take long: a
+        thread waits for it, so that this one can leave.
+        """
         before, self._batches = self._restarting, None
         with self._plan.busy("data", limit_s=self._limit_s + 1):
             if before is not None:
                 self._until_done(before)
             self._sampler.start = (number, place)
             made = self._restarting = Future[Any]()
-            threading.Thread(target=self._begin_anew, args=(made,), name="restart-data", daemon=True).start()
+            threading.Thread(
+                target=self._begin_anew, args=(made,), name="restart-data", daemon=True
+            ).start()
             self._until_done(made)
         self._batches, self._restarting = made.result(), None
 
@@ -184,7 +198,9 @@ class Loader:
             made.set_exception(error)
 
     def _patience(self, seconds: float) -> None:
-        """How long torch's own wait for a worker is. After it nothing is lost: what comes later comes next."""
+        """How long torch's own wait for a worker is. After it nothing is lost: what comes later
+        comes next.
+        """
         iterator = getattr(self.stateful, "_iterator", None)
         if iterator is not None:
             iterator._timeout = seconds
@@ -192,7 +208,9 @@ class Loader:
     def _refuse_lost_workers(self) -> None:
         for worker in self.workers:
             if not worker.is_alive():
-                raise RuntimeError(f"data loader worker {worker.pid} ended with exit code {worker.exitcode}")
+                raise RuntimeError(
+                    f"data loader worker {worker.pid} ended with exit code {worker.exitcode}"
+                )
 
     def _start(self, num_workers: int, prefetch: int, limit_s: float) -> None:
         try:
@@ -205,19 +223,26 @@ class Loader:
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
         before = multiprocessing.active_children()
         self.stateful = StatefulDataLoader(
-            self._dataset, batch_sampler=self._sampler, num_workers=num_workers,
-            collate_fn=partial(_with_keys, self._collate), prefetch_factor=prefetch, persistent_workers=True,
-            multiprocessing_context=multiprocessing.get_context("fork"), timeout=limit_s,
+            self._dataset,
+            batch_sampler=self._sampler,
+            num_workers=num_workers,
+            collate_fn=partial(_with_keys, self._collate),
+            prefetch_factor=prefetch,
+            persistent_workers=True,
+            multiprocessing_context=multiprocessing.get_context("fork"),
+            timeout=limit_s,
             worker_init_fn=partial(_belong_to, os.getpid()),
-            generator=torch.Generator(),  # else it draws its seed from the generator that training uses
-        )  # fmt: skip
+            # else it draws its seed from the generator that training uses
+            generator=torch.Generator(),
+        )
         iter(self.stateful)  # forks them; there is nothing to load yet
         self.workers = [child for child in multiprocessing.active_children() if child not in before]
 
 
 class StepSampler(Sampler[list[Key]]):
-    """What a rank is to load from ``start`` on: step and place among its micro-batches. A pure function of that and of
-    the plan."""
+    """What a rank is to load from ``start`` on: step and place among its micro-batches. A pure
+    function of that and of the plan.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -264,7 +289,9 @@ class _Keyed(Dataset[tuple[Key, Any]]):
         self._seed = seed
 
     def __getitem__(self, key: Key) -> tuple[Key, Any]:
-        digest = hashlib.blake2b(f"{self._seed}/{key[0]}/sample {key[1]}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            f"{self._seed}/{key[0]}/sample {key[1]}".encode(), digest_size=8
+        ).digest()
         value = int.from_bytes(digest, "big") >> 1
         torch.manual_seed(value)
         random.seed(value)

@@ -1,8 +1,8 @@
-"""The global sample order: a pure function of (seed, epoch, position), the same on every machine and for
-any world size.
+"""The global sample order: a pure function of (seed, epoch, position), the same on every machine
+and for any world size.
 
-Each epoch is a permutation of all samples (``recovery.data.permutation``), so there is no state to save, and
-a rank looks up its own share of a batch alone.
+Each epoch is a permutation of all samples (``recovery.data.permutation``), so there is no state to
+save, and a rank looks up its own share of a batch alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from recovery.data.permutation import permutation, samples_at
 
 
 def permute(index: int, size: int, seed: int, epoch: int) -> int:
-    """Where ``index`` (0 <= index < size) goes in the permutation of ``epoch``. Raises ValueError when out of range."""
+    """Where ``index`` (0 <= index < size) goes in the permutation of ``epoch``. Raises ValueError
+    when out of range.
+    """
     return permutation(size, seed, epoch).at(index)
 
 
@@ -33,7 +35,9 @@ def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:
 
 
 def without(ids: list[int], step: int, skip: Mapping[int, int]) -> list[int]:
-    """A batch without the samples that are left out at ``step``; ``skip``: sample -> first step without it."""
+    """A batch without the samples that are left out at ``step``; ``skip``: sample -> first step
+    without it.
+    """
     return [sample for sample in ids if skip.get(sample, step + 1) > step]
 
 
@@ -45,10 +49,17 @@ def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, 
 
 
 class Batch(Sequence[int]):
-    """``without(batch(...), ...)``, of which only what is asked for is looked up, in time and memory."""
+    """``without(batch(...), ...)``, of which only what is asked for is looked up, in time and
+    memory.
+    """
 
     def __init__(
-        self, step: int, global_batch: int, samples: int, seed: int, skip: Mapping[int, int] | None = None
+        self,
+        step: int,
+        global_batch: int,
+        samples: int,
+        seed: int,
+        skip: Mapping[int, int] | None = None,
     ) -> None:
         self._samples, self._seed = samples, seed
         first = (step - 1) * global_batch
@@ -87,7 +98,9 @@ class Batch(Sequence[int]):
 
 
 def share(rank: int, world: int, global_batch: int) -> range:
-    """Which part of the global batch a rank takes: contiguous, sizes differ by at most one, larger ones first."""
+    """Which part of the global batch a rank takes: contiguous, sizes differ by at most one, larger
+    ones first.
+    """
     base, extra = divmod(global_batch, world)
     start = rank * base + min(rank, extra)
     return range(start, start + base + (rank < extra))
@@ -95,8 +108,10 @@ def share(rank: int, world: int, global_batch: int) -> range:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What is computed in one forward and backward pass. ``number``: its place in the global batch, from 0;
-    ``samples``: their ids, of which the first ``count`` count (a place without a share gets one that does not)."""
+    """What is computed in one forward and backward pass. ``number``: its place in the global batch,
+    from 0; ``samples``: their ids, of which the first ``count`` count (a place without a share gets
+    one that does not).
+    """
 
     number: int
     samples: list[int]
@@ -104,14 +119,24 @@ class MicroBatch:
 
 
 def micro_batches(
-    ids: Sequence[int], *, rank: int, world: int, full: int, shrink: bool = False, elastic: bool = False
+    ids: Sequence[int],
+    *,
+    rank: int,
+    world: int,
+    full: int,
+    shrink: bool = False,
+    elastic: bool = False,
 ) -> list[MicroBatch]:
-    """What a rank computes of a global batch. ``full``: ranks of the full job; ``shrink``: the shares of ranks that are
-    missing go; ``elastic``: the batch is cut as for the full job, and whoever is there shares the parts."""
+    """What a rank computes of a global batch. ``full``: ranks of the full job; ``shrink``: the
+    shares of ranks that are missing go; ``elastic``: the batch is cut as for the full job, and
+    whoever is there shares the parts.
+    """
     parts = full if shrink or elastic else world
     found = []
     for number in share(rank, world, parts) if elastic else (rank,):
         part = share(number, parts, len(ids))
         samples = list(ids[part.start : part.stop])
-        found.append(MicroBatch(number=number, samples=samples or list(ids[:1]), count=len(samples)))
+        found.append(
+            MicroBatch(number=number, samples=samples or list(ids[:1]), count=len(samples))
+        )
     return found

@@ -1,8 +1,8 @@
 """A permutation of all samples, found at any position in constant time, with no list to keep.
 
-A four-round Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Its
-round functions have few values (128 each for 10,000 samples, 65,536 for four billion), so each is computed once and
-remembered; long ranges are looked up together.
+A four-round Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", 2002). Its round functions have few values (128 each for 10,000 samples, 65,536 for four
+billion), so each is computed once and remembered; long ranges are looked up together.
 """
 
 from __future__ import annotations

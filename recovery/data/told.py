@@ -18,12 +18,15 @@ class Told:
         if not message.after:
             self._since = {}
         if message.after != len(self._since):
-            raise RuntimeError(f"told of samples after {message.after}, and of {len(self._since)} before")
+            raise RuntimeError(
+                f"told of samples after {message.after}, and of {len(self._since)} before"
+            )
         self._since.update(zip(message.samples, message.since, strict=True))
 
     def of(self, order: Join) -> Mapping[int, int]:
-        """All that this generation leaves out: sample -> first step without it. Raises RuntimeError when some of it
-        did not come: a rank that trains with other samples than its peers must not."""
+        """All that this generation leaves out: sample -> first step without it. Raises RuntimeError
+        when some of it did not come: a rank that trains with other samples than its peers must not.
+        """
         if order.left_out != len(self._since):
             raise RuntimeError(
                 f"{order.left_out} samples are left out, and it was told of {len(self._since)}"

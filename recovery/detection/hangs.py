@@ -1,9 +1,10 @@
 """Tells a hung rank from the ones that wait for it, by progress marks alone.
 
-Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same collectives in
-the same order, so whoever has entered fewer than the others is what they wait for. Where nobody waits, as in
-a stall that all share, nobody hangs. How long a rank may keep others waiting is ``recovery.detection.pace``'s
-to say; time in which it wanted a processor and got none does not count (``recovery.process.starvation``).
+Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same
+collectives in the same order, so whoever has entered fewer than the others is what they wait for.
+Where nobody waits, as in a stall that all share, nobody hangs. How long a rank may keep others
+waiting is ``recovery.detection.pace``'s to say; time in which it wanted a processor and got none
+does not count (``recovery.process.starvation``).
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ TRACED = ("t",)
 UNHEARD = "?"
 """Of a process whose node is not heard of: its mark is an old one, and says nothing about now."""
 SURE = 0.25
-"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of its threads."""
+"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of
+its threads.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long already;
-    ``missed``: collectives of its step that others have entered, and it has not, though it waits in one; ``last_seq``:
-    the last event it had noted before; ``stopped``: the kernel showed it as stopped, for so long.
+    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long
+    already; ``missed``: collectives of its step that others have entered, and it has not, though it
+    waits in one; ``last_seq``: the last event it had noted before; ``stopped``: the kernel showed
+    it as stopped, for so long.
     """
 
     process: str
@@ -93,10 +97,10 @@ class _Look:
 
 @dataclass(kw_only=True)
 class _Silence:
-    """How long a member, with this very mark, kept others waiting, how long it was itself one who waits, how long
-    nobody waited for it alone (``shared_s``; ``common_s`` of it with most others, for a few who wait), and since when
-    the kernel shows it as stopped. ``unasked_s``: what was counted since somebody last asked what kept it
-    (``asked_s``, ``starved_s``).
+    """How long a member, with this very mark, kept others waiting, how long it was itself one who
+    waits, how long nobody waited for it alone (``shared_s``; ``common_s`` of it with most others,
+    for a few who wait), and since when the kernel shows it as stopped. ``unasked_s``: what was
+    counted since somebody last asked what kept it (``asked_s``, ``starved_s``).
     """
 
     mark: Mark
@@ -115,8 +119,12 @@ class _Silence:
         """It is one of those who wait. ``stuck``: whether anybody is to ask what kept it."""
         self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
 
-    def lags(self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
-        """It keeps others waiting. ``works``: how much counts of time in which it uses a processor."""
+    def lags(
+        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], works: float
+    ) -> None:
+        """It keeps others waiting. ``works``: how much counts of time in which it uses a
+        processor.
+        """
         self.behind_s = max(0.0, self.behind_s + self._net(look, deadline_s, pulse, works))
 
     def _net(
@@ -127,16 +135,17 @@ class _Silence:
         works: float = 1.0,
         asks: Callable[[], bool] = lambda: True,
     ) -> float:
-        """Of the time since the last look, how much it was not kept from running by others; less than nothing, when it
-        turns out only now that it was kept from running before."""
+        """Of the time since the last look, how much it was not kept from running by others; less
+        than nothing, when it turns out only now that it was kept from running before.
+        """
         self.unasked_s += look.passed_s
         if self.behind_s + self.waited_s < SURE * deadline_s or not asks():
             return look.passed_s
         now, credit_s = pulse(), 0.0
         if self.asked_s is not None:
             held_s = now.starved_s - self.starved_s
-            # What was counted of this time; and what is too long for this time was earlier. Between the two it may
-            # have been in time that was counted against nobody.
+            # What was counted of this time; and what is too long for this time was earlier. Between
+            # the two it may have been in time that was counted against nobody.
             credit_s = min(held_s, self.unasked_s) + max(0.0, held_s - (look.now_s - self.asked_s))
         self.starved_s, self.asked_s, self.unasked_s = now.starved_s, look.now_s, 0.0
         return (look.passed_s - credit_s) * (works if now.working else 1.0)
@@ -150,10 +159,11 @@ def _still(_: str = "") -> Pulse:
 class HangDetector:
     """Learns step times of the current world and names hung processes.
 
-    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the supervisor
-    itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind others who wait, not from its
-    last mark: whoever waited long in a collective that has just ended is not late yet, and of a stall that all share
-    the last to come out of it has as long again as it was shared.
+    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the
+    supervisor itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind
+    others who wait, not from its last mark: whoever waited long in a collective that has just ended
+    is not late yet, and of a stall that all share the last to come out of it has as long again as
+    it was shared.
     """
 
     limits: HangLimits = field(default_factory=HangLimits)
@@ -179,8 +189,9 @@ class HangDetector:
         return self.pace.deadline_s(phase)
 
     def observe(self, now_s: float, committed: int, moved_s: Iterable[float] = ()) -> None:
-        """Learn from the slowest member's committed step. ``moved_s``: when each member began what it does now: the
-        step was done by then. Without it a step would be known to a look, and eight steps to eight looks.
+        """Learn from the slowest member's committed step. ``moved_s``: when each member began what
+        it does now: the step was done by then. Without it a step would be known to a look, and
+        eight steps to eight looks.
         """
         if committed <= self._last_step:
             return
@@ -191,17 +202,23 @@ class HangDetector:
         self._last_step, self._last_time_s = committed, done_s
 
     def look(
-        self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str],
-        replicas: Mapping[str, int] = MappingProxyType({}), *, pulse: Callable[[str], Pulse] = _still,
+        self,
+        now_s: float,
+        marks: Mapping[str, Mark],
+        kernel: Callable[[str], str],
+        replicas: Mapping[str, int] = MappingProxyType({}),
+        *,
+        pulse: Callable[[str], Pulse] = _still,
         others_done: bool = False,
-    ) -> Hang | None:  # fmt: skip
+    ) -> Hang | None:
         """The worst hang among the members of a training generation that are still at work.
 
-        ``kernel``: the kernel's letter for a process (R, S, D, T ..., ? of one that is not heard of), asked only of
-        those that did not move since the last look; ``replicas``: which members hold one copy of the model together,
-        where one is more than a rank: they have collectives of their own, in which they wait for each other alone;
-        ``pulse``: what a process gets of the processors, asked only of those that are silent for long;
-        ``others_done``: some have done their last step. A hang of the process ``""`` is nobody's.
+        ``kernel``: the kernel's letter for a process (R, S, D, T ..., ? of one that is not heard
+        of), asked only of those that did not move since the last look; ``replicas``: which members
+        hold one copy of the model together, where one is more than a rank: they have collectives of
+        their own, in which they wait for each other alone; ``pulse``: what a process gets of the
+        processors, asked only of those that are silent for long; ``others_done``: some have done
+        their last step. A hang of the process ``""`` is nobody's.
         """
         kernel = _once(kernel)
         look = _Look.after(self._last_look_s, now_s)
@@ -223,7 +240,8 @@ class HangDetector:
             if silence is None or name not in heard:
                 continue
             deadline = self._deadline_s(name, silence)
-            # Others who are two steps on have the rank's part of the step between: it works, and its marks are lost.
+            # Others who are two steps on have the rank's part of the step between: it works, and
+            # its marks are lost.
             if _waits(mark, furthest) and not alone:
                 silence.waits(look, deadline, partial(pulse, name), stuck)
             elif furthest[0] > mark.step + 1 or (awaited and not (common and mark.phase == STALLS)):
@@ -231,18 +249,26 @@ class HangDetector:
             else:
                 silence.shared_s += look.passed_s
                 silence.common_s += look.passed_s if awaited else 0.0
-            hang = self._judge(name, silence, look.passed_s, kernel, None if alone else furthest, deadline)
+            hang = self._judge(
+                name, silence, look.passed_s, kernel, None if alone else furthest, deadline
+            )
             if hang is not None:
                 hangs.append(hang)
         worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
         return worst or self._stuck(heard, alone=alone)
 
     def _common_stall(self, marks: Mapping[str, Mark]) -> bool:
-        """Whether half of the members or more wait for data at once: their source is slow, and none of them hangs."""
+        """Whether half of the members or more wait for data at once: their source is slow, and none
+        of them hangs.
+        """
         still = [
-            name for name, mark in marks.items() if mark.phase == STALLS and not mark.busy_s
-            and (silence := self._silences.get(name)) is not None and silence.mark == mark
-        ]  # fmt: skip
+            name
+            for name, mark in marks.items()
+            if mark.phase == STALLS
+            and not mark.busy_s
+            and (silence := self._silences.get(name)) is not None
+            and silence.mark == mark
+        ]
         return len(still) >= max(2, len(marks) / 2)
 
     def _silence_of(self, name: str, mark: Mark) -> _Silence | None:
@@ -264,9 +290,14 @@ class HangDetector:
         return deadline if self.limits.given_s is not None else max(deadline, silence.shared_s)
 
     def _judge(
-        self, name: str, silence: _Silence, passed_s: float, kernel: Callable[[str], str],
-        furthest: tuple[int, int] | None, deadline: float,
-    ) -> Hang | None:  # fmt: skip
+        self,
+        name: str,
+        silence: _Silence,
+        passed_s: float,
+        kernel: Callable[[str], str],
+        furthest: tuple[int, int] | None,
+        deadline: float,
+    ) -> Hang | None:
         mark, silent = silence.mark, max(silence.behind_s, silence.waited_s, silence.shared_s)
         if not silent:
             return None
@@ -276,7 +307,8 @@ class HangDetector:
             silence.stopped_s = 0.0 if silence.stopped_s is None else silence.stopped_s + passed_s
             late, deadline = silence.stopped_s, self.limits.stopped_s
         else:
-            # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
+            # Whoever waits is to blame only if the kernel says that it would not even notice the
+            # end of its wait.
             silence.stopped_s = None
             late = max(silence.behind_s, silence.waited_s) if state in TRACED else silence.behind_s
             if mark.busy_s or self.limits.given_s is not None:
@@ -284,11 +316,14 @@ class HangDetector:
             elif silence.common_s > self.limits.between_s:
                 late, deadline = silence.common_s, self.limits.between_s
             elif late and silence.shared_s <= 2 * self.pace.step_s:
-                # While the others did their part of the step it was silent too, and had no more to do than they. They
-                # may take longer than usual for it: one that spins is in their way.
+                # While the others did their part of the step it was silent too, and had no more to
+                # do than they. They may take longer than usual for it: one that spins is in their
+                # way.
                 late += silence.shared_s
         missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
-        waits = mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
+        waits = (
+            mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
+        )
         if state == DISK:
             deadline *= self.limits.disk_factor
         if waits and not missed:
@@ -296,10 +331,11 @@ class HangDetector:
         if late <= deadline:
             self.due_s = min(self.due_s, deadline - late) if late else self.due_s
             return None
-        # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
-        # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
-        # not entered a collective of this very step which others have entered has left it out. A
-        # stall that was shared for most of its time has no culprit: whoever does not leave the group then is found.
+        # Whoever sits in a collective and could notice its end waits for bytes: the others may have
+        # got theirs. If it is the one that hangs, it will not leave the broken group either, and is
+        # found then. But one that has not entered a collective of this very step which others have
+        # entered has left it out. A stall that was shared for most of its time has no culprit:
+        # whoever does not leave the group then is found.
         if waits and not missed:
             self.pace.stuck()
         nobodys = not stopped and state not in TRACED and silence.shared_s > silence.behind_s
@@ -318,7 +354,9 @@ class HangDetector:
         )
 
     def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
-        """All members that are heard of have waited in one collective for too long: the network's fault."""
+        """All members that are heard of have waited in one collective for too long: the network's
+        fault.
+        """
         if alone or not marks or any(mark.phase != "collective" for mark in marks.values()):
             return None
         waited = min(self._silences[name].waited_s for name in marks)
@@ -328,14 +366,20 @@ class HangDetector:
             return None
         self.pace.stuck()
         return Hang(
-            process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit
+            process="",
+            phase="collective",
+            step=step,
+            collective=0,
+            silent_s=waited,
+            deadline_s=limit,
         )
 
 
 @dataclass(kw_only=True)
 class Leaving:
-    """Which members of an aborted generation do not leave it. Each has as long as its phase may take, from its last
-    sign of life on; see ``Pace.leave_s``."""
+    """Which members of an aborted generation do not leave it. Each has as long as its phase may
+    take, from its last sign of life on; see ``Pace.leave_s``.
+    """
 
     pace: Pace
     least_s: float
@@ -343,16 +387,22 @@ class Leaving:
     _silences: dict[str, _Silence] = field(default_factory=dict)
 
     def late(
-        self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str], pulse: Callable[[str], Pulse]
-    ) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """Those that are late by now, and what is measured of each (``Hang.measured``). Arguments as of
-        ``HangDetector.look``."""
+        self,
+        now_s: float,
+        marks: Mapping[str, Mark],
+        kernel: Callable[[str], str],
+        pulse: Callable[[str], Pulse],
+    ) -> dict[str, dict[str, Any]]:
+        """Those that are late by now, and what is measured of each (``Hang.measured``). Arguments
+        as of ``HangDetector.look``.
+        """
         look = _Look.after(self._last_look_s, now_s)
         self._last_look_s = now_s
         late = {}
         for name, mark in marks.items():
             silence = self._silences.get(name)
-            # Who is not heard of may have left; its node comes back, and the word with it, or is given up.
+            # Who is not heard of may have left; its node comes back, and the word with it, or is
+            # given up.
             if silence is None or silence.mark != mark or kernel(name) == UNHEARD:
                 self._silences[name] = _Silence(mark=mark)
                 continue
@@ -368,9 +418,16 @@ class Leaving:
         return late
 
 
-def _measured(silent_s: float, limit_s: float, last_seq: int, *, stopped: bool = False) -> dict[str, Any]:
+def _measured(
+    silent_s: float, limit_s: float, last_seq: int, *, stopped: bool = False
+) -> dict[str, Any]:
     more = {"stopped": True} if stopped else {}
-    return {"silent_s": round(silent_s, 6), "limit_s": round(limit_s, 6), "last_seq": last_seq, **more}
+    return {
+        "silent_s": round(silent_s, 6),
+        "limit_s": round(limit_s, 6),
+        "last_seq": last_seq,
+        **more,
+    }
 
 
 def _once(ask: Callable[[str], T]) -> Callable[[str], T]:
@@ -387,7 +444,9 @@ def _once(ask: Callable[[str], T]) -> Callable[[str], T]:
 
 def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:
     """Whether all that are heard of wait in a collective."""
-    return all(mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items())
+    return all(
+        mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items()
+    )
 
 
 def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:

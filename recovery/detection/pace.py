@@ -1,4 +1,5 @@
-"""How long a rank may be silent, by what it does, what the job has done so far, and what the user says.
+"""How long a rank may be silent, by what it does, what the job has done so far, and what the user
+says.
 
 Pure. ``docs/recovery.md`` has the rule as a table.
 """
@@ -15,29 +16,34 @@ from recovery.transport.progress_counters import Mark
 WINDOW = 50
 HISTORY_FACTOR = 2.0
 LEARNED = ("data", "checkpoint", "between")
-"""Phases in which a rank does what differs from step to step: what it took before is what it may take again."""
+"""Phases in which a rank does what differs from step to step: what it took before is what it may
+take again.
+"""
 AT_ONCE = ("collective", "joining", "idle")
 """Phases in which a rank looks up all the time whether its generation is aborted."""
 NOT_COMPILING = ("collective", "between", "idle")
 MOST_DOUBLED = 6
-"""Times that a wait in a collective with nobody to blame is given twice as long, one after the other: a network that is
-not through by then is none, and a job has to give up some day."""
+"""Times that a wait in a collective with nobody to blame is given twice as long, one after the
+other: a network that is not through by then is none, and a job has to give up some day.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """Bounds of the learned deadline, seconds. ``floor_s``, ``factor`` in median step times: within which, whichever is
-    longer, a hang is to be declared, from its begin on. A rank may be silent for ``ahead_s`` less: it takes up to a
-    look to see that it is, and something to say so. ``ahead_steps``: the same in median steps, as the median that is
-    known here is not quite that of the record. ``stopped_s``: how long the kernel may show a process as stopped.
-    That is no guess, so it is only waited for about as long as its replacement takes (0.07 to 0.1 s,
+    """Bounds of the learned deadline, seconds. ``floor_s``, ``factor`` in median step times: within
+    which, whichever is longer, a hang is to be declared, from its begin on. A rank may be silent
+    for ``ahead_s`` less: it takes up to a look to see that it is, and something to say so.
+    ``ahead_steps``: the same in median steps, as the median that is known here is not quite that of
+    the record. ``stopped_s``: how long the kernel may show a process as stopped. That is no guess,
+    so it is only waited for about as long as its replacement takes (0.07 to 0.1 s,
     docs/performance.md): waiting then costs about twice the best choice at the most.
 
-    ``between_s``: in code of the user's between two steps, such as an evaluation; ``first_step_s``: before the job's
-    first step is done, and ``compile_s`` for a process that uses a processor then, since it may compile;
-    ``disk_factor``: as many times as long for a process that waits for a device, in the kernel; ``given_s``: what the
-    user says, instead of all that is learned of steps, and for all ranks together too. It does not shorten what a first
-    step may take, as that compiles, maps memory and starts the loader: a bound of three steps would end each job there.
+    ``between_s``: in code of the user's between two steps, such as an evaluation; ``first_step_s``:
+    before the job's first step is done, and ``compile_s`` for a process that uses a processor then,
+    since it may compile; ``disk_factor``: as many times as long for a process that waits for a
+    device, in the kernel; ``given_s``: what the user says, instead of all that is learned of steps,
+    and for all ranks together too. It does not shorten what a first step may take, as that
+    compiles, maps memory and starts the loader: a bound of three steps would end each job there.
     """
 
     floor_s: float = 0.6
@@ -56,8 +62,9 @@ class HangLimits:
 
 @dataclass(kw_only=True)
 class Pace:
-    """What a detector has learned of a job: the length of its steps, silences that ended by themselves, and how long a
-    process takes for the first step of its life."""
+    """What a detector has learned of a job: the length of its steps, silences that ended by
+    themselves, and how long a process takes for the first step of its life.
+    """
 
     limits: HangLimits
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -70,8 +77,9 @@ class Pace:
     _got_through: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def resumed(self, members: Collection[str]) -> None:
-        """A generation of these processes starts training. Who was seasoned and is none of them is forgotten, or a job
-        would remember every process it ever had."""
+        """A generation of these processes starts training. Who was seasoned and is none of them is
+        forgotten, or a job would remember every process it ever had.
+        """
         self._in_vain, self._stuck = self._in_vain + self._stuck, False
         self._began_at = {}
         self._seasoned &= set(members)
@@ -83,14 +91,17 @@ class Pace:
         self._in_vain = 0
 
     def stuck(self) -> None:
-        """Ranks wait in a collective with nobody to blame, and their group is to be formed again for it."""
+        """Ranks wait in a collective with nobody to blame, and their group is to be formed again
+        for it.
+        """
         self._stuck = True
 
     def patient_s(self, usual_s: float) -> float:
-        """How long ranks may wait in a collective with nobody to blame, who are given ``usual_s`` else. Each time that
-        the group was formed again for it and no step was done since, twice as long: the network may be slower than it
-        was, and would never get through. What a step took that got through then, the next ones may take too. What the
-        user says stands."""
+        """How long ranks may wait in a collective with nobody to blame, who are given ``usual_s``
+        else. Each time that the group was formed again for it and no step was done since, twice as
+        long: the network may be slower than it was, and would never get through. What a step took
+        that got through then, the next ones may take too. What the user says stands.
+        """
         if self.limits.given_s is not None:
             return usual_s
         more_s = usual_s * 2 ** min(self._in_vain, MOST_DOUBLED)
@@ -110,27 +121,41 @@ class Pace:
 
     @property
     def works(self) -> float:
-        """How much of the time counts in which a silent process uses a processor: before the first step, less."""
+        """How much of the time counts in which a silent process uses a processor: before the first
+        step, less.
+        """
         return 1.0 if self._durations else self.limits.first_step_s / self.limits.compile_s
 
     def saw(self, name: str, mark: Mark) -> None:
         """A process at work: it is seasoned once it has done a step."""
-        if name not in self._seasoned and mark.committed > self._began_at.setdefault(name, mark.committed):
+        if name not in self._seasoned and mark.committed > self._began_at.setdefault(
+            name, mark.committed
+        ):
             self._seasoned.add(name)
 
     def ended(self, name: str, mark: Mark, *, alone_s: float, all_s: float) -> None:
-        """A silence of length ``all_s`` ended by itself; others waited for this process for ``alone_s`` of it."""
+        """A silence of length ``all_s`` ended by itself; others waited for this process for
+        ``alone_s`` of it.
+        """
         if mark.busy_s:
             return
-        if name not in self._seasoned and mark.phase not in NOT_COMPILING and all_s > self.limits.floor_s:
+        if (
+            name not in self._seasoned
+            and mark.phase not in NOT_COMPILING
+            and all_s > self.limits.floor_s
+        ):
             self._first_s = max(self._first_s, all_s)
         if mark.phase in LEARNED and alone_s > self.limits.floor_s / 4:
             self._silences.setdefault(mark.phase, deque(maxlen=WINDOW)).append(alone_s)
 
     def deadline_s(self, phase: str, name: str = "") -> float:
-        """How long a process may be silent in a phase while others wait for it. ``name`` "": one that is seasoned."""
+        """How long a process may be silent in a phase while others wait for it. ``name`` "": one
+        that is seasoned.
+        """
         limits = self.limits
-        least = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s - limits.ahead_s
+        least = (
+            limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s - limits.ahead_s
+        )
         if phase == "between":
             least = limits.between_s
         if limits.given_s is not None:
@@ -145,8 +170,9 @@ class Pace:
         return min(limits.ceiling_s, max(least, self.usual_s, HISTORY_FACTOR * known))
 
     def leave_s(self, mark: Mark, name: str, least_s: float) -> float:
-        """How long a process may be silent before it leaves a generation that is aborted, ``least_s`` at least. It
-        notices when its phase ends; out of a collective it comes at once."""
+        """How long a process may be silent before it leaves a generation that is aborted,
+        ``least_s`` at least. It notices when its phase ends; out of a collective it comes at once.
+        """
         if mark.busy_s:
             return max(least_s, float(mark.busy_s))
         if mark.phase in AT_ONCE:

@@ -1,7 +1,8 @@
-"""``python -m recovery.nodes.serve``: an agent as a process of its own, for ``recovery.run --nodes``; ``chaos agent``
-is the same for the harness.
+"""``python -m recovery.nodes.serve``: an agent as a process of its own, for ``recovery.run
+--nodes``; ``chaos agent`` is the same for the harness.
 
-SIGTERM tells the coordinator and the ranks that the node will be ended soon, and ends nothing; SIGINT ends the agent.
+SIGTERM tells the coordinator and the ranks that the node will be ended soon, and ends nothing;
+SIGINT ends the agent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def read_token(path: Path) -> bytes:
         raise ScenarioError(f"the token in {path} is not hexadecimal") from error
     if len(token) < MIN_TOKEN:
         raise ScenarioError(
-            f"the token in {path} has {len(token)} bytes, under {MIN_TOKEN}", hint="openssl rand -hex 32"
+            f"the token in {path} has {len(token)} bytes, under {MIN_TOKEN}",
+            hint="openssl rand -hex 32",
         )
     return token
 
@@ -52,10 +54,14 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def devices() -> tuple[str, ...]:
-    """Devices that torch can see here, by NVML and the environment; torch itself is not imported."""
+    """Devices that torch can see here, by NVML and the environment; torch itself is not
+    imported.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return tuple(f"cuda:{i}" for i, _ in enumerate(w for w in visible.split(",") if w and w != "-1"))
+        return tuple(
+            f"cuda:{i}" for i, _ in enumerate(w for w in visible.split(",") if w and w != "-1")
+        )
     import pynvml
 
     try:
@@ -69,18 +75,32 @@ def devices() -> tuple[str, ...]:
 
 
 def serve(
-    *, coordinator: str, node: int, address: str, token_file: Path, scratch: Path, lease_s: float, recipe: Recipe,
+    *,
+    coordinator: str,
+    node: int,
+    address: str,
+    token_file: Path,
+    scratch: Path,
+    lease_s: float,
+    recipe: Recipe,
     coordinator_boot: str = "",
-) -> int:  # fmt: skip
+) -> int:
     """Be an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
 
     Raises ScenarioError, InfrastructureError.
     """
     config = AgentConfig(
-        coordinator=address_of(coordinator), node=node, address=address, token=read_token(token_file),
-        scratch=scratch.resolve(), lease_s=lease_s, devices=devices(), versions=versions(), recipe=recipe,
+        coordinator=address_of(coordinator),
+        node=node,
+        address=address,
+        token=read_token(token_file),
+        scratch=scratch.resolve(),
+        lease_s=lease_s,
+        devices=devices(),
+        versions=versions(),
+        recipe=recipe,
         coordinator_boot=coordinator_boot,
-    )  # fmt: skip
+    )
     try:
         config.scratch.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -100,28 +120,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="recovery.nodes.serve", description=__doc__)
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--node", required=True, type=int)
-    parser.add_argument("--address", default="", help="of this node, as other nodes reach it; found out")
+    parser.add_argument(
+        "--address", default="", help="of this node, as other nodes reach it; found out"
+    )
     parser.add_argument("--token-file", required=True, type=Path)
-    parser.add_argument("--scratch", type=Path, help="for what its processes write; a new directory, removed")
+    parser.add_argument(
+        "--scratch", type=Path, help="for what its processes write; a new directory, removed"
+    )
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
     parser.add_argument(
-        "--boot", default="", help="id of the boot of the coordinator's machine, if it may be this one"
+        "--boot",
+        default="",
+        help="id of the boot of the coordinator's machine, if it may be this one",
     )
-    parser.add_argument("--entry", metavar="MODULE:FUNCTION", help="of warm processes; for recovery.run")
-    parser.add_argument("--cold", metavar="MODULE", help="that a cold process runs; for recovery.run")
-    parser.add_argument("--module", action="append", help="to import before forking; for recovery.run")
+    parser.add_argument(
+        "--entry", metavar="MODULE:FUNCTION", help="of warm processes; for recovery.run"
+    )
+    parser.add_argument(
+        "--cold", metavar="MODULE", help="that a cold process runs; for recovery.run"
+    )
+    parser.add_argument(
+        "--module", action="append", help="to import before forking; for recovery.run"
+    )
     args = parser.parse_args(argv)
     usual = script_recipe()
     recipe = Recipe(
-        entry=args.entry or usual.entry, cold=args.cold or usual.cold, modules=args.module or usual.modules,
+        entry=args.entry or usual.entry,
+        cold=args.cold or usual.cold,
+        modules=args.module or usual.modules,
         environment=usual.environment,
-    )  # fmt: skip
+    )
     try:
         with tempfile.TemporaryDirectory(prefix="recovery-agent-") as own:
             return serve(
-                coordinator=args.coordinator, node=args.node, address=args.address, token_file=args.token_file,
-                scratch=args.scratch or Path(own), lease_s=args.lease, recipe=recipe, coordinator_boot=args.boot,
-            )  # fmt: skip
+                coordinator=args.coordinator,
+                node=args.node,
+                address=args.address,
+                token_file=args.token_file,
+                scratch=args.scratch or Path(own),
+                lease_s=args.lease,
+                recipe=recipe,
+                coordinator_boot=args.boot,
+            )
     except ChaosError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

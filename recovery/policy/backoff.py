@@ -1,6 +1,8 @@
-"""How long to wait before what has failed is tried again: at first not at all, then longer and longer. Pure.
+"""How long to wait before what has failed is tried again: at first not at all, then longer and
+longer. Pure.
 
-A job may run for a year, and meet any number of failures in it: what counts is how close together they are.
+A job may run for a year, and meet any number of failures in it: what counts is how close together
+they are.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ REMEMBERED = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a row of failures costs. ``free``: so many of them cost nothing, the next try is made at once; one more
-    costs ``first_s`` seconds of waiting, each further one twice as much, up to ``most_s``. What lasted for ``SOUND_S``
-    ends a row."""
+    """What a row of failures costs. ``free``: so many of them cost nothing, the next try is made at
+    once; one more costs ``first_s`` seconds of waiting, each further one twice as much, up to
+    ``most_s``. What lasted for ``SOUND_S`` ends a row.
+    """
 
     free: int
     first_s: float
     most_s: float
 
     def again_s(self, times_s: Iterable[float], *, together: float = math.inf) -> float:
-        """The moment from which on to try again, -inf: at any. ``times_s``: of the failures; of those within one moment
-        as many as may have been there ``together`` count once."""
+        """The moment from which on to try again, -inf: at any. ``times_s``: of the failures; of
+        those within one moment as many as may have been there ``together`` count once.
+        """
         row, wait_s, last_s = 0, 0.0, -math.inf
         since_s, several = -math.inf, 0
         for time_s in sorted(times_s):
@@ -45,7 +49,9 @@ class Row:
 
 
 class Reputation:
-    """Which places, such as nodes or devices, to avoid for a while: processes there failed again and again."""
+    """Which places, such as nodes or devices, to avoid for a while: processes there failed again
+    and again.
+    """
 
     ROW = Row(free=2, first_s=60.0, most_s=3600.0)
 

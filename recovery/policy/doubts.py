@@ -1,7 +1,7 @@
 """Which checkpoints may hold a corrupted state: of whom, and after which step. Pure.
 
-A doubt holds until somebody has put what it is about out of the way and said so, however many generations that takes
-and whoever supervises the job meanwhile.
+A doubt holds until somebody has put what it is about out of the way and said so, however many
+generations that takes and whoever supervises the job meanwhile.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 Doubt = tuple[int, int]
-"""(before, step): what a generation before ``before`` saved after ``step`` may hold a corrupted state."""
+"""(before, step): what a generation before ``before`` saved after ``step`` may hold a corrupted
+state.
+"""
 
 MOST = 16  # of different steps; more are taken together, so that more is in doubt than has to be
 

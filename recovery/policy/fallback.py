@@ -39,23 +39,29 @@ def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
 
 
 def suspects(view: ClusterView) -> tuple[str, ...]:
-    """Processes blamed for non-finite values, or named for a state that differs, by the failures at hand."""
+    """Processes blamed for non-finite values, or named for a state that differs, by the failures at
+    hand.
+    """
     return tuple(f.process for f in view.failures if f.cause in CORRUPTIONS and f.process)
 
 
 def seen_before(view: ClusterView, failure: Failure) -> bool:
-    """Whether another refill is of no use: the same step already failed with non-finite values, or the same process
-    has already differed from the others."""
+    """Whether another refill is of no use: the same step already failed with non-finite values, or
+    the same process has already differed from the others.
+    """
     if failure.cause is Cause.DIVERGED:
-        return any(old.cause is Cause.DIVERGED and old.process == failure.process for old in view.history)
+        return any(
+            old.cause is Cause.DIVERGED and old.process == failure.process for old in view.history
+        )
     return any(old.cause is Cause.NONFINITE and old.step == failure.step for old in view.history)
 
 
 def trusted(view: ClusterView) -> tuple[ProcessView, ...]:
-    """Living processes with a shard that are not blamed: survivors in rank order, then those that wait.
+    """Living processes with a shard that are not blamed: survivors in rank order, then those that
+    wait.
 
-    One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it gets the
-    state from another.
+    One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it
+    gets the state from another.
     """
     blamed = set(suspects(view))
     return tuple(p for p in (*view.survivors, *view.benched) if p.name not in blamed)
@@ -72,19 +78,26 @@ def no_copy(view: ClusterView) -> str:
     gone = missing_shards(view, trusted(view))
     if not gone:
         return (
-            "the shards that are left belong to different steps: only a checkpoint or a memory copy can help"
+            "the shards that are left belong to different steps: only a checkpoint or a memory copy"
+            " can help"
         )
     if view.shards == 1:
         return "no rank holds a whole state"
     what = f"shard{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
-    lost = f"there is no second copy of {what}" if view.replicas == 1 else f"nobody is left who holds {what}"
+    lost = (
+        f"there is no second copy of {what}"
+        if view.replicas == 1
+        else f"nobody is left who holds {what}"
+    )
     return f"{lost}: only a checkpoint or a memory copy can help"
 
 
 def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
-    """As many replicas as can be filled, with state from each other; None when no step is held whole.
+    """As many replicas as can be filled, with state from each other; None when no step is held
+    whole.
 
-    ``fresh``: processes without a shard that may be used. Who finds no place in a whole replica waits.
+    ``fresh``: processes without a shard that may be used. Who finds no place in a whole replica
+    waits.
     """
     people = kept(view)
     members = seat(view, people, fresh, replicas=len(view.members) // view.shards)
@@ -95,12 +108,15 @@ def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
 
 
 def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[str, ...]:
-    """Of these processes, the parked ones that are no members: they wait for a place in a whole replica."""
+    """Of these processes, the parked ones that are no members: they wait for a place in a whole
+    replica.
+    """
     return tuple(p.name for p in people if p.health is Health.PARKED and p.name not in members)
 
 
 def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
-    """Answer what needs nobody new: corrupted values or states, a broken connection. None: somebody is lost.
+    """Answer what needs nobody new: corrupted values or states, a broken connection. None: somebody
+    is lost.
 
     ``nonfinite``: see ``recovery.policy.strategy.Nonfinite``.
     """
@@ -115,23 +131,25 @@ def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
 
 
 def undecided(view: ClusterView) -> Decision | None:
-    """Answer states that differ without a majority: nobody can say which is right, so none is kept. All go back to a
-    checkpoint of before the last agreement; without one the job ends."""
+    """Answer states that differ without a majority: nobody can say which is right, so none is kept.
+    All go back to a checkpoint of before the last agreement; without one the job ends.
+    """
     if not any(f.cause is Cause.DIVERGED and not f.process for f in view.failures):
         return None
     why = "the replicas hold different states and no majority says which is right"
     if view.saved:
         return restart(view, why=f"{why}: back to before they last agreed")
     reason = (
-        f"{why}, and there is no checkpoint from before they last agreed: seed the model alike on every rank, "
-        "keep checkpoints, or train three replicas or more"
+        f"{why}, and there is no checkpoint from before they last agreed: seed the model alike on"
+        " every rank, keep checkpoints, or train three replicas or more"
     )
     return Decision(actions=(GiveUp(),), reason=reason)
 
 
 def refill(view: ClusterView) -> Decision | None:
-    """Answer corruptions alone (nobody died): blamed ranks copy a healthy peer's state, and an interrupted step is
-    redone. One whose shard nobody else holds keeps its own: nothing non-finite was applied to it.
+    """Answer corruptions alone (nobody died): blamed ranks copy a healthy peer's state, and an
+    interrupted step is redone. One whose shard nobody else holds keeps its own: nothing non-finite
+    was applied to it.
 
     None when that cannot help: somebody died, everybody is blamed, or it was tried already.
     """
@@ -145,15 +163,21 @@ def refill(view: ClusterView) -> Decision | None:
         return None
     form = Form(members=view.members, state=StateFrom.PEER, refill=replaced, cause="refill")
     names = ", ".join(blamed) or "nobody"
-    how = "state from a healthy peer" if replaced or not blamed else "nobody else holds its part of the state"
+    how = (
+        "state from a healthy peer"
+        if replaced or not blamed
+        else "nobody else holds its part of the state"
+    )
     if any(f.cause is Cause.DIVERGED for f in view.failures):
         return Decision(actions=(form,), reason=f"{names} held another state than most: {how}")
-    return Decision(actions=(form,), reason=f"non-finite values ({names} blamed): {how}, step redone")
+    return Decision(
+        actions=(form,), reason=f"non-finite values ({names} blamed): {how}, step redone"
+    )
 
 
 def replaceable(view: ClusterView) -> tuple[str, ...] | None:
-    """Survivors to blame whose part of the state a healthy one holds as well, and can give them. The others keep
-    theirs: nobody could fill them, and what was not finite was not applied.
+    """Survivors to blame whose part of the state a healthy one holds as well, and can give them.
+    The others keep theirs: nobody could fill them, and what was not finite was not applied.
 
     None when the parts that are left do not make one whole state.
     """
@@ -166,11 +190,13 @@ def replaceable(view: ClusterView) -> tuple[str, ...] | None:
 
 
 def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
-    """Answer samples found to be non-finite by themselves: leave them out from the step on, and redo it.
+    """Answer samples found to be non-finite by themselves: leave them out from the step on, and
+    redo it.
 
-    The ranks that computed them are well, so nobody's state is replaced. ``refills``: their whole shares are left out,
-    whatever the reason was, so that their state is replaced too, where somebody else holds it. None when no sample was
-    named, something else went wrong too, or no state is left whole. Gives up when the job would leave out too many.
+    The ranks that computed them are well, so nobody's state is replaced. ``refills``: their whole
+    shares are left out, whatever the reason was, so that their state is replaced too, where
+    somebody else holds it. None when no sample was named, something else went wrong too, or no
+    state is left whole. Gives up when the job would leave out too many.
     """
     named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))
     only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
@@ -183,35 +209,46 @@ def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
         return Decision(actions=(GiveUp(),), reason=reason)
     step = view.failures[-1].step
     form = Form(
-        members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step, refill=refill
+        members=view.members,
+        state=StateFrom.PEER,
+        cause="skip",
+        skip=named,
+        skip_from=step,
+        refill=refill,
     )
     ids = f"sample{'s' if len(named) > 1 else ''} {in_words(named, ', ')}"
     if refills:
         whose = ", ".join(suspects(view)) or "the rank to blame"
-        why = f"non-finite values: the share of {whose} ({ids}) is left out from step {step} on, unexamined"
+        why = (
+            f"non-finite values: the share of {whose} ({ids}) is left out from step {step} on,"
+            " unexamined"
+        )
     else:
         why = f"{ids} non-finite whoever computes them: left out from step {step} on"
     return Decision(actions=(form,), reason=why)
 
 
 def _skips_too_many(view: ClusterView, more: int, *, shares: bool) -> str:
-    """What to say when the job would leave out too much of what it trains on; else empty. A rate, since a job that
-    runs for a year may meet any number of bad samples."""
+    """What to say when the job would leave out too much of what it trains on; else empty. A rate,
+    since a job that runs for a year may meet any number of bad samples.
+    """
     step = view.failures[-1].step
     if not shares and view.skipped + more > MAX_SKIPPED_SAMPLES:
         return (
-            f"{view.skipped + more} samples of the last {SKIP_WINDOW_STEPS} steps are non-finite, more than are left "
-            "out: the data or the model are broken"
+            f"{view.skipped + more} samples of the last {SKIP_WINDOW_STEPS} steps are non-finite,"
+            " more than are left out: the data or the model are broken"
         )
     refused = {
         (old.generation, old.step)
         for old in view.history
-        if old.cause is Cause.NONFINITE and old.answer == "skip" and old.step > step - SKIP_WINDOW_STEPS
+        if old.cause is Cause.NONFINITE
+        and old.answer == "skip"
+        and old.step > step - SKIP_WINDOW_STEPS
     }
     if shares and len(refused) >= MAX_SKIPPED_SHARES:
         return (
-            f"shares of {len(refused)} of the last {SKIP_WINDOW_STEPS} steps were left out already because of "
-            "non-finite values: the data or the model are broken"
+            f"shares of {len(refused)} of the last {SKIP_WINDOW_STEPS} steps were left out already"
+            " because of non-finite values: the data or the model are broken"
         )
     return ""
 
@@ -221,7 +258,8 @@ def rejoin_all(view: ClusterView) -> Decision | None:
 
     The same members form a new generation. None if somebody died.
     """
-    members = [view.process(name) for name in view.members]  # one may not have been told that it is one
+    # one may not have been told that it is one
+    members = [view.process(name) for name in view.members]
     if lost(view) or common_step(members, view.shards) is None:
         return None
     if any(f.cause in CORRUPTIONS for f in view.failures):
@@ -231,10 +269,11 @@ def rejoin_all(view: ClusterView) -> Decision | None:
 
 
 def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decision:
-    """Go on with the replicas that are whole or can be filled, from a checkpoint if no state survived whole.
+    """Go on with the replicas that are whole or can be filled, from a checkpoint if no state
+    survived whole.
 
-    ``fresh``: processes that may fill gaps at once. Replacements are started when the smaller world trains
-    (``replenish``): now they would slow it down.
+    ``fresh``: processes that may fill gaps at once. Replacements are started when the smaller world
+    trains (``replenish``): now they would slow it down.
     """
     form = fill(view, fresh)
     if form is None:
@@ -249,8 +288,8 @@ def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decis
 def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
     """Start what the world and its spares lack, beyond those ready or on their way.
 
-    Where many died in a row without ever holding a rank, or one did not fit the others, another one probably would too:
-    it is started later, the later the longer the row.
+    Where many died in a row without ever holding a rank, or one did not fit the others, another one
+    probably would too: it is started later, the later the longer the row.
     """
     missing = view.world - len(view.members) + spares - len(view.ready) - len(view.starting)
     if missing <= 0:
@@ -259,7 +298,9 @@ def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
     unfit = MISFITS.again_s(failure.time_s for failure in outside if failure.cause is Cause.UNFIT)
     # May be lost with one node: those of a broken replica wait outside as well.
     together = view.spares + view.shards
-    again_s = max(unfit, LOST_OUTSIDERS.again_s((failure.time_s for failure in outside), together=together))
+    again_s = max(
+        unfit, LOST_OUTSIDERS.again_s((failure.time_s for failure in outside), together=together)
+    )
     if again_s > view.now_s:
         why = (
             "did not fit the others"
@@ -285,7 +326,9 @@ def grow(view: ClusterView) -> Decision:
     there = set(view.members)
     joining = [name for name in form.members if name not in there]
     if not joining:
-        return Decision(actions=(form,), reason="whoever was to join is gone: the same members go on")
+        return Decision(
+            actions=(form,), reason="whoever was to join is gone: the same members go on"
+        )
     verb = "joins" if len(joining) == 1 else "join"
     return Decision(actions=(form,), reason=f"{', '.join(joining)} {verb} with a peer's state")
 
@@ -302,11 +345,11 @@ def make_way(view: ClusterView) -> Decision:
 
 
 def relieve(view: ClusterView) -> Decision | None:
-    """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their places as far
-    as they go. None when nobody was noticed.
+    """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their
+    places as far as they go. None when nobody was noticed.
 
-    When the last holder of some shard was noticed too late for that pause to save anything, the same members go on, to
-    be asked for a pause that does.
+    When the last holder of some shard was noticed too late for that pause to save anything, the
+    same members go on, to be asked for a pause that does.
     """
     leaving = view.leaving
     if not leaving:
@@ -328,14 +371,17 @@ def relieve(view: ClusterView) -> Decision | None:
     form = Form(members=members, state=StateFrom.PEER, bench=bench, cause="notice")
     new = [name for name in members if name not in there]
     taken = f"{', '.join(new)} in place of" if new else "without"
-    return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline")
+    return Decision(
+        actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline"
+    )
 
 
 def restart(view: ClusterView, *, why: str) -> Decision:
-    """Fill the world from ready processes, survivors and new ones, and restore the newest good checkpoint.
+    """Fill the world from ready processes, survivors and new ones, and restore the newest good
+    checkpoint.
 
-    Unless a checkpoint is known to be there, the first replica is made of processes that have never trained: if
-    there is none, the job begins anew with their state.
+    Unless a checkpoint is known to be there, the first replica is made of processes that have never
+    trained: if there is none, the job begins anew with their state.
     """
     step = view.failures[-1].step if view.failures else -1
     back = {
@@ -343,7 +389,9 @@ def restart(view: ClusterView, *, why: str) -> Decision:
         for old in view.history
         if old.cause is Cause.NONFINITE and old.step == step and old.answer == "rollback"
     }
-    if len(back) >= MAX_NONFINITE_ROLLBACKS and any(f.cause is Cause.NONFINITE for f in view.failures):
+    if len(back) >= MAX_NONFINITE_ROLLBACKS and any(
+        f.cause is Cause.NONFINITE for f in view.failures
+    ):
         reason = f"step {step} is non-finite again after {len(back)} rollbacks"
         return Decision(actions=(GiveUp(),), reason=reason)
     used = [p for p in (*view.survivors, *view.benched) if not p.noticed]

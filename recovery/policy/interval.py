@@ -1,7 +1,9 @@
-"""When the next checkpoint is due: every so many steps, every so many seconds, or as often as pays. Pure.
+"""When the next checkpoint is due: every so many steps, every so many seconds, or as often as pays.
+Pure.
 
-The optimum for ``auto`` is the higher-order estimate of J. T. Daly, "A higher order estimate of the optimum checkpoint
-interval for restart dumps", Future Generation Computer Systems 22 (2006) 303-312, equation 37.
+The optimum for ``auto`` is the higher-order estimate of J. T. Daly, "A higher order estimate of the
+optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006)
+303-312, equation 37.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 PRIOR_MTBF_S = 3 * 3600.0
-"""Assumed before any failure was seen, and weighed as one failure: 419 unexpected interruptions in 54 days, as reported
-for the training of Llama 3 405B (Grattafiori et al., 2024, table 5), are one in 3 hours.
+"""Assumed before any failure was seen, and weighed as one failure: 419 unexpected interruptions in
+54 days, as reported for the training of Llama 3 405B (Grattafiori et al., 2024, table 5), are one
+in 3 hours.
 """
 
 _SECONDS = re.compile(r"^(\d+(?:\.\d+)?)\s*(ms|s|m|h)$")
@@ -22,9 +25,10 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What the next checkpoint is decided by. ``saved_s``: when the last save began, or else when training began;
-    ``cost_s``: how long saves held training up (the mean of those seen), None before the first; ``since_s``: when
-    watching for failures began; ``failures``: seen since, and ``watched_s``: time watched before, by others.
+    """What the next checkpoint is decided by. ``saved_s``: when the last save began, or else when
+    training began; ``cost_s``: how long saves held training up (the mean of those seen), None
+    before the first; ``since_s``: when watching for failures began; ``failures``: seen since, and
+    ``watched_s``: time watched before, by others.
     """
 
     saved_s: float
@@ -80,8 +84,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Auto:
-    """At Daly's optimum for the measured cost of a save and the given or observed ``mtbf_s``; the first step's save
-    measures the cost.
+    """At Daly's optimum for the measured cost of a save and the given or observed ``mtbf_s``; the
+    first step's save measures the cost.
     """
 
     mtbf_s: float | None = None
@@ -95,8 +99,8 @@ class Auto:
 
 
 def optimum_s(cost_s: float, mtbf_s: float) -> float:
-    """Daly's optimum of the time that is trained between two checkpoints, seconds (see the module). ``cost_s``: how
-    long a save holds training up; ``mtbf_s``: mean time between failures.
+    """Daly's optimum of the time that is trained between two checkpoints, seconds (see the module).
+    ``cost_s``: how long a save holds training up; ``mtbf_s``: mean time between failures.
     """
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
@@ -113,7 +117,8 @@ def parse(every: int | str, mtbf_s: float | None = None) -> Interval:
     match = _SECONDS.match(every) if isinstance(every, str) else None
     if match is None or float(match[1]) <= 0:
         raise ValueError(
-            f"{every!r} is no interval: use a number of steps such as 25, a time such as 30s or 5m, or auto"
+            f"{every!r} is no interval: use a number of steps such as 25, a time such as 30s or 5m,"
+            " or auto"
         )
     return Seconds(float(match[1]) * _UNITS[match[2]])
 
@@ -124,8 +129,9 @@ def steps_of(every: int | str) -> int | None:
 
 
 class Timetable:
-    """The saves of one rank: when rank 0 asks for one, which is told to all with the gradients. ``every``: see
-    ``parse``, 0: never; ``mtbf_s``: see Auto."""
+    """The saves of one rank: when rank 0 asks for one, which is told to all with the gradients.
+    ``every``: see ``parse``, 0: never; ``mtbf_s``: see Auto.
+    """
 
     def __init__(self, every: int | str, *, mtbf_s: float | None, now_s: float) -> None:
         self._interval = parse(every, mtbf_s) if every else None
@@ -133,8 +139,9 @@ class Timetable:
         self._due = False
 
     def wants(self, step: int, now_s: float, *, busy: bool = False) -> bool:
-        """Whether to ask for a save after ``step``. ``busy``: another is still being written; it is asked for when that
-        has ended, and so is one that the job never came to."""
+        """Whether to ask for a save after ``step``. ``busy``: another is still being written; it is
+        asked for when that has ended, and so is one that the job never came to.
+        """
         if self._interval is None:
             return False
         self._due = self._due or self._interval.due(step, now_s, self._history)
@@ -158,14 +165,16 @@ class Timetable:
 
 
 def counts(step: int, every: int | str, *, asked: bool) -> bool:
-    """Whether a step counts as one at which all save: ``asked``, they do; one that is a multiple of ``every`` counts
-    though its save is put off."""
+    """Whether a step counts as one at which all save: ``asked``, they do; one that is a multiple of
+    ``every`` counts though its save is put off.
+    """
     number = steps_of(every) or 0
     return asked or (number > 0 and step % number == 0)
 
 
 def compared(step: int, *, every: int | None, steps: int, saving: bool) -> bool:
-    """Whether ranks send digests of what they hold after ``step`` of ``steps``. ``every``: so many steps, 0: never,
-    None: with each checkpoint (``saving``)."""
+    """Whether ranks send digests of what they hold after ``step`` of ``steps``. ``every``: so many
+    steps, 0: never, None: with each checkpoint (``saving``).
+    """
     due = saving if every is None else every > 0 and step % every == 0
     return due or (step == steps and every != 0)

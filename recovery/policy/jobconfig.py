@@ -9,13 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 FORM_TIMEOUT_S = 300.0
 COLLECTIVE_TIMEOUT_S = 86_400.0
-"""A collective lasts as long as the slowest member takes to come to it, which the supervisor judges."""
+"""A collective lasts as long as the slowest member takes to come to it, which the supervisor
+judges.
+"""
 LOOPBACK = "127.0.0.1"
 
 
 class InMemory(BaseModel):
-    """Checkpoints in memory. ``socket``: of the keeper of the node this process is on; ``job``: the run, as its keepers
-    call it; ``every``: steps between saves."""
+    """Checkpoints in memory. ``socket``: of the keeper of the node this process is on; ``job``: the
+    run, as its keepers call it; ``every``: steps between saves.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -25,8 +28,10 @@ class InMemory(BaseModel):
 
 
 class Net(BaseModel):
-    """Where a rank and its peers meet. ``store_host``: where the key-value store listens; ``address``: where this rank
-    does, numeric; "": on the loopback interface, or that of GLOO_SOCKET_IFNAME."""
+    """Where a rank and its peers meet. ``store_host``: where the key-value store listens;
+    ``address``: where this rank does, numeric; "": on the loopback interface, or that of
+    GLOO_SOCKET_IFNAME.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,9 +40,10 @@ class Net(BaseModel):
 
 
 class Saves(BaseModel):
-    """How checkpoints are written. ``mode``: with ``async`` training only waits for a copy in memory; ``sharded``:
-    ranks that hold the same share the writing (those of a sharded model always do); ``delta``: a full checkpoint every
-    so many, and between them only what changed; ``mtbf_s``: for an interval of ``auto``, None: as observed.
+    """How checkpoints are written. ``mode``: with ``async`` training only waits for a copy in
+    memory; ``sharded``: ranks that hold the same share the writing (those of a sharded model always
+    do); ``delta``: a full checkpoint every so many, and between them only what changed; ``mtbf_s``:
+    for an interval of ``auto``, None: as observed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,15 +55,15 @@ class Saves(BaseModel):
 
 
 class JobConfig(BaseModel):
-    """What a rank must know. ``world``: full world size; ``shards``: ranks that hold one copy of the model
-    (see ``recovery.policy.layout``); ``samples``: size of the data set; ``batch``: see Strategy;
-    ``determinism``: ``elastic`` gives bit-identical results whatever the world size.
+    """What a rank must know. ``world``: full world size; ``shards``: ranks that hold one copy of
+    the model (see ``recovery.policy.layout``); ``samples``: size of the data set; ``batch``: see
+    Strategy; ``determinism``: ``elastic`` gives bit-identical results whatever the world size.
 
-    ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.policy.interval``), 0 for never; ``memory``:
-    checkpoints in memory besides, None: none; ``fresh``: the job began with initial values, and checkpoints
-    of earlier jobs are left alone; ``job_id``: the same in all processes of a job, and in no other (see
-    ``recovery.checkpoint.files.fence``); ``collective_timeout_s``, ``form_timeout_s``: last resorts, the
-    supervisor is faster.
+    ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.policy.interval``), 0 for never;
+    ``memory``: checkpoints in memory besides, None: none; ``fresh``: the job began with initial
+    values, and checkpoints of earlier jobs are left alone; ``job_id``: the same in all processes of
+    a job, and in no other (see ``recovery.checkpoint.files.fence``); ``collective_timeout_s``,
+    ``form_timeout_s``: last resorts, the supervisor is faster.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

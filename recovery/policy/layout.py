@@ -1,8 +1,8 @@
 """Which rank holds which part of the model. Pure.
 
-``shards`` ranks hold one copy of the model together: a replica. Ranks are numbered replica by replica, so that rank r
-is shard ``r % shards`` of replica ``r // shards``. Data-parallel training (ddp) is ``shards == 1``, fully sharded
-(fsdp) ``shards == world``, hybrid (hsdp) anything between.
+``shards`` ranks hold one copy of the model together: a replica. Ranks are numbered replica by
+replica, so that rank r is shard ``r % shards`` of replica ``r // shards``. Data-parallel training
+(ddp) is ``shards == 1``, fully sharded (fsdp) ``shards == world``, hybrid (hsdp) anything between.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who can sit where in the next generation, and which step it can go on from. Pure.
 
-A replica is any set of processes that hold one shard each: a process keeps its shard for life, but whose replica it
-completes may change. Data-parallel training is the case of one shard.
+A replica is any set of processes that hold one shard each: a process keeps its shard for life, but
+whose replica it completes may change. Data-parallel training is the case of one shard.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ class Holder(Protocol):
 
 def brings(process: Holder, step: int) -> bool:
     """Whether it holds its part of ``step``: applied, or reduced and only to be applied."""
-    return process.valid and (process.step == step or (process.step == step - 1 and process.pending == step))
+    return process.valid and (
+        process.step == step or (process.step == step - 1 and process.pending == step)
+    )
 
 
 def common_step(people: Iterable[Holder], shards: int) -> int | None:
     """The newest step that every shard can be brought to; None when some shard is lost.
 
-    Somebody has applied it: only they know what the others need to apply it too. Nobody can go back a step, so
-    whoever is further copies as well.
+    Somebody has applied it: only they know what the others need to apply it too. Nobody can go back
+    a step, so whoever is further copies as well.
     """
     whole = [process for process in people if process.valid]
     for step in sorted({process.step for process in whole}, reverse=True):
@@ -57,14 +59,17 @@ def seat(
 ) -> tuple[str, ...]:
     """Who takes which rank when up to ``replicas`` replicas are filled; () when not one can be.
 
-    ``people``: processes with a shard, those to prefer first; ``fresh``: processes that hold none yet, and take any.
-    While no replica is given up, members keep their ranks and others fill the gaps; else replicas move up.
+    ``people``: processes with a shard, those to prefer first; ``fresh``: processes that hold none
+    yet, and take any. While no replica is given up, members keep their ranks and others fill the
+    gaps; else replicas move up.
     """
     columns = by_shard(people, view.shards)
     number = _fillable(columns, len(fresh), replicas)
     step = common_step(people, view.shards)
     there = {p.name for p in view.survivors}
-    lost = Counter(rank // view.shards for rank, name in enumerate(view.members) if name not in there)
+    lost = Counter(
+        rank // view.shards for rank, name in enumerate(view.members) if name not in there
+    )
     stays = number * view.shards >= len(view.members)
     reserve = iter(fresh)
     seats: list[str] = [""] * (number * view.shards)
@@ -97,8 +102,9 @@ def by_shard(people: Iterable[ProcessView], shards: int) -> list[list[ProcessVie
 
 
 def _fillable(columns: Sequence[Sequence[ProcessView]], fresh: int, most: int) -> int:
-    """How many replicas can be made of these holders and ``fresh`` processes, up to ``most``. Each further replica
-    takes one more of the fresh for every shard that has run out of holders."""
+    """How many replicas can be made of these holders and ``fresh`` processes, up to ``most``. Each
+    further replica takes one more of the fresh for every shard that has run out of holders.
+    """
     sizes = Counter(len(column) for column in columns)
     short = 0
     for number in range(1, most + 1):
@@ -110,10 +116,15 @@ def _fillable(columns: Sequence[Sequence[ProcessView]], fresh: int, most: int) -
 
 
 def _choose(
-    view: ClusterView, column: Sequence[ProcessView], number: int, step: int | None, lost: Mapping[int, int]
+    view: ClusterView,
+    column: Sequence[ProcessView],
+    number: int,
+    step: int | None,
+    lost: Mapping[int, int],
 ) -> list[ProcessView]:
-    """Of more holders of one shard than there is room for: those that hold the step, of replicas that lost least.
-    ``lost``: members of each replica that are not there."""
+    """Of more holders of one shard than there is room for: those that hold the step, of replicas
+    that lost least. ``lost``: members of each replica that are not there.
+    """
     if len(column) <= number:
         return list(column)
 

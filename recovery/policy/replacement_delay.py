@@ -1,4 +1,6 @@
-"""When a new generation is on its feet: starting a process before takes the CPU that its ranks need to recover."""
+"""When a new generation is on its feet: starting a process before takes the CPU that its ranks need
+to recover.
+"""
 
 from __future__ import annotations
 

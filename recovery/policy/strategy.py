@@ -1,6 +1,8 @@
-"""Policy apart from mechanism: a strategy is a pure function from a frozen view of the job to a decision.
+"""Policy apart from mechanism: a strategy is a pure function from a frozen view of the job to a
+decision.
 
-Nothing here performs anything: ``recovery.supervise.controller`` carries decisions out through a launcher.
+Nothing here performs anything: ``recovery.supervise.controller`` carries decisions out through a
+launcher.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ MOST_SHOWN = 32  # samples in a text for people
 Nonfinite = Literal["retry", "skip", "rollback"]
 """What to do about a loss or gradient that is not finite. It is never applied.
 
-``retry``: the rank to blame copies a peer's state and the step is redone; if that fails, samples that are non-finite by
-themselves are found and left out; if there are none, all go back to a checkpoint. ``skip``: the rank to blame copies a
-peer's state, and its share of the batch is left out at once. ``rollback``: all go back to a checkpoint at once.
+``retry``: the rank to blame copies a peer's state and the step is redone; if that fails, samples
+that are non-finite by themselves are found and left out; if there are none, all go back to a
+checkpoint. ``skip``: the rank to blame copies a peer's state, and its share of the batch is left
+out at once. ``rollback``: all go back to a checkpoint at once.
 """
 
 
@@ -51,9 +54,10 @@ class Cause(StrEnum):
 class ProcessView:
     """One process.
 
-    ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable;
-    ``noticed``: it was told that it will be ended soon; ``shard``: the part of the model it holds for life, None
-    before it held a rank; ``pending``: the step whose reduced gradients it holds and has not applied (0: none).
+    ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state
+    usable; ``noticed``: it was told that it will be ended soon; ``shard``: the part of the model it
+    holds for life, None before it held a rank; ``pending``: the step whose reduced gradients it
+    holds and has not applied (0: none).
     """
 
     name: str
@@ -69,10 +73,12 @@ class ProcessView:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One declared failure. ``time_s``: supervisor clock; ``samples``: those found to be non-finite by themselves;
-    ``generation``: in which it happened; ``answer``: what answered it, "" as long as nothing has: ``rollback`` where
-    all went back to a checkpoint, else the ``cause`` of the ``Form``; ``applied``: non-finite values that the state
-    holds already, so that redoing a step helps nobody."""
+    """One declared failure. ``time_s``: supervisor clock; ``samples``: those found to be non-finite
+    by themselves; ``generation``: in which it happened; ``answer``: what answered it, "" as long as
+    nothing has: ``rollback`` where all went back to a checkpoint, else the ``cause`` of the
+    ``Form``; ``applied``: non-finite values that the state holds already, so that redoing a step
+    helps nobody.
+    """
 
     process: str
     rank: int | None
@@ -89,12 +95,13 @@ class Failure:
 class ClusterView:
     """Everything a strategy may look at.
 
-    ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``: those
-    this decision answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``:
-    checkpoint restores so far; ``skipped``: samples left out in the last ``fallback.SKIP_WINDOW_STEPS``
-    steps; ``shards``: ranks that hold one copy of the model together (see ``recovery.policy.layout``);
-    ``saved``: a checkpoint of this job that can be trusted was acknowledged, the newest of step
-    ``saved_step``; ``pause_saves``: the pause that was asked for last was to save one from the beginning.
+    ``world``: ranks asked for; ``members``: processes of the current generation by rank;
+    ``failures``: those this decision answers, newest last; ``history``: every earlier failure of
+    the job; ``rollbacks``: checkpoint restores so far; ``skipped``: samples left out in the last
+    ``fallback.SKIP_WINDOW_STEPS`` steps; ``shards``: ranks that hold one copy of the model together
+    (see ``recovery.policy.layout``); ``saved``: a checkpoint of this job that can be trusted was
+    acknowledged, the newest of step ``saved_step``; ``pause_saves``: the pause that was asked for
+    last was to save one from the beginning.
     """
 
     now_s: float
@@ -138,7 +145,9 @@ class ClusterView:
 
     @cached_property
     def benched(self) -> tuple[ProcessView, ...]:
-        """Those of the ready that held a rank: they left with a broken replica, and keep their shard."""
+        """Those of the ready that held a rank: they left with a broken replica, and keep their
+        shard.
+        """
         return tuple(view for view in self.ready if view.shard is not None)
 
     @cached_property
@@ -184,10 +193,10 @@ class StateFrom(StrEnum):
 class Form:
     """Form the next generation.
 
-    ``members[r]`` takes rank r; a name not yet known stands for the next process spawned by this decision
-    (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted; ``bench``: parked processes of
-    broken replicas, which wait until theirs is complete again; ``skip``: samples to leave out from step ``skip_from``
-    on, for the rest of the job.
+    ``members[r]`` takes rank r; a name not yet known stands for the next process spawned by this
+    decision (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted;
+    ``bench``: parked processes of broken replicas, which wait until theirs is complete again;
+    ``skip``: samples to leave out from step ``skip_from`` on, for the rest of the job.
     """
 
     members: tuple[str, ...]
@@ -218,7 +227,9 @@ Action = Kill | Spawn | Form | Pause | GiveUp
 
 
 def in_words(samples: Sequence[int], separator: str) -> str:
-    """Samples for people: the first MOST_SHOWN, and how many more there are. The log has all (``samples_skipped``)."""
+    """Samples for people: the first MOST_SHOWN, and how many more there are. The log has all
+    (``samples_skipped``).
+    """
     more = [f"and {len(samples) - MOST_SHOWN} more"] if len(samples) > MOST_SHOWN else []
     return separator.join([*map(str, samples[:MOST_SHOWN]), *more])
 
@@ -235,7 +246,8 @@ def describe(action: Action) -> str:
             bench = f", {' '.join(action.bench)} waiting" if action.bench else ""
             skip = f", without samples {in_words(action.skip, ' ')}" if action.skip else ""
             return (
-                f"form {' '.join(action.members)} with state from {action.state.value}{refill}{bench}{skip}"
+                f"form {' '.join(action.members)} with state from"
+                f" {action.state.value}{refill}{bench}{skip}"
             )
         case Pause():
             return f"{'save a checkpoint and ' if action.save else ''}pause after the next commit"
@@ -245,8 +257,10 @@ def describe(action: Action) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Actions in order, and the reason a person reads. No action means: wait. ``again_s``: when ``on_spare_lost`` is to
-    be asked again even if nothing happens until then, on the clock of ``ClusterView.now_s``."""
+    """Actions in order, and the reason a person reads. No action means: wait. ``again_s``: when
+    ``on_spare_lost`` is to be asked again even if nothing happens until then, on the clock of
+    ``ClusterView.now_s``.
+    """
 
     actions: tuple[Action, ...]
     reason: str
@@ -256,8 +270,9 @@ class Decision:
 class Strategy(BaseModel):
     """Base of a strategy; its fields are its YAML parameters.
 
-    ``exact``: promises a result bit-identical to the unfaulted run. ``keeps_survivors``: survivors park and
-    keep state. ``replaces``: one that leaves before training began, as it was told to, is replaced.
+    ``exact``: promises a result bit-identical to the unfaulted run. ``keeps_survivors``: survivors
+    park and keep state. ``replaces``: one that leaves before training began, as it was told to, is
+    replaced.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -283,7 +298,9 @@ class Strategy(BaseModel):
 
     @property
     def nonfinite_policy(self) -> Nonfinite:
-        """What ranks have to know of it: with ``skip`` the one to blame names its share of the batch."""
+        """What ranks have to know of it: with ``skip`` the one to blame names its share of the
+        batch.
+        """
         return "retry"
 
     @abstractmethod
@@ -300,15 +317,17 @@ class Strategy(BaseModel):
     def on_spare_lost(self, view: ClusterView) -> Decision:
         """Decide when fewer processes may wait outside the generation than should.
 
-        Called while the job trains, when one of them died, and whenever a generation has made its first step: whoever
-        was lost or used is replaced then. Default: nothing.
+        Called while the job trains, when one of them died, and whenever a generation has made its
+        first step: whoever was lost or used is replaced then. Default: nothing.
         """
         return Decision(actions=(), reason="the job does not depend on it")
 
     def on_notice(self, view: ClusterView) -> Decision:
-        """Decide when a member was told that it will be ended soon (``view.leaving``), while the job trains.
+        """Decide when a member was told that it will be ended soon (``view.leaving``), while the
+        job trains.
 
-        It is a member like any other until then. Default: nothing; its end is a failure like any other.
+        It is a member like any other until then. Default: nothing; its end is a failure like any
+        other.
         """
         return Decision(actions=(), reason="its end is awaited")
 
@@ -319,5 +338,6 @@ class Strategy(BaseModel):
         """
         members = tuple(view.members)
         return Decision(
-            actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),), reason="nothing to do"
+            actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),),
+            reason="nothing to do",
         )

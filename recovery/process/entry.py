@@ -29,8 +29,8 @@ MESSAGE_LENGTH = 500
 class Birth(BaseModel):
     """What every rank process is told at birth.
 
-    ``parent``: pid that must be its parent; ``events``: directory of the event logs; ``log``: file for what it
-    prints, None: where its supervisor prints.
+    ``parent``: pid that must be its parent; ``events``: directory of the event logs; ``log``: file
+    for what it prints, None: where its supervisor prints.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,20 +42,27 @@ class Birth(BaseModel):
 
 
 def live(
-    birth: Birth, control_fd: int, mark_fd: int, train: Callable[[Channel, MarkPage, EventWriter], None]
+    birth: Birth,
+    control_fd: int,
+    mark_fd: int,
+    train: Callable[[Channel, MarkPage, EventWriter], None],
 ) -> NoReturn:
     """Be that process: ``train``, write down an error if there is one, tell the supervisor, end."""
     processes.die_with(birth.parent)
     if birth.log is not None:
         processes.redirect_output(birth.log)
     shield()  # a training script that prints must not fail because nobody can read it
-    writer = RingWriter(birth.events, birth.name, time.monotonic_ns, progress_counters.ring_of(mark_fd))
+    writer = RingWriter(
+        birth.events, birth.name, time.monotonic_ns, progress_counters.ring_of(mark_fd)
+    )
     page = MarkPage(mark_fd)
     bell = progress_counters.bell_of(mark_fd)
     bell.hold()
     channel = Channel(socket.socket(fileno=control_fd))
     tell_on_sigterm(channel)
-    writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
+    writer.write(
+        Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns()
+    )
     page.wrote(writer.last_seq)
     code = 0
     try:
@@ -65,7 +72,9 @@ def live(
         traceback.print_exc()
         message = str(error)[:MESSAGE_LENGTH]
         page.wrote(writer.write(Kind.ERROR_RAISED, type=type(error).__name__, message=message).seq)
-        channel.send(Failed(error=f"{type(error).__name__}: {message.splitlines()[0] if message else ''}"))
+        channel.send(
+            Failed(error=f"{type(error).__name__}: {message.splitlines()[0] if message else ''}")
+        )
         code = EXIT_ERROR
     sys.stdout.flush()
     sys.stderr.flush()

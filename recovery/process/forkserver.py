@@ -1,9 +1,10 @@
-"""A process that has imported everything and forks ranks on request: a rank is there in milliseconds, not seconds.
+"""A process that has imported everything and forks ranks on request: a rank is there in
+milliseconds, not seconds.
 
-``ForkServer`` is the supervisor's side. The other is ``python -m recovery.process.forkserver FD ENTRY MODULE
-...``: it is single-threaded, holds no training state, and never touches CUDA, so that forking it is safe. A
-rank is forked twice: its parent ends at once, and the kernel hands it to the supervisor (a child subreaper),
-which can then wait for it like for a child of its own.
+``ForkServer`` is the supervisor's side. The other is ``python -m recovery.process.forkserver FD
+ENTRY MODULE ...``: it is single-threaded, holds no training state, and never touches CUDA, so that
+forking it is safe. A rank is forked twice: its parent ends at once, and the kernel hands it to the
+supervisor (a child subreaper), which can then wait for it like for a child of its own.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ ADOPTION_TIMEOUT_S = 5.0
 MAX_REQUEST = 1 << 18
 
 Entry = Callable[[bytes, int, int], NoReturn]
-"""What a forked process becomes: its configuration, the control socket's and the mark's descriptor."""
+"""What a forked process becomes: its configuration, the control socket's and the mark's descriptor.
+"""
 
 
 class ForkServer:
     """Starts the server at once and does not wait for it; it imports while others prepare.
 
-    ``entry``: ``module:function``, an ``Entry``; ``modules``: imported once, before any fork; ``environment``: of
-    the server and of all its forks. The caller must be a child subreaper. Raises InfrastructureError.
+    ``entry``: ``module:function``, an ``Entry``; ``modules``: imported once, before any fork;
+    ``environment``: of the server and of all its forks. The caller must be a child subreaper.
+    Raises InfrastructureError.
     """
 
     def __init__(self, entry: str, modules: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -44,9 +47,19 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "recovery.process.forkserver", str(theirs.fileno()), entry, *modules],
-                pass_fds=[theirs.fileno()], start_new_session=True, env=environment, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "recovery.process.forkserver",
+                    str(theirs.fileno()),
+                    entry,
+                    *modules,
+                ],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
         except OSError as error:
             raise InfrastructureError(
                 f"cannot start Python: {error.strerror}", hint="free memory or processes"
@@ -58,7 +71,9 @@ class ForkServer:
         self._ready = False
 
     def await_ready(self) -> None:
-        """Wait until everything is imported, at most START_LIMIT_S. Raises InfrastructureError when it does not."""
+        """Wait until everything is imported, at most START_LIMIT_S. Raises InfrastructureError when
+        it does not.
+        """
         if not self._ready:
             try:
                 self._ready = self._control.recv(16) == b"ready"
@@ -70,9 +85,12 @@ class ForkServer:
                     hint=f"try: {sys.executable} -c 'import {', '.join(self._modules)}'",
                 )
 
-    def fork(self, config: bytes, fds: Sequence[int], waiting: Callable[[], None] | None = None) -> int:
-        """Fork a rank with its control and mark descriptor; returns its pid, a child of this process. ``waiting``:
-        called every WAITING_MS until it is there, which a busy machine takes seconds for.
+    def fork(
+        self, config: bytes, fds: Sequence[int], waiting: Callable[[], None] | None = None
+    ) -> int:
+        """Fork a rank with its control and mark descriptor; returns its pid, a child of this
+        process. ``waiting``: called every WAITING_MS until it is there, which a busy machine takes
+        seconds for.
 
         Raises InfrastructureError.
         """
@@ -96,8 +114,11 @@ class ForkServer:
         self.process.wait(timeout=REAP_LIMIT_S)
 
 
-def start_cold(module: str, config: bytes, fds: Sequence[int], environment: Mapping[str, str]) -> int:
-    """Start ``python -m module CONTROL MARK CONFIG`` (descriptors, the last to read ``config`` from); returns its pid.
+def start_cold(
+    module: str, config: bytes, fds: Sequence[int], environment: Mapping[str, str]
+) -> int:
+    """Start ``python -m module CONTROL MARK CONFIG`` (descriptors, the last to read ``config``
+    from); returns its pid.
 
     It is to be reaped through its pidfd. Raises InfrastructureError.
     """
@@ -107,8 +128,11 @@ def start_cold(module: str, config: bytes, fds: Sequence[int], environment: Mapp
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, fds), str(reader)],
-            pass_fds=[*fds, reader], start_new_session=True, env=environment, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=[*fds, reader],
+            start_new_session=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
     except OSError as error:
         raise InfrastructureError(
             f"cannot start a rank: {error.strerror}", hint="free memory or processes"
@@ -123,7 +147,9 @@ def start_cold(module: str, config: bytes, fds: Sequence[int], environment: Mapp
 
 
 def serve(control: socket.socket, entry: Entry, parent: int) -> None:
-    """Answer requests (a configuration with two descriptors) with the new process's pid, until the other side ends."""
+    """Answer requests (a configuration with two descriptors) with the new process's pid, until the
+    other side ends.
+    """
     while True:
         request, fds, _, _ = socket.recv_fds(control, MAX_REQUEST, 2)
         if not request:
@@ -134,7 +160,9 @@ def serve(control: socket.socket, entry: Entry, parent: int) -> None:
         control.send(str(pid).encode())
 
 
-def _fork_twice(control: socket.socket, entry: Entry, request: bytes, fds: list[int], parent: int) -> int:
+def _fork_twice(
+    control: socket.socket, entry: Entry, request: bytes, fds: list[int], parent: int
+) -> int:
     reader, writer = os.pipe()
     first = os.fork()
     if first == 0:
@@ -160,7 +188,9 @@ def _fork_twice(control: socket.socket, entry: Entry, request: bytes, fds: list[
 
 
 def _wait_for_parent(parent: int) -> None:
-    """Wait until the parent in between is gone, at most ADOPTION_TIMEOUT_S (``die_with`` notices then)."""
+    """Wait until the parent in between is gone, at most ADOPTION_TIMEOUT_S (``die_with`` notices
+    then).
+    """
     deadline = time.monotonic() + ADOPTION_TIMEOUT_S
     while os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.0005)
@@ -175,7 +205,8 @@ def main() -> None:
     for name in sys.argv[3:]:
         importlib.import_module(name)
     entry: Entry = getattr(importlib.import_module(module), function)
-    # What is there now stays: a rank need not look through all of it for garbage, nor copy its pages for that.
+    # What is there now stays: a rank need not look through all of it for garbage, nor copy its
+    # pages for that.
     gc.collect()
     gc.freeze()
     control.send(b"ready")

@@ -1,4 +1,6 @@
-"""Processes of this machine under one supervisor: held by pidfd, each with a channel and a page of progress marks."""
+"""Processes of this machine under one supervisor: held by pidfd, each with a channel and a page of
+progress marks.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,17 @@ SEND_LIMIT_S = 0.5
 KEPT_MARKS = 1024  # of processes that are gone, the newest
 BACKLOG = 1024
 NCCL_WATCHDOG = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a failed collective ends no process and aborts nothing
-    "TORCH_NCCL_BLOCKING_WAIT": "0",  # the host would wait in torch, where no order of the supervisor reaches it
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # its signal stays in the store: a later generation would take it for its own
+    # a failed collective ends no process and aborts nothing
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # the host would wait in torch, where no order of the supervisor reaches it
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    # its signal stays in the store: a later generation would take it for its own
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that stands still end it
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the training thread meets them itself
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # else it sleeps four times that, holding what enqueuing needs
+    # else it sleeps four times that, holding what enqueuing needs
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
 """Of torch's ProcessGroupNCCL in a rank, see ``recovery.collectives.nccl``."""
 
@@ -69,8 +75,9 @@ class Exited:
 
 @dataclass(frozen=True, kw_only=True)
 class Dying:
-    """A process will exit in a moment, and trains no more; how it ended is not known yet. A hint: before the exit, or
-    not at all when that is noticed first."""
+    """A process will exit in a moment, and trains no more; how it ended is not known yet. A hint:
+    before the exit, or not at all when that is noticed first.
+    """
 
     process: str
 
@@ -103,7 +110,9 @@ class _Child:
         self.watch: threading.Thread | None = None
 
     def let_go(self) -> None:
-        """Give back all that was held for it. Its watch, if there is one, closes the bell when it ends."""
+        """Give back all that was held for it. Its watch, if there is one, closes the bell when it
+        ends.
+        """
         self.page.close()
         self.ring.close()
         if self.watch is None:
@@ -115,14 +124,15 @@ class _Child:
 
 
 class Children:
-    """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other process is hit.
+    """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other
+    process is hit.
 
     The calling process must be a child subreaper (``recovery.process.processes.become_subreaper``).
     ``named``: what a process shares with this one is a file beside its event log while it lives
     (``recovery.nodes.coordinator.salvage``).
 
-    Of a process that is gone nothing is held but its last progress mark, and that of the newest KEPT_MARKS alone. A
-    name that is not known is that of a process gone long ago.
+    Of a process that is gone nothing is held but its last progress mark, and that of the newest
+    KEPT_MARKS alone. A name that is not known is that of a process gone long ago.
     """
 
     def __init__(self, *, named: bool = False) -> None:
@@ -138,10 +148,15 @@ class Children:
         self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._rang_fd, select.EPOLLIN)
 
-    def spawn(self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None) -> int:
-        """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
-        ``log``: its event log, to be completed when it dies."""
-        mark_fd = progress_counters.create(memory_beside(log) if self._named and log is not None else None)
+    def spawn(
+        self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None
+    ) -> int:
+        """Start a process; returns its pid. ``start`` gets its control and mark descriptor and
+        returns the pid; ``log``: its event log, to be completed when it dies.
+        """
+        mark_fd = progress_counters.create(
+            memory_beside(log) if self._named and log is not None else None
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         pid = 0
         try:
@@ -158,7 +173,8 @@ class Children:
             )
         except BaseException:
             ours.close()
-            if pid:  # a child of ours that nobody has waited for, so that its number is still its own
+            # a child of ours that nobody has waited for, so that its number is still its own
+            if pid:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             raise
@@ -194,7 +210,11 @@ class Children:
     def mark(self, name: str) -> Mark:
         """The progress mark; readable after the process's death too."""
         child = self._children.get(name)
-        return child.page.read() if child is not None else self._marks.get(name, progress_counters.NEVER)
+        return (
+            child.page.read()
+            if child is not None
+            else self._marks.get(name, progress_counters.NEVER)
+        )
 
     def os_state(self, name: str) -> str:
         """The kernel's word on the process, X when gone."""
@@ -205,11 +225,15 @@ class Children:
         """What it got of the processors; counted while somebody asks."""
         child = self._children.get(name)
         return (
-            child.starvation.taken(time.monotonic(), child.pid, self._usage) if child is not None else Pulse()
+            child.starvation.taken(time.monotonic(), child.pid, self._usage)
+            if child is not None
+            else Pulse()
         )
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""
+        """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come
+        before its exit.
+        """
         reports: list[Report] = []
         ready = [fd for fd, _ in self._poll.poll(max(0.0, timeout_s))]
         if self._rang_fd in ready:
@@ -226,7 +250,8 @@ class Children:
         return reports
 
     def close(self) -> dict[int, str]:
-        """Kill and reap everything, and what these processes started; returns what could not be removed.
+        """Kill and reap everything, and what these processes started; returns what could not be
+        removed.
 
         That is: pid -> name, ``?`` for one that a process of ours started.
         """
@@ -255,7 +280,8 @@ class Children:
         while not self._rang.empty():
             child = self._rang.get_nowait()
             if not child.gone and processes.is_exiting(child.pid):
-                self.signal(child.name, signal.SIGKILL)  # for threads that might outlive the main one
+                # for threads that might outlive the main one
+                self.signal(child.name, signal.SIGKILL)
                 reports.extend([*self._read(child), Dying(process=child.name)])
         return reports
 
@@ -286,7 +312,9 @@ class Children:
                 break
             reports.extend(Said(process=child.name, message=message) for message in messages)
         if child.watch is None and child.bell.held:
-            child.watch = threading.Thread(target=self._listen, args=(child,), name="bell", daemon=True)
+            child.watch = threading.Thread(
+                target=self._listen, args=(child,), name="bell", daemon=True
+            )
             child.watch.start()
             self._watches = [*(watch for watch in self._watches if watch.is_alive()), child.watch]
         return reports
@@ -298,7 +326,8 @@ class Children:
         if child.channel is not None:  # somebody that it started holds the other end
             self._forget(child.channel.fileno())
         if child.log is not None:
-            with contextlib.suppress(OSError):  # a full disk: its mark says how many lines there were
+            # a full disk: its mark says how many lines there were
+            with contextlib.suppress(OSError):
                 child.ring.salvage(child.log)
         if child.log is not None and self._named:
             with contextlib.suppress(OSError):
@@ -312,9 +341,11 @@ class Children:
         killed = result is not None and result.si_code != os.CLD_EXITED
         status = result.si_status if result is not None else None
         return Exited(
-            process=child.name, exit_code=None if killed else status, signal=status if killed else None,
+            process=child.name,
+            exit_code=None if killed else status,
+            signal=status if killed else None,
             time_ns=time.monotonic_ns(),
-        )  # fmt: skip
+        )
 
     def _forget(self, fd: int) -> None:
         if fd in self._by_fd:
@@ -323,7 +354,9 @@ class Children:
 
 
 def memory_beside(log: Path) -> Path:
-    """The file that a process with this event log shares with its supervisor, if that is to have a name."""
+    """The file that a process with this event log shares with its supervisor, if that is to have a
+    name.
+    """
     return log.with_suffix(".memory")
 
 
@@ -333,10 +366,12 @@ def prepare_store() -> None:
 
 
 def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
-    """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError.
+    """A key-value store in this process, so that no rank is special, and its port. Raises
+    InfrastructureError.
 
-    It listens at one address alone, by a socket of ours: torch's own is one for all addresses and IPv6, to which
-    clients are such as ``::ffff:127.0.0.1``, and it would ask the name server who that is, and wait, for each of them.
+    It listens at one address alone, by a socket of ours: torch's own is one for all addresses and
+    IPv6, to which clients are such as ``::ffff:127.0.0.1``, and it would ask the name server who
+    that is, and wait, for each of them.
     """
     import torch.distributed as dist
 
@@ -345,7 +380,9 @@ def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
             port = listener.getsockname()[1]
             fd = listener.detach()
             store = nameless(
-                lambda: dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+                lambda: dist.TCPStore(
+                    host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
+                )
             )
     except (RuntimeError, OSError) as error:
         raise InfrastructureError(
@@ -355,13 +392,17 @@ def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
 
 
 def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | None:
-    """Seconds that one request to a store takes, without those of making the connection; None: nobody answers."""
+    """Seconds that one request to a store takes, without those of making the connection; None:
+    nobody answers.
+    """
     import torch.distributed as dist
 
     try:
         limit = timedelta(seconds=timeout_s)
         client = nameless(
-            lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+            lambda: dist.TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=limit
+            )
         )
         client.set("uninvolved-client", "?")
         started_s = time.monotonic()
@@ -372,6 +413,8 @@ def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | N
 
 
 def rank_environment() -> Mapping[str, str]:
-    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says otherwise. Torch's
-    watchdog of NCCL never ends them, whatever anybody says: that is for their supervisor to decide."""
+    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says
+    otherwise. Torch's watchdog of NCCL never ends them, whatever anybody says: that is for their
+    supervisor to decide.
+    """
     return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ, **NCCL_WATCHDOG}

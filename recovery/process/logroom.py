@@ -1,12 +1,13 @@
 """Keeps the event logs and outputs of a job within a limit, and counts what it drops for that.
 
-Files of processes that are gone are deleted, the oldest first. From files that somebody still writes to the beginning
-is taken away: the file system gives back the room of their first bytes, and neither size nor offsets change, so that
-nobody who writes to them, forwards or completes them has to know. The supervisor's own log, which grows with failures
-and not with steps, is left alone: another supervisor may have to go on from it.
+Files of processes that are gone are deleted, the oldest first. From files that somebody still
+writes to the beginning is taken away: the file system gives back the room of their first bytes, and
+neither size nor offsets change, so that nobody who writes to them, forwards or completes them has
+to know. The supervisor's own log, which grows with failures and not with steps, is left alone:
+another supervisor may have to go on from it.
 
-The folders may be anybody's, such as one that the user named for what ranks print: what was there before the job, and
-what is not named like a process of it, is neither counted nor touched.
+The folders may be anybody's, such as one that the user named for what ranks print: what was there
+before the job, and what is not named like a process of it, is neither counted nor touched.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2  # include/uapi/linux/falloc.h
 
 @dataclass(frozen=True, kw_only=True)
 class Cleared:
-    """What was dropped: names of files, and bytes of all of them; ``cut``: of those whose beginning alone went."""
+    """What was dropped: names of files, and bytes of all of them; ``cut``: of those whose beginning
+    alone went.
+    """
 
     files: tuple[str, ...]
     bytes: int
@@ -53,7 +56,9 @@ class _File:
 
 
 class Names:
-    """Of all processes that a job ever started, in a byte each, as long as they are a letter and a number."""
+    """Of all processes that a job ever started, in a byte each, as long as they are a letter and a
+    number.
+    """
 
     def __init__(self) -> None:
         self._letters = bytearray()  # by number
@@ -76,15 +81,19 @@ class Names:
 
 
 def _numbered(name: str) -> int | None:
-    """The number in ``w12``; None for any other form, and for one that is too high to be a count."""
+    """The number in ``w12``; None for any other form, and for one that is too high to be a
+    count.
+    """
     number = int(name[1:]) if _NAME.match(name) else MOST_NUMBERED
     return number if number < MOST_NUMBERED else None
 
 
 class LogRoom:
-    """Of the files directly in ``folders`` that processes of this job write. ``limit_bytes``: for all of them together;
-    ``before``: names of processes that another supervisor of the job has started; None: there was none, and nothing of
-    this job is there yet, not even its own supervisor's log."""
+    """Of the files directly in ``folders`` that processes of this job write. ``limit_bytes``: for
+    all of them together; ``before``: names of processes that another supervisor of the job has
+    started; None: there was none, and nothing of this job is there yet, not even its own
+    supervisor's log.
+    """
 
     def __init__(
         self, folders: Sequence[Path], limit_bytes: int, before: Collection[str] | None = None
@@ -103,11 +112,14 @@ class LogRoom:
         self._names.add(name)
 
     def look(self, living: Collection[str]) -> Cleared | None:
-        """Make room, if it is time to look and too much is there. ``living``: processes that may write still."""
+        """Make room, if it is time to look and too much is there. ``living``: processes that may
+        write still.
+        """
         if time.monotonic() < self._due_s:
             return None
         self._due_s = time.monotonic() + EVERY_S
-        excess = sum(file.held for file in self._files()) - self._limit  # one at a time: there may be many
+        # one at a time: there may be many
+        excess = sum(file.held for file in self._files()) - self._limit
         if excess <= 0:
             return None
         return self._clear(list(self._files()), living, excess + int((1 - LEAVE) * self._limit))
@@ -132,14 +144,17 @@ class LogRoom:
         """Of this job."""
         for path, s in self._there():
             if path not in self._foreign and _actor(path) in self._names:
-                yield _File(path=path, held=s.st_blocks * 512, size=s.st_size, changed_ns=s.st_mtime_ns)
+                yield _File(
+                    path=path, held=s.st_blocks * 512, size=s.st_size, changed_ns=s.st_mtime_ns
+                )
 
     def _there(self) -> Iterator[tuple[Path, os.stat_result]]:
         for folder in dict.fromkeys(self._folders):
             with suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name.endswith(SUFFIXES) and entry.is_file(follow_symlinks=False):
-                        with suppress(FileNotFoundError):  # it was deleted meanwhile; the others are there
+                        # it was deleted meanwhile; the others are there
+                        with suppress(FileNotFoundError):
                             yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
@@ -149,7 +164,9 @@ def _actor(path: Path) -> str:
 
 
 def _cut(file: _File, wanted: int) -> int:
-    """Drop so many bytes at the beginning of what a file holds, at most three quarters; how many it is."""
+    """Drop so many bytes at the beginning of what a file holds, at most three quarters; how many it
+    is.
+    """
     hole = max(0, file.size - file.held)
     length = (hole + min(wanted + BLOCK, file.held * 3 // 4)) // BLOCK * BLOCK
     with suppress(OSError):
@@ -163,7 +180,9 @@ def _cut(file: _File, wanted: int) -> int:
 
 
 def _punch(fd: int, length: int) -> bool:
-    """Give back the room of a file's first bytes, which are zeros from then on; whether it worked."""
+    """Give back the room of a file's first bytes, which are zeros from then on; whether it
+    worked.
+    """
     with suppress(AttributeError):  # another C library
         call = ctypes.CDLL(None).fallocate
         call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

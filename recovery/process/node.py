@@ -1,4 +1,6 @@
-"""What starts and watches the processes of one machine: in the supervisor's own process, or in a node's agent."""
+"""What starts and watches the processes of one machine: in the supervisor's own process, or in a
+node's agent.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from recovery.process.local import Children, rank_environment
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What processes of a node become. ``entry``: ``module:function`` of warm ones
-    (``recovery.process.forkserver.Entry``); ``cold``: the module that a cold one runs; ``modules``: imported
-    before anything is forked; ``environment``: of all of them."""
+    (``recovery.process.forkserver.Entry``); ``cold``: the module that a cold one runs; ``modules``:
+    imported before anything is forked; ``environment``: of all of them.
+    """
 
     entry: str
     cold: str
@@ -47,8 +50,9 @@ def script_recipe() -> Recipe:
 
 
 class Node(Children):
-    """The processes of one arm on one machine; ``server`` is of ``recipe`` and outlives it; ``named``: as of
-    ``Children``."""
+    """The processes of one arm on one machine; ``server`` is of ``recipe`` and outlives it;
+    ``named``: as of ``Children``.
+    """
 
     def __init__(self, server: ForkServer, recipe: Recipe, *, named: bool = False) -> None:
         super().__init__(named=named)
@@ -56,11 +60,16 @@ class Node(Children):
         self._recipe = recipe
 
     def start(
-        self, name: str, config: bytes, *, mode: str, log: Path | None = None,
+        self,
+        name: str,
+        config: bytes,
+        *,
+        mode: str,
+        log: Path | None = None,
         waiting: Callable[[], None] | None = None,
-    ) -> int:  # fmt: skip
-        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``: its event log;
-        ``waiting``: called now and then until it is there.
+    ) -> int:
+        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``:
+        its event log; ``waiting``: called now and then until it is there.
 
         Raises InfrastructureError.
         """

@@ -1,4 +1,6 @@
-"""How a rank hears that it will be ended soon: SIGTERM, as a cloud gives before it takes a machine back."""
+"""How a rank hears that it will be ended soon: SIGTERM, as a cloud gives before it takes a machine
+back.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from recovery.transport.wire import Channel, Notice
 
 
 def tell_on_sigterm(channel: Channel) -> None:
-    """Have the supervisor told of every SIGTERM from now on, instead of ending. Call it on the main thread, once.
+    """Have the supervisor told of every SIGTERM from now on, instead of ending. Call it on the main
+    thread, once.
 
-    The kernel runs the C half of the handler at once, whatever the main thread does; a thread of its own sends the
-    message, so that a training thread deep in a computation or a collective delays nothing.
+    The kernel runs the C half of the handler at once, whatever the main thread does; a thread of
+    its own sends the message, so that a training thread deep in a computation or a collective
+    delays nothing.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -22,7 +26,9 @@ def tell_on_sigterm(channel: Channel) -> None:
     signal.siginterrupt(signal.SIGTERM, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_as_before)
-    threading.Thread(target=_listen, args=(reader, channel), name="recovery-notice", daemon=True).start()
+    threading.Thread(
+        target=_listen, args=(reader, channel), name="recovery-notice", daemon=True
+    ).start()
 
 
 def _listen(reader: int, channel: Channel) -> None:

@@ -1,5 +1,6 @@
-"""Standard output and error whose reader may go away: what cannot be written is dropped, and ends nothing; and lines
-for a person, who may not read them."""
+"""Standard output and error whose reader may go away: what cannot be written is dropped, and ends
+nothing; and lines for a person, who may not read them.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
 class Output:
-    """A text stream that never raises for want of a reader (a closed pipe, a terminal that is gone) or of room.
+    """A text stream that never raises for want of a reader (a closed pipe, a terminal that is gone)
+    or of room.
 
-    ``lost``: why something could not be written, None as long as nothing was lost. Whatever else a stream has is
-    that of ``stream``.
+    ``lost``: why something could not be written, None as long as nothing was lost. Whatever else a
+    stream has is that of ``stream``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -51,10 +53,13 @@ class Output:
         return getattr(self._stream, name)
 
     def _lose(self, error: OSError | ValueError) -> None:
-        self.lost = self.lost or (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self.lost = (
+            self.lost or (error.strerror if isinstance(error, OSError) else None) or str(error)
+        )
         if isinstance(error, ValueError) or error.errno in PASSING:
             return
-        # Whatever else writes there, children too, and what is left in memory, goes nowhere instead of failing.
+        # Whatever else writes there, children too, and what is left in memory, goes nowhere instead
+        # of failing.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, self._stream.fileno())
@@ -63,16 +68,20 @@ class Output:
 
 
 def shield() -> None:
-    """Make standard output and error of this process such streams; for programs, at their start. A second call changes
-    nothing."""
+    """Make standard output and error of this process such streams; for programs, at their start. A
+    second call changes nothing.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, Output):  # None: it was closed from the start
+        # None: it was closed from the start
+        if stream is not None and not isinstance(stream, Output):
             setattr(sys, name, Output(stream))
 
 
 def lost_output() -> str | None:
-    """Why standard output did not take all that it was given, after a last flush; None if it did."""
+    """Why standard output did not take all that it was given, after a last flush; None if
+    it did.
+    """
     stream = sys.stdout
     if not isinstance(stream, Output):
         return None
@@ -87,8 +96,10 @@ class _Unshown:
 
 
 def say(text: str, *, who: str = "recovery") -> None:
-    """A line, if anybody reads along: nothing ends because a terminal is gone, and nothing waits for one that takes
-    nothing (stopped by Ctrl-S, or a pipe that nobody empties). Lines left out like that are counted."""
+    """A line, if anybody reads along: nothing ends because a terminal is gone, and nothing waits
+    for one that takes nothing (stopped by Ctrl-S, or a pipe that nobody empties). Lines left out
+    like that are counted.
+    """
     with suppress(OSError, ValueError):
         if not _takes_a_line():
             _Unshown.lines += 1
@@ -99,7 +110,9 @@ def say(text: str, *, who: str = "recovery") -> None:
 
 
 def _takes_a_line() -> bool:
-    """Whether a line can be written without waiting: a pipe that is not full takes one of up to 4 KiB whole."""
+    """Whether a line can be written without waiting: a pipe that is not full takes one of up to 4
+    KiB whole.
+    """
     try:
         fd = sys.stderr.fileno()
     except (OSError, ValueError, AttributeError):

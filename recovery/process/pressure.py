@@ -1,9 +1,9 @@
 """How short of processors a machine and the processes on it are, as its kernel counts it.
 
-Of the machine: for how long somebody has wanted a processor in vain (/proc/pressure/cpu), and what its hypervisor took
-(/proc/stat, steal). Of each process: how long its first thread ran and how long it stood in a run queue
-(/proc/PID/schedstat). All are counts since some beginning: only differences mean anything. What the kernel does not say
-is left out.
+Of the machine: for how long somebody has wanted a processor in vain (/proc/pressure/cpu), and what
+its hypervisor took (/proc/stat, steal). Of each process: how long its first thread ran and how long
+it stood in a run queue (/proc/PID/schedstat). All are counts since some beginning: only differences
+mean anything. What the kernel does not say is left out.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from pathlib import Path
 
 EVERY_S = 0.4
 MOST_RANKS = 8
-"""Of which the run queue is read: a reading takes at most 0.4 ms, and ranks of one machine share its fate."""
+"""Of which the run queue is read: a reading takes at most 0.4 ms, and ranks of one machine share
+its fate.
+"""
 STEAL_COSTS_S = 0.1e-3
 SELDOM = 10
-"""On a machine with many processors /proc/stat takes long; it is then read with one reading of so many."""
+"""On a machine with many processors /proc/stat takes long; it is then read with one reading of so
+many.
+"""
 NS = 1e9
 HEAD = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """``cpus`` of the machine; ``some_s``: somebody wanted one in vain; ``steal_s``: taken by the hypervisor, over all
-    ``cpus``; None where that is not known. ``ranks``: process -> seconds that it ran, and that it stood in a queue."""
+    """``cpus`` of the machine; ``some_s``: somebody wanted one in vain; ``steal_s``: taken by the
+    hypervisor, over all ``cpus``; None where that is not known. ``ranks``: process -> seconds that
+    it ran, and that it stood in a queue.
+    """
 
     cpus: int
     some_s: float | None

@@ -1,4 +1,6 @@
-"""Small looks at the operating system: process states, sessions, descriptors; and how a child is tied to its parent."""
+"""Small looks at the operating system: process states, sessions, descriptors; and how a child is
+tied to its parent.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent goes, so that no exit of a supervisor leaves an orphan."""
+    """Have the kernel kill this process when its parent goes, so that no exit of a supervisor
+    leaves an orphan.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it went before the request was in place
@@ -34,8 +38,9 @@ def die_with(parent: int) -> None:
 
 
 def redirect_output(log: Path) -> None:
-    """Append standard output and error to a file from now on, and read nothing from standard input. Where the disk has
-    no room for a file they go nowhere."""
+    """Append standard output and error to a file from now on, and read nothing from standard input.
+    Where the disk has no room for a file they go nowhere.
+    """
     try:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
@@ -57,27 +62,34 @@ def state(pid: int) -> str:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel is ending a process, or has: no instruction of its main thread is executed any more."""
+    """Whether the kernel is ending a process, or has: no instruction of its main thread is executed
+    any more.
+    """
     fields = stat_of(pid)
     return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid it names one process for ever. 0: gone."""
+    """When a process started, in clock ticks since boot: with the pid it names one process for
+    ever. 0: gone.
+    """
     fields = stat_of(pid)
     return int(fields[19]) if fields else 0
 
 
 def in_sessions(sessions: Collection[int]) -> list[int]:
     """Living processes that belong to one of these sessions, whoever is their parent."""
-    return [pid for pid, fields in everybody() if int(fields[3]) in sessions and fields[0] not in "ZX"]
+    return [
+        pid for pid, fields in everybody() if int(fields[3]) in sessions and fields[0] not in "ZX"
+    ]
 
 
 def end_sessions(sessions: Collection[int]) -> list[int]:
-    """Kill every process of these sessions, such as the workers of a data loader; returns those that stay.
+    """Kill every process of these sessions, such as the workers of a data loader; returns those
+    that stay.
 
-    The caller started each session, and waited for its leader only if that has ended: the kernel gives the number
-    of a session to nobody else while it has members.
+    The caller started each session, and waited for its leader only if that has ended: the kernel
+    gives the number of a session to nobody else while it has members.
     """
     deadline = time.monotonic() + END_LIMIT_S
     while (left := in_sessions(sessions)) and time.monotonic() < deadline:
@@ -87,7 +99,9 @@ def end_sessions(sessions: Collection[int]) -> list[int]:
 
 
 def _kill_member(pid: int, sessions: Collection[int]) -> None:
-    """Kill a process if it is still of one of these sessions; wait for its end, and reap it if it is our child."""
+    """Kill a process if it is still of one of these sessions; wait for its end, and reap it if it
+    is our child.
+    """
     with suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)
         try:

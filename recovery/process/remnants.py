@@ -1,8 +1,9 @@
 """Ends what processes that are gone have left in their sessions, such as workers of a data loader.
 
-A rank leads a session of its own. The kernel gives the number of a session to nobody else while it has members, and
-may do so as soon as it has none; whoever looks later must not take a stranger's session for ours. So each is looked at
-soon after its leader has ended, and forgotten once it is empty.
+A rank leads a session of its own. The kernel gives the number of a session to nobody else while it
+has members, and may do so as soon as it has none; whoever looks later must not take a stranger's
+session for ours. So each is looked at soon after its leader has ended, and forgotten once it is
+empty.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ LOOK_AFTER_S = 2.0  # a look reads all of /proc: not while the job recovers
 
 
 class Sessions:
-    """Of leaders that were children of this process. ``ended``: those that may still have members."""
+    """Of leaders that were children of this process. ``ended``: those that may still have
+    members.
+    """
 
     def __init__(self) -> None:
         self.ended: dict[int, float] = {}
@@ -31,7 +34,9 @@ class Sessions:
         self.ended[leader] = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def look(self) -> None:
-        """Kill what is left, and reap what has become a child of ours; every LOOK_AFTER_S, and without waiting."""
+        """Kill what is left, and reap what has become a child of ours; every LOOK_AFTER_S, and
+        without waiting.
+        """
         if not self.ended or time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + LOOK_AFTER_S
@@ -42,7 +47,8 @@ class Sessions:
                 found.setdefault(int(fields[3]), []).append((pid, fields))
         for session, ended_s in list(self.ended.items()):
             members = found.get(session, [])
-            # None is older than its leader's end: the session was empty, and this is another of the same number.
+            # None is older than its leader's end: the session was empty, and this is another of the
+            # same number.
             if not any(int(fields[19]) * tick_s <= ended_s for _, fields in members):
                 del self.ended[session]
                 continue

@@ -1,8 +1,10 @@
-"""How long a process was kept from running by others: what tells one that works slowly from one that does not work.
+"""How long a process was kept from running by others: what tells one that works slowly from one
+that does not work.
 
-The kernel counts for each thread how long it ran and how long it stood in a run queue (/proc/PID/task/TID/schedstat).
-A thread that stands there now is not in that count yet: it is ready to run, and does not. What is known of a wait only
-when it is over is entered where it belongs, in the times between the looks in which it passed.
+The kernel counts for each thread how long it ran and how long it stood in a run queue
+(/proc/PID/task/TID/schedstat). A thread that stands there now is not in that count yet: it is ready
+to run, and does not. What is known of a wait only when it is over is entered where it belongs, in
+the times between the looks in which it passed.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from pathlib import Path
 from recovery.process.processes import everybody
 
 LOOK_S = 0.03
-"""Between two looks at least: the kernel updates how long a running thread ran with its clock tick, 10 ms at most."""
+"""Between two looks at least: the kernel updates how long a running thread ran with its clock tick,
+10 ms at most.
+"""
 WORK_EVERY_S = 1.0
 WORKS = 0.5
 """Of a core: less is looking around."""
 OTHERS_SHARE = 0.75
-"""Of the time in which the main thread sleeps and another thread stands in a queue: most of what counts as work goes on
-in that one, but some threads only wake up to look around, so that a deadlock must not be excused for ever."""
+"""Of the time in which the main thread sleeps and another thread stands in a queue: most of what
+counts as work goes on in that one, but some threads only wake up to look around, so that a deadlock
+must not be excused for ever.
+"""
 NOBODY = 0
 """Instead of a thread: what is known of the machine alone."""
 PRESSURE = Path("/proc/pressure/cpu")
@@ -32,8 +38,10 @@ NS = 1e9
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a process got of the processors. ``starved_s``: for how long it was ready to run and had none, since it was
-    first asked; ``working``: it and what it has started, such as compilers, use half a core or more."""
+    """What a process got of the processors. ``starved_s``: for how long it was ready to run and had
+    none, since it was first asked; ``working``: it and what it has started, such as compilers, use
+    half a core or more.
+    """
 
     starved_s: float = 0.0
     working: bool = False
@@ -50,8 +58,9 @@ class Thread:
 
 @dataclass(kw_only=True)
 class _Interval:
-    """The time between two looks, and how long of it each thread stood in a queue. That only grows: what two threads
-    waited at the same time counts once, whenever it is learned."""
+    """The time between two looks, and how long of it each thread stood in a queue. That only grows:
+    what two threads waited at the same time counts once, whenever it is learned.
+    """
 
     passed_s: float
     held: dict[int, float] = field(default_factory=dict)
@@ -63,8 +72,9 @@ class _Interval:
 
 @dataclass(kw_only=True)
 class _Wait:
-    """Of a thread that may stand in a queue since some moment of an interval. ``ahead_s``: of whole intervals after
-    that one, counted before the kernel did."""
+    """Of a thread that may stand in a queue since some moment of an interval. ``ahead_s``: of whole
+    intervals after that one, counted before the kernel did.
+    """
 
     began: _Interval
     ahead_s: float = 0.0
@@ -89,8 +99,9 @@ class Starvation:
         return Pulse(starved_s=round(self.total_s, 3), working=self._working)
 
     def taken(self, now_s: float, pid: int, usage: Usage) -> Pulse:
-        """Look, if another look would tell anything. ``pid``: of the process, which leads a session of its own;
-        ``usage``: shared by all who are asked."""
+        """Look, if another look would tell anything. ``pid``: of the process, which leads a session
+        of its own; ``usage``: shared by all who are asked.
+        """
         if self._last_s is None or now_s - self._last_s >= LOOK_S:
             self.look(now_s, pid, threads_of(pid), pressure_s())
         if now_s - self._worked_at_s >= WORK_EVERY_S:
@@ -101,14 +112,18 @@ class Starvation:
 
     def worked(self, now_s: float, used_s: float) -> None:
         """It has used so much processor time in all its life, what it started included."""
-        known = self._used_s is not None and used_s >= self._used_s  # what ended takes its time with it
+        # what ended takes its time with it
+        known = self._used_s is not None and used_s >= self._used_s
         if known and self._used_s is not None:
             self._working = used_s - self._used_s >= WORKS * (now_s - self._worked_at_s)
         self._used_s, self._worked_at_s = used_s, now_s
 
-    def look(self, now_s: float, main: int, threads: Mapping[int, Thread], pressure_s: float = 0.0) -> None:
-        """Add what passed since the last look. ``main``: the thread that trains; ``pressure_s``: of the machine, for
-        want of better where nothing is known of threads."""
+    def look(
+        self, now_s: float, main: int, threads: Mapping[int, Thread], pressure_s: float = 0.0
+    ) -> None:
+        """Add what passed since the last look. ``main``: the thread that trains; ``pressure_s``: of
+        the machine, for want of better where nothing is known of threads.
+        """
         self._main = main
         # Before the first look any time may have passed: a wait that is found then began within it.
         interval = _Interval(passed_s=math.inf if self._last_s is None else now_s - self._last_s)
@@ -126,7 +141,8 @@ class Starvation:
         ahead_s = 0.0
         if before is not None and wait is not None:
             queued_s = thread.queued_s - before.queued_s
-            if before.ready and thread.ready and thread.ran_s == before.ran_s:  # it stood there all the time
+            # it stood there all the time
+            if before.ready and thread.ready and thread.ran_s == before.ran_s:
                 wait.ahead_s += self._hold(interval, tid, interval.passed_s)
                 if queued_s <= 0:
                     return
@@ -160,27 +176,35 @@ def threads_of(pid: int) -> dict[int, Thread]:
                 ran, queued, _ = (base / "schedstat").read_text().split()
                 text = (base / "stat").read_text()
                 letter = text[text.rfind(")") + 2]
-                found[int(name)] = Thread(ready=letter == "R", ran_s=int(ran) / NS, queued_s=int(queued) / NS)
+                found[int(name)] = Thread(
+                    ready=letter == "R", ran_s=int(ran) / NS, queued_s=int(queued) / NS
+                )
     return found
 
 
 class Usage:
-    """Processor time of sessions. One look at all processes there are serves all who ask for a while: on a busy machine
-    it takes long, and an agent with many processes would be busy with nothing else."""
+    """Processor time of sessions. One look at all processes there are serves all who ask for a
+    while: on a busy machine it takes long, and an agent with many processes would be busy with
+    nothing else.
+    """
 
     def __init__(self) -> None:
         self._looked_s = float("-inf")
         self._used_s: dict[int, float] = {}
 
     def of(self, session: int, now_s: float) -> tuple[float, float]:
-        """When the look was, and what the processes of a session had used by then, with those that they waited for."""
+        """When the look was, and what the processes of a session had used by then, with those that
+        they waited for.
+        """
         if now_s - self._looked_s >= WORK_EVERY_S:
             self._looked_s, self._used_s = now_s, processor_s()
         return self._looked_s, self._used_s.get(session, 0.0)
 
 
 def processor_s() -> dict[int, float]:
-    """Processor time of all processes of each session so far, and of those that they have waited for."""
+    """Processor time of all processes of each session so far, and of those that they have waited
+    for.
+    """
     used: dict[int, float] = {}
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     for _, fields in everybody():
@@ -190,8 +214,9 @@ def processor_s() -> dict[int, float]:
 
 
 def pressure_s() -> float:
-    """For how long some process of this machine has wanted a processor in vain, since it started; 0 where the kernel
-    does not say."""
+    """For how long some process of this machine has wanted a processor in vain, since it started; 0
+    where the kernel does not say.
+    """
     with suppress(OSError, ValueError):
         return int(PRESSURE.read_text().split("total=", 1)[1].split(None, 1)[0]) / 1e6
     return 0.0

@@ -1,4 +1,6 @@
-"""How a rank comes to the state of a generation it has just joined: its own, a peer's, a checkpoint's."""
+"""How a rank comes to the state of a generation it has just joined: its own, a peer's, a
+checkpoint's.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -> str | None:
-    """Get hold of the generation's state; returns the checkpoint's name if this rank restored one. ``write``: logs an
-    event. Raises GenerationLost, NothingToRestore when nothing can bring the state back."""
+    """Get hold of the generation's state; returns the checkpoint's name if this rank restored one.
+    ``write``: logs an event. Raises GenerationLost, NothingToRestore when nothing can bring the
+    state back.
+    """
     holding, layout, rank = job.member.holding, job.layout, job.rank
     if order.finish:
         _finish(job, order.finish, group)
@@ -40,15 +44,22 @@ def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -
         origin = "peer"
     if order.source >= 0:
         copy_state(
-            job.state, group.holders, source=order.source, receive=order.receives, progress=job.marks.touch,
+            job.state,
+            group.holders,
+            source=order.source,
+            receive=order.receives,
+            progress=job.marks.touch,
             device=job.config.device,
-        )  # fmt: skip
+        )
     holding.valid = True
     write(
-        Kind.STATE_READY, step=job.state.step, rank=rank, origin=origin,
+        Kind.STATE_READY,
+        step=job.state.step,
+        rank=rank,
+        origin=origin,
         source=order.source if origin == "peer" else name,
         seconds=round(time.perf_counter() - started, 6),
-    )  # fmt: skip
+    )
     return name
 
 

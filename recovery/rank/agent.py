@@ -36,8 +36,9 @@ class Abortable(Protocol):
 class Agent:
     """Reads ``channel``; orders wait in ``orders``, all else is noted in ``heard``.
 
-    Those are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's thread, when nobody
-    supervises this rank any more; it must not train on then. ``status``: the answer to the inquiry of a number.
+    Those are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's
+    thread, when nobody supervises this rank any more; it must not train on then. ``status``: the
+    answer to the inquiry of a number.
     """
 
     def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
@@ -90,7 +91,8 @@ class Agent:
             self.on_extra(message.topic, message.payload)
 
     def _break_group(self, generation: int) -> None:
-        # Repeated: the training thread may open a connection just after one sweep, while it forms the group.
+        # Repeated: the training thread may open a connection just after one sweep, while it forms
+        # the group.
         for _ in range(int(ABORT_LIMIT_S / ABORT_REPEAT_S)):
             group = self._group
             if group is None or group.generation > generation:

@@ -1,4 +1,6 @@
-"""``job.busy("evaluation")``: a rank says that it does something else than training, and is not taken for hung."""
+"""``job.busy("evaluation")``: a rank says that it does something else than training, and is not
+taken for hung.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,20 @@ LONGEST = 200  # characters of what is said
 
 
 class Busy:
-    """From its making on, to the end of its ``with`` block, or to the next phase of a step where there is none.
-    ``ended``: told once, with the seconds that it took."""
+    """From its making on, to the end of its ``with`` block, or to the next phase of a step where
+    there is none. ``ended``: told once, with the seconds that it took.
+    """
 
     def __init__(
-        self, what: str, limit_s: float, *, note: Callable[[int], None], wanted: Callable[[], bool],
-        outer: Busy | None = None, ended: Callable[[Busy, float], None] = lambda busy, seconds: None,
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        limit_s: float,
+        *,
+        note: Callable[[int], None],
+        wanted: Callable[[], bool],
+        outer: Busy | None = None,
+        ended: Callable[[Busy, float], None] = lambda busy, seconds: None,
+    ) -> None:
         if not 0 < limit_s < float("inf"):
             raise ValueError(
                 f"busy with {what} for {limit_s} s: say how long it may take, more than 0 seconds"
@@ -35,7 +44,9 @@ class Busy:
 
     @property
     def wanted(self) -> bool:
-        """Whether the job waits for this rank, because another failed: a long evaluation may break off then."""
+        """Whether the job waits for this rank, because another failed: a long evaluation may break
+        off then.
+        """
         return self._wanted()
 
     def __enter__(self) -> Busy:
@@ -43,7 +54,10 @@ class Busy:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.inside = False
         self._note(self.outer.limit_s if self.outer is not None else 0)

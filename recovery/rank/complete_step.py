@@ -1,7 +1,8 @@
 """A step that some ranks have applied and others have not, though their gradients are complete.
 
-The last collective of a sharded step may end on some ranks only. Those that did not get its result hold everything but
-that: the others tell it in the next generation, so that no shard is left a step behind the others.
+The last collective of a sharded step may end on some ranks only. Those that did not get its result
+hold everything but that: the others tell it in the next generation, so that no shard is left a step
+behind the others.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ def noted(step: int, reduced: Reduced) -> list[float]:
 
 
 def told(step: int, last: list[float], group: Group, device: str) -> Reduced:
-    """What all ranks knew when ``step`` was applied; every rank of the group takes part. ``last``: what this one has
-    noted. Raises GenerationLost, also when nobody knows."""
+    """What all ranks knew when ``step`` was applied; every rank of the group takes part. ``last``:
+    what this one has noted. Raises GenerationLost, also when nobody knows.
+    """
     known = last[1:] if last and last[0] == step else [-math.inf] * 3
     word = torch.tensor(known, dtype=torch.float64, device=device)
     everyone = group.everyone

@@ -1,4 +1,6 @@
-"""Which samples make a loss or gradient non-finite, whoever computes them: each is computed alone."""
+"""Which samples make a loss or gradient non-finite, whoever computes them: each is
+computed alone.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,18 @@ MAX_CONTROLS = 3
 
 
 def spoilt_samples(
-    loss_of: LossOf, reducer: Reducer, samples: Sequence[int], others: Sequence[int],
-    prepare: Callable[[], None], agree: Callable[[bool], bool] | None = None,
-) -> list[int]:  # fmt: skip
-    """Those of ``samples`` that are non-finite by themselves, loss or gradient. ``prepare`` comes before each.
+    loss_of: LossOf,
+    reducer: Reducer,
+    samples: Sequence[int],
+    others: Sequence[int],
+    prepare: Callable[[], None],
+    agree: Callable[[bool], bool] | None = None,
+) -> list[int]:
+    """Those of ``samples`` that are non-finite by themselves, loss or gradient. ``prepare`` comes
+    before each.
 
-    None of them when up to three of ``others``, which are not suspected, are non-finite too: then the rank's state
-    is to blame, and its samples are not. Changes the gradients, and nothing else.
+    None of them when up to three of ``others``, which are not suspected, are non-finite too: then
+    the rank's state is to blame, and its samples are not. Changes the gradients, and nothing else.
 
     With ``agree`` (whether all ranks say yes) all of them compute each sample, at the same time.
     """
@@ -47,14 +54,17 @@ def spoilt_samples(
     if controls and not any(finite(sample) for sample in controls):
         return []
     found = [sample for sample in samples if not finite(sample)]
-    # Without anything to compare with, a rank all of whose samples fail is more likely to be broken itself.
+    # Without anything to compare with, a rank all of whose samples fail is more likely to be broken
+    # itself.
     return [] if not controls and len(found) == len(samples) else found
 
 
 def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]:
-    """Which of this rank's samples are non-finite by themselves, when redoing the step did not help; else none. All of
-    them, at once, where the job is to leave out the share of the rank to blame, and its share is not larger than one
-    message takes. Of single samples so many are named at most: the job ends of far fewer."""
+    """Which of this rank's samples are non-finite by themselves, when redoing the step did not
+    help; else none. All of them, at once, where the job is to leave out the share of the rank to
+    blame, and its share is not larger than one message takes. Of single samples so many are named
+    at most: the job ends of far fewer.
+    """
     if job.config.nonfinite == "skip" and step.number != job.examine:
         names = job.rank in blamed and len(blamed) < job.world and step.count <= MOST_BLAMED
         return step.samples[: step.count] if names else []
@@ -75,11 +85,14 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
 
     mine = step.samples[: step.count]
     suspects = (
-        mine if sharded is None else [sample for rank in blamed for sample in _share(job, step.number, rank)]
+        mine
+        if sharded is None
+        else [sample for rank in blamed for sample in _share(job, step.number, rank)]
     )
     suspected = set(suspects)
     others = [sample for sample in job.due(step.number) if sample not in suspected]
-    # A rank that holds a part of the model computes nothing alone: all do it, and each says what is its own.
+    # A rank that holds a part of the model computes nothing alone: all do it, and each says what is
+    # its own.
     agree = sharded.agree if isinstance(sharded, Agreeing) else None
     try:
         found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)

@@ -25,25 +25,29 @@ VALUES = 16  # of each tensor: each is one wait for memory
 
 
 def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
-    """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes them, and so does any
-    field of the optimizer's parameter groups and the scheduler.
+    """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes
+    them, and so does any field of the optimizer's parameter groups and the scheduler.
 
-    Of each tensor the sum of its bytes, read as integers of eight, modulo 2**64; buffers are left out, as running
-    statistics differ from rank to rank by right.
+    Of each tensor the sum of its bytes, read as integers of eight, modulo 2**64; buffers are left
+    out, as running statistics differ from rank to rank by right.
     """
     trained = {f"model.{name}" for name, _ in state.model.named_parameters()}
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
     memory = {name: array_of(tensor) for name, tensor in parts.items()}
     waited = iter(numbers(_sum(tensor) for name, tensor in parts.items() if memory[name] is None))
     sums = [next(waited) if own is None else _sum_of(own, progress) for own in memory.values()]
-    text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)])
+    text = repr(
+        [(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)]
+    )
     return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
 
 
 def starting_digest(job: Job) -> str:
-    """Of what this rank holds as a generation begins, 16 hexadecimal digits; empty where nobody holds the same. All
-    that is no tensor, and some values of each tensor of at most SAMPLED parameters: who has another state differs
-    nearly everywhere, and a look at each byte would be waited for."""
+    """Of what this rank holds as a generation begins, 16 hexadecimal digits; empty where nobody
+    holds the same. All that is no tensor, and some values of each tensor of at most SAMPLED
+    parameters: who has another state differs nearly everywhere, and a look at each byte would be
+    waited for.
+    """
     if job.layout.replicas == 1:
         return ""
     found = xxhash.xxh3_64(job.state.rules().encode())
@@ -57,13 +61,19 @@ def starting_digest(job: Job) -> str:
             else:
                 values.append(tensor.reshape(-1)[::every])
         for device in sorted({str(value.device) for value in values}):
-            raw = [v.contiguous().view(torch.uint8) for v in values if str(v.device) == device and v.numel()]
+            raw = [
+                v.contiguous().view(torch.uint8)
+                for v in values
+                if str(v.device) == device and v.numel()
+            ]
             found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for a device
     return found.hexdigest()
 
 
 def tell_joined(job: Job, checkpoint: str | None) -> None:
-    """Send the supervisor that this rank is in the generation, and what it holds. ``checkpoint``: that it restored."""
+    """Send the supervisor that this rank is in the generation, and what it holds. ``checkpoint``:
+    that it restored.
+    """
     step, digest = job.state.step, starting_digest(job)
     # The step is part of what is compared, and nothing is applied where it differs.
     job.reducer.starts_with(xxhash.xxh3_64_hexdigest(f"{step}/{digest}".encode()) if digest else "")
@@ -72,11 +82,14 @@ def tell_joined(job: Job, checkpoint: str | None) -> None:
 
 
 def tell_digest(job: Job, step: int, *, saving: bool) -> None:
-    """Send the supervisor a digest of the state after ``step``, if one is due and others hold the same. ``saving``: a
-    checkpoint of it is due."""
+    """Send the supervisor a digest of the state after ``step``, if one is due and others hold the
+    same. ``saving``: a checkpoint of it is due.
+    """
     due = compared(step, every=job.config.verify_every, steps=job.config.steps, saving=saving)
     if due and job.layout.replicas > 1:
-        digest = Digest(generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch))
+        digest = Digest(
+            generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch)
+        )
         job.agent.channel.send(digest)
 
 

@@ -1,4 +1,5 @@
-"""What a training loop holds: a ``job``, made by ``recovery.join`` or a rank's entry point, and its steps.
+"""What a training loop holds: a ``job``, made by ``recovery.join`` or a rank's entry point, and its
+steps.
 
     job.attach(model, optimizer, scheduler, clip_norm=1.0)
     while job.running():
@@ -8,8 +9,8 @@
             step.backward(loss)
             step.commit()
 
-A failure inside the ``with`` block ends the block; ``job.running()`` then waits for the supervisor, takes
-part in the new generation, and the step is done again.
+A failure inside the ``with`` block ends the block; ``job.running()`` then waits for the supervisor,
+takes part in the new generation, and the step is done again.
 """
 
 from __future__ import annotations
@@ -58,17 +59,21 @@ __all__ = ["Job", "JobConfig"]
 class Job(JobFacts):
     """One rank's membership in a supervised training job. Use from the training thread only."""
 
-    def __init__(self, config: JobConfig, agent: Agent, page: MarkPage, writer: EventWriter) -> None:
+    def __init__(
+        self, config: JobConfig, agent: Agent, page: MarkPage, writer: EventWriter
+    ) -> None:
         self.config = config
         self.agent = agent
         self.marks = page
         self.writer = writer
         self.probe: Probe | None = None
         self.loss_of: LossOf | None = None
-        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None  # a fault injector's hand on the loss
+        # a fault injector's hand on the loss
+        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None
         self.examine = 0  # the step at which a non-finite value is to be traced to samples
         self.on_attach: Callable[[Job], None] | None = None
-        self.dial: Callable[[str, Address], Address] | None = None  # the way to a process, if not straight
+        # the way to a process, if not straight
+        self.dial: Callable[[str, Address], Address] | None = None
         self.current: Step
         self.over = False
         self._in_step = False
@@ -83,7 +88,8 @@ class Job(JobFacts):
         self._announced = False
         self._attached = False
         if config.device.startswith("cuda"):
-            torch.cuda.set_device(config.device)  # what the script does without saying where is done there
+            # what the script does without saying where is done there
+            torch.cuda.set_device(config.device)
 
     def attach(
         self,
@@ -95,15 +101,17 @@ class Job(JobFacts):
         loss_of: LossOf | None = None,
         units: Sequence[nn.Module] | None = None,
     ) -> None:
-        """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none; ``loss_of``: the
-        summed loss of given samples, by which one that nobody can compute is found and left out.
+        """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none;
+        ``loss_of``: the summed loss of given samples, by which one that nobody can compute is found
+        and left out.
 
-        ``optimizer`` and ``scheduler`` may be functions that make them, of the list of parameters and of the
-        optimizer; they have to be where the model is sharded. ``units``: modules that are then gathered one at a time
-        (default: the children of each ModuleList).
+        ``optimizer`` and ``scheduler`` may be functions that make them, of the list of parameters
+        and of the optimizer; they have to be where the model is sharded. ``units``: modules that
+        are then gathered one at a time (default: the children of each ModuleList).
 
-        Raises TypeError, naming the parameter, when gradients cannot be reduced in one floating-point type, and for a
-        model wrapped in DistributedDataParallel, whose own reduction would get in the way.
+        Raises TypeError, naming the parameter, when gradients cannot be reduced in one
+        floating-point type, and for a model wrapped in DistributedDataParallel, whose own reduction
+        would get in the way.
         """
         shards = self.config.shards
         self._recipe = Recipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units)
@@ -111,10 +119,16 @@ class Job(JobFacts):
         made = (None, None) if shards > 1 else self._recipe.make()
         self.state = TrainState(model, *made, seed=self.config.seed)
         self.checkpoints = Checkpointer(
-            self.config, self.state, write=self._write, send=self.agent.channel.send, check=self.check,
-            progress=self.marks.touch, entered=self._in_checkpoint, agreed=lambda: self.agent.heard.agreed,
+            self.config,
+            self.state,
+            write=self._write,
+            send=self.agent.channel.send,
+            check=self.check,
+            progress=self.marks.touch,
+            entered=self._in_checkpoint,
+            agreed=lambda: self.agent.heard.agreed,
             saves=lambda: self.marks.enter(progress_counters.CHECKPOINT),
-        )  # fmt: skip
+        )
         self.reducer = self._make_reducer(model)
         self.reducer.check = self.check
         self.reducer.reached = self._in_backward
@@ -138,7 +152,9 @@ class Job(JobFacts):
         return self._sharded
 
     def ready(self) -> None:
-        """Listen to the supervisor, and tell it that this process is built; ``running`` does it if nobody did."""
+        """Listen to the supervisor, and tell it that this process is built; ``running`` does it if
+        nobody did.
+        """
         config = self.config
         if config.shards > 1:
             rehearse(config.shards, config.device)
@@ -146,13 +162,18 @@ class Job(JobFacts):
         self.agent.status = lambda number: self.member.status(self.state.step, number)
         self.agent.start()
         self._announced = True
-        mine = versions(torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype()))
+        mine = versions(
+            torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
+        )
         self.agent.channel.send(
             Ready(
-                steps=config.steps, samples=config.samples, global_batch=config.global_batch, seed=config.seed,
+                steps=config.steps,
+                samples=config.samples,
+                global_batch=config.global_batch,
+                seed=config.seed,
                 versions=mine,
             )
-        )  # fmt: skip
+        )
 
     def check(self) -> None:
         """Raise GenerationLost if the supervisor aborted this generation."""
@@ -160,7 +181,8 @@ class Job(JobFacts):
             raise GenerationLost("aborted by the supervisor")
 
     def running(self) -> bool:
-        """True when a step should be trained; waits for the supervisor where needed. False: end of the job.
+        """True when a step should be trained; waits for the supervisor where needed. False: end of
+        the job.
 
         A spare waits here until it is needed. Raises RuntimeError before ``attach``.
         """
@@ -194,16 +216,28 @@ class Job(JobFacts):
                 self._join(order)
 
     def _refuse_end(self, bad: str) -> None:
-        """No step follows whose loss or gradient would show what is wrong with the state of this rank."""
-        print(f"after the last step {bad} is not finite: the state is refused", file=sys.stderr, flush=True)
+        """No step follows whose loss or gradient would show what is wrong with the state of this
+        rank.
+        """
+        print(
+            f"after the last step {bad} is not finite: the state is refused",
+            file=sys.stderr,
+            flush=True,
+        )
         self._write(
-            Kind.NONFINITE_CAUGHT, step=self.state.step, rank=self.rank, blamed=[self.rank], what="state"
+            Kind.NONFINITE_CAUGHT,
+            step=self.state.step,
+            rank=self.rank,
+            blamed=[self.rank],
+            what="state",
         )
         self._park("nonfinite", blamed=[self.rank])
 
     @contextmanager
     def step(self) -> Iterator[Step]:
-        """One attempt at the next step; a lost generation or a refused step ends the block without an error."""
+        """One attempt at the next step; a lost generation or a refused step ends the block without
+        an error.
+        """
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
         self.not_busy()
@@ -212,14 +246,18 @@ class Job(JobFacts):
         self._in_step = True
         try:
             self._write(
-                Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples[: step.count],
+                Kind.BATCH_TAKEN,
+                step=number,
+                rank=self.rank,
+                samples=step.samples[: step.count],
                 epoch=(number - 1) * self.config.global_batch // self.config.samples,
-            )  # fmt: skip
+            )
             try:
                 if self.probe is not None and self.probe.active:
                     self.probe.at(number, "data")
             except GenerationLost:
-                # The block cannot be skipped: its first phase() raises this again, or its reduction fails.
+                # The block cannot be skipped: its first phase() raises this again, or its reduction
+                # fails.
                 pass
             self.state.seed_step(self.rank, number)
             self.reducer.begin()
@@ -232,16 +270,21 @@ class Job(JobFacts):
             self._park(self.member.why_lost(), error=str(error))
         except NonFinite as error:
             self._write(
-                Kind.NONFINITE_CAUGHT, step=number, rank=self.rank, blamed=list(error.blamed), what="loss or gradient"
-            )  # fmt: skip
+                Kind.NONFINITE_CAUGHT,
+                step=number,
+                rank=self.rank,
+                blamed=list(error.blamed),
+                what="loss or gradient",
+            )
             samples = samples_to_blame(self, step, error.blamed)
             self._park("nonfinite", blamed=error.blamed, samples=samples)
         finally:
             self._in_step = False
 
     def apply(self, step: Step, reduced: Reduced, *, late: bool = False) -> None:
-        """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``. ``late``: others have
-        done so in an earlier generation, and go on already."""
+        """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``.
+        ``late``: others have done so in an earlier generation, and go on already.
+        """
         state = self.state
         self.member.holding.applied()
         lr = state.optimizer.param_groups[0]["lr"]
@@ -252,11 +295,19 @@ class Job(JobFacts):
         if not late:
             step.end_phase()
         self._write(
-            Kind.STEP_COMMITTED, step=step.number, rank=self.rank, world=self.world, samples=reduced.samples,
-            loss=reduced.loss, lr=float(lr), wire_bytes=self.reducer.wire_bytes, grad_norm=reduced.grad_norm,
-            optimizer_step=state.optimizer_step(), scheduler_step=state.scheduler_step(),
+            Kind.STEP_COMMITTED,
+            step=step.number,
+            rank=self.rank,
+            world=self.world,
+            samples=reduced.samples,
+            loss=reduced.loss,
+            lr=float(lr),
+            wire_bytes=self.reducer.wire_bytes,
+            grad_norm=reduced.grad_norm,
+            optimizer_step=state.optimizer_step(),
+            scheduler_step=state.scheduler_step(),
             seconds={k: round(v, 6) for k, v in step.seconds.items()},
-        )  # fmt: skip
+        )
         self.marks.commit(step.number)
         self._pausing = reduced.pause
         if self.probe is not None:
@@ -264,15 +315,22 @@ class Job(JobFacts):
         saving = counts(step.number, self.config.checkpoint_every, asked=reduced.save)
         if saving or step.number == self.config.steps:
             self._write(
-                Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests(self.marks.touch)
+                Kind.STATE_DIGEST,
+                step=step.number,
+                rank=self.rank,
+                **state.digests(self.marks.touch),
             )
         if late:
             return
         tell_digest(self, step.number, saving=saving)
         self.checkpoints.after_commit(
-            step.number, rank=self.rank, layout=self.layout, generation=self.generation, asked=reduced.save,
+            step.number,
+            rank=self.rank,
+            layout=self.layout,
+            generation=self.generation,
+            asked=reduced.save,
             pausing=reduced.pause,
-        )  # fmt: skip
+        )
         self.marks.enter(progress_counters.BETWEEN)
 
     def _in_checkpoint(self, number: int, saves: bool) -> None:
@@ -283,14 +341,20 @@ class Job(JobFacts):
             self.probe.at(number, "checkpoint")
 
     def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
-        """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing of it is left."""
+        """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing
+        of it is left.
+        """
         config, ids = self.config, self._batch(number)
         if not ids:
             raise RuntimeError(f"every sample of step {number} is left out")
         return order.micro_batches(
-            ids, rank=self.rank if rank is None else rank, world=self.world, full=config.world,
-            shrink=config.batch == "shrink", elastic=config.determinism == "elastic",
-        )  # fmt: skip
+            ids,
+            rank=self.rank if rank is None else rank,
+            world=self.world,
+            full=config.world,
+            shrink=config.batch == "shrink",
+            elastic=config.determinism == "elastic",
+        )
 
     def _in_forward(self, *_: object) -> None:
         """The model is called: the forward phase begins, if the loop has not said so itself."""
@@ -322,11 +386,21 @@ class Job(JobFacts):
         self.marks.enter(progress_counters.JOINING)
         self._pausing = False
         group = Group(
-            generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
-            backend=self.config.backend, timeout_s=max(self.config.form_timeout_s, 2 * order.timeout_s),
-            collective_timeout_s=self.config.collective_timeout_s, check=self.check, device=self.config.device,
-            shards=order.shards, dial=self.dial, name=self.config.process, link=self._link, net=self.config.net,
-        )  # fmt: skip
+            generation=order.generation,
+            rank=order.rank,
+            world=self.world,
+            store_port=order.store_port,
+            backend=self.config.backend,
+            timeout_s=max(self.config.form_timeout_s, 2 * order.timeout_s),
+            collective_timeout_s=self.config.collective_timeout_s,
+            check=self.check,
+            device=self.config.device,
+            shards=order.shards,
+            dial=self.dial,
+            name=self.config.process,
+            link=self._link,
+            net=self.config.net,
+        )
         self._group = group
         self.agent.entering(group)
         self.checkpoints.joined(self.rank, self.layout, order.generation)
@@ -338,7 +412,8 @@ class Job(JobFacts):
             seconds = round(time.perf_counter() - started, 6)
             self._write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
             name = take_state(self, order, group, self._write)
-            self.state.skip.add(self.member.left_out(order))  # a checkpoint may be older than a decision
+            # a checkpoint may be older than a decision
+            self.state.skip.add(self.member.left_out(order))
             self.check()
         except GenerationLost as error:
             self._park(self.member.why_lost(), error=str(error))
@@ -357,10 +432,16 @@ class Job(JobFacts):
                 f"a job of {self.config.shards} shards is told that there are {self.layout.shards}"
             )
         if self.layout.shards > 1 and self._recipe.take_part(
-            self.rank, self.layout, state=self.state, reducer=self._sharded, device=self.config.device
+            self.rank,
+            self.layout,
+            state=self.state,
+            reducer=self._sharded,
+            device=self.config.device,
         ):
             self._forward_hook.remove()  # the sharded model's own comes before it
-            self._forward_hook = self.state.model.register_forward_pre_hook(self._in_forward, prepend=True)
+            self._forward_hook = self.state.model.register_forward_pre_hook(
+                self._in_forward, prepend=True
+            )
 
     def _park(
         self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
@@ -368,7 +449,9 @@ class Job(JobFacts):
         held, stays = self.member.holding, stays_connected(why)
         if self._in_step:
             left = self.reducer.broken_off() and not stays
-            held.pending = self.current.number if left and self.current.number > self.state.step else 0
+            held.pending = (
+                self.current.number if left and self.current.number > self.state.step else 0
+            )
         if stays:
             self._retired, self._group = self._group, None
             self._out()
@@ -376,7 +459,9 @@ class Job(JobFacts):
             self._leave()
         self.checkpoints.parked(lost=not stays)
         self._write(Kind.PARKED, step=self.state.step, valid=held.valid, why=why)
-        said = self.member.parked(why, step=self.state.step, error=error, blamed=blamed, samples=samples)
+        said = self.member.parked(
+            why, step=self.state.step, error=error, blamed=blamed, samples=samples
+        )
         self.agent.channel.send(said)
 
     def _leave(self) -> None:

@@ -22,7 +22,9 @@ from recovery.transport.progress_counters import MarkPage
 
 
 class JobFacts(ABC):
-    """Base of ``recovery.rank.job.Job``. ``rank``, -1 in a spare, and ``world`` may change from step to step."""
+    """Base of ``recovery.rank.job.Job``. ``rank``, -1 in a spare, and ``world`` may change from
+    step to step.
+    """
 
     config: JobConfig
     state: TrainState
@@ -33,16 +35,22 @@ class JobFacts(ABC):
     _busy: Busy | None = None
 
     def busy(self, what: str, *, limit_s: float = LIMIT_S) -> Busy:
-        """Say that this rank does something else, such as an evaluation, while others may wait for it: it is not taken
-        for hung within ``limit_s`` seconds (an hour).
+        """Say that this rank does something else, such as an evaluation, while others may wait for
+        it: it is not taken for hung within ``limit_s`` seconds (an hour).
 
-        ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next phase of a step. Its
-        ``wanted`` says whether another rank has failed meanwhile and the job waits. The event log says what it was and
-        how long it took (``busy``, ``busy_ended``). Raises ValueError.
+        ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next
+        phase of a step. Its ``wanted`` says whether another rank has failed meanwhile and the job
+        waits. The event log says what it was and how long it took (``busy``, ``busy_ended``).
+        Raises ValueError.
         """
         outer = self._inside()
         busy = Busy(
-            what, limit_s, note=self.marks.busy, wanted=self._lost, outer=outer, ended=self._busy_ended
+            what,
+            limit_s,
+            note=self.marks.busy,
+            wanted=self._lost,
+            outer=outer,
+            ended=self._busy_ended,
         )
         if self._busy is not None and self._busy is not outer:
             self._busy.end()  # a call without a block holds until the next
@@ -86,7 +94,9 @@ class JobFacts(ABC):
 
     @property
     def seed(self) -> int:
-        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values, with it."""
+        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values,
+        with it.
+        """
         return self.config.seed
 
     @property
@@ -124,33 +134,49 @@ class JobFacts(ABC):
     def _write(self, kind: Kind, /, **data: Any) -> None:
         """Log an event."""
 
-    def register(self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None) -> None:
-        """Make an object's state part of the job's: it is saved, restored and copied with the model. Between ``attach``
-        and the loop, the same on every rank.
+    def register(
+        self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None
+    ) -> None:
+        """Make an object's state part of the job's: it is saved, restored and copied with the
+        model. Between ``attach`` and the loop, the same on every rank.
 
-        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors are its own, all else is JSON. ``update`` is
-        called after each optimizer step, before anything is saved: ``update=lambda: ema.update_parameters(model)``.
-        What changes it elsewhere belongs before ``step.commit()``. Raises TypeError, ValueError for a name that is
-        taken, RuntimeError before ``attach``.
+        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors are its own, all else is
+        JSON. ``update`` is called after each optimizer step, before anything is saved:
+        ``update=lambda: ema.update_parameters(model)``. What changes it elsewhere belongs before
+        ``step.commit()``. Raises TypeError, ValueError for a name that is taken, RuntimeError
+        before ``attach``.
         """
         if not hasattr(self, "state"):
-            raise RuntimeError("job.attach(model, optimizer) comes before job.register(name, object)")
+            raise RuntimeError(
+                "job.attach(model, optimizer) comes before job.register(name, object)"
+            )
         self.state.registered.add(name, thing, update)
 
     def loader(
-        self, dataset: Dataset[Any], *, num_workers: int = 2, collate_fn: Callable[[list[Any]], Any] | None = None,
-        prefetch: int = 2, limit_s: float = LOADER_LIMIT_S,
-    ) -> Loader:  # fmt: skip
-        """A data loader whose workers compute this rank's samples ahead: ``loader.load(samples)`` in a step. Make it
-        after ``attach`` and before the loop.
+        self,
+        dataset: Dataset[Any],
+        *,
+        num_workers: int = 2,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch: int = 2,
+        limit_s: float = LOADER_LIMIT_S,
+    ) -> Loader:
+        """A data loader whose workers compute this rank's samples ahead: ``loader.load(samples)``
+        in a step. Make it after ``attach`` and before the loop.
 
-        ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0 workers samples are
-        computed when they are asked for. ``limit_s``: how long data may take to come; a rank that waits for its workers
-        is not taken for hung until then. Raises ImportError when torchdata is not installed, TypeError for an iterable
-        dataset, RuntimeError before ``attach``.
+        ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0
+        workers samples are computed when they are asked for. ``limit_s``: how long data may take to
+        come; a rank that waits for its workers is not taken for hung until then. Raises ImportError
+        when torchdata is not installed, TypeError for an iterable dataset, RuntimeError before
+        ``attach``.
         """
         if not hasattr(self, "state"):
             raise RuntimeError("job.attach(model, optimizer) comes before job.loader(dataset)")
         return Loader(
-            self, dataset, num_workers=num_workers, collate_fn=collate_fn, prefetch=prefetch, limit_s=limit_s
+            self,
+            dataset,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            prefetch=prefetch,
+            limit_s=limit_s,
         )

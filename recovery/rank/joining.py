@@ -1,7 +1,8 @@
 """``recovery.join``: how a training script becomes a rank of a supervised job.
 
-Whoever runs the script (``python -m recovery.run``, or a launcher of the harness) first hands its process a
-``Place`` with ``taking``. Without one the script is a job of its own, with one rank and no recovery.
+Whoever runs the script (``python -m recovery.run``, or a launcher of the harness) first hands its
+process a ``Place`` with ``taking``. Without one the script is a job of its own, with one rank and
+no recovery.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ EVERY = 100
 
 
 class JoinError(ChaosError):
-    """A script and its supervisor do not agree, or the script does not keep to the order of calls."""
+    """A script and its supervisor do not agree, or the script does not keep to the order
+    of calls.
+    """
 
 
 class Facts(BaseModel):
-    """What a script says about its job; None: it leaves that to the supervisor. ``samples``: size of the data set."""
+    """What a script says about its job; None: it leaves that to the supervisor. ``samples``: size
+    of the data set.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,11 +56,12 @@ class Facts(BaseModel):
 
 
 class Seat(BaseModel):
-    """What a supervisor says about a process's place in the job; None: it leaves that to the script.
+    """What a supervisor says about a process's place in the job; None: it leaves that to the
+    script.
 
-    ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks that hold one copy
-    of the model; ``batch``: see Strategy; ``restores``: the strategy needs checkpoints; ``memory``: there are some in
-    memory; ``fresh``, ``job_id``: see JobConfig.
+    ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks
+    that hold one copy of the model; ``batch``: see Strategy; ``restores``: the strategy needs
+    checkpoints; ``memory``: there are some in memory; ``fresh``, ``job_id``: see JobConfig.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,8 +93,9 @@ class Seat(BaseModel):
 
 @dataclass(kw_only=True)
 class Place:
-    """A process's place under a supervisor. ``on_attach``: called with the job once the script has registered its
-    model; ``describe``: nothing is to be trained, only these facts are wanted."""
+    """A process's place under a supervisor. ``on_attach``: called with the job once the script has
+    registered its model; ``describe``: nothing is to be trained, only these facts are wanted.
+    """
 
     seat: Seat
     channel: Channel | None = None
@@ -113,28 +120,39 @@ def taking(place: Place) -> Iterator[Place]:
 
 
 def join(
-    *, samples: int, steps: int | None = None, global_batch: int | None = None, seed: int | None = None,
-    checkpoint_dir: str | Path | None = None, checkpoint_every: int | str | None = None,
-    checkpoint_keep: int | None = None, checkpoint: Mapping[str, Any] | None = None,
+    *,
+    samples: int,
+    steps: int | None = None,
+    global_batch: int | None = None,
+    seed: int | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int | str | None = None,
+    checkpoint_keep: int | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
     determinism: Determinism | None = None,
-) -> Job:  # fmt: skip
-    """Become a rank of the job this process was started for; every rank and spare of it calls this once.
+) -> Job:
+    """Become a rank of the job this process was started for; every rank and spare of it calls this
+    once.
 
-    ``samples``: size of the data set; ``steps``: optimizer steps of the whole job; ``global_batch``: samples
-    a step over all ranks; ``seed``: of sample order and random generators (default 0); ``checkpoint_dir``:
-    where checkpoints go, None for none; ``checkpoint_every``: steps between them (default 100), or a time
-    such as "30s", or "auto"; ``checkpoint_keep``: how many of the newest are kept (default 3);
-    ``checkpoint``: how they are written, see ``recovery.policy.jobconfig.Saves``; ``determinism``: "elastic"
-    for the same result, bit for bit, however many ranks take part in a step (the loop uses ``step.batches()``
-    then), "default" (the default) if that does not matter.
+    ``samples``: size of the data set; ``steps``: optimizer steps of the whole job;
+    ``global_batch``: samples a step over all ranks; ``seed``: of sample order and random generators
+    (default 0); ``checkpoint_dir``: where checkpoints go, None for none; ``checkpoint_every``:
+    steps between them (default 100), or a time such as "30s", or "auto"; ``checkpoint_keep``: how
+    many of the newest are kept (default 3); ``checkpoint``: how they are written, see
+    ``recovery.policy.jobconfig.Saves``; ``determinism``: "elastic" for the same result, bit for
+    bit, however many ranks take part in a step (the loop uses ``step.batches()`` then), "default"
+    (the default) if that does not matter.
 
-    ``steps``, ``global_batch``, ``samples``, ``seed`` and ``determinism`` may be said by the script, by its
-    supervisor, or by both alike. Where and how often checkpoints are written is the supervisor's to say if it does.
+    ``steps``, ``global_batch``, ``samples``, ``seed`` and ``determinism`` may be said by the
+    script, by its supervisor, or by both alike. Where and how often checkpoints are written is the
+    supervisor's to say if it does.
 
-    Started without a supervisor (``python train.py``) this is a job of one rank that resumes from its newest
-    checkpoint, and any failure ends it; ``python -m recovery.run --ranks 4 train.py`` supervises one.
+    Started without a supervisor (``python train.py``) this is a job of one rank that resumes from
+    its newest checkpoint, and any failure ends it; ``python -m recovery.run --ranks 4 train.py``
+    supervises one.
 
-    Raises JoinError when the two do not agree, when something is said by nobody, or when called twice.
+    Raises JoinError when the two do not agree, when something is said by nobody, or when called
+    twice.
     """
     facts = Facts(samples=samples, steps=steps, global_batch=global_batch, seed=seed)
     place = _PLACE.get()
@@ -142,13 +160,18 @@ def join(
         place.describe(facts)
     if place is not None and place.job is not None:
         raise JoinError(
-            "recovery.join() was called twice", hint="a process is one rank of one job: keep the first"
+            "recovery.join() was called twice",
+            hint="a process is one rank of one job: keep the first",
         )
     config = settle(
-        place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1), facts,
-        checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, checkpoint_keep=checkpoint_keep,
-        checkpoint=checkpoint, determinism=determinism,
-    )  # fmt: skip
+        place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1),
+        facts,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        checkpoint_keep=checkpoint_keep,
+        checkpoint=checkpoint,
+        determinism=determinism,
+    )
     # One rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     if place is None:
@@ -165,32 +188,57 @@ def join(
 
 
 def settle(
-    seat: Seat, facts: Facts, *, checkpoint_dir: str | Path | None, checkpoint_every: int | str | None,
-    checkpoint_keep: int | None, checkpoint: Mapping[str, Any] | None = None,
+    seat: Seat,
+    facts: Facts,
+    *,
+    checkpoint_dir: str | Path | None,
+    checkpoint_every: int | str | None,
+    checkpoint_keep: int | None,
+    checkpoint: Mapping[str, Any] | None = None,
     determinism: Determinism | None = None,
-) -> JobConfig:  # fmt: skip
-    """What a process is to do, by what its supervisor (``seat``) and its script say. Raises JoinError."""
+) -> JobConfig:
+    """What a process is to do, by what its supervisor (``seat``) and its script say. Raises
+    JoinError.
+    """
     directory = (
-        Path(checkpoint_dir) if seat.checkpoint_dir is None and checkpoint_dir else seat.checkpoint_dir
+        Path(checkpoint_dir)
+        if seat.checkpoint_dir is None and checkpoint_dir
+        else seat.checkpoint_dir
     )
-    seed = 0 if facts.seed is None and seat.seed is None else _agree("seed", facts.seed, seat.seed, seat)
+    seed = (
+        0
+        if facts.seed is None and seat.seed is None
+        else _agree("seed", facts.seed, seat.seed, seat)
+    )
     said_every = checkpoint_every if seat.checkpoint_every is None else seat.checkpoint_every
     every = EVERY if said_every is None else said_every
     _check_every(every)
     said = determinism is not None or seat.determinism is not None
     config = JobConfig(
-        process=seat.process, world=seat.world, shards=seat.shards,
-        determinism=_agree("determinism", determinism, seat.determinism, seat) if said else "default",
-        batch=seat.batch, backend=seat.backend, device=seat.device,
+        process=seat.process,
+        world=seat.world,
+        shards=seat.shards,
+        determinism=(
+            _agree("determinism", determinism, seat.determinism, seat) if said else "default"
+        ),
+        batch=seat.batch,
+        backend=seat.backend,
+        device=seat.device,
         samples=_agree("samples", facts.samples, seat.samples, seat),
         steps=_agree("steps", facts.steps, seat.steps, seat),
         global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
-        seed=seed, checkpoint_dir=directory,
+        seed=seed,
+        checkpoint_dir=directory,
         checkpoint_every=every,
         checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
-        saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory, net=seat.net,
-        verify_every=seat.verify_every, nonfinite=seat.nonfinite, fresh=seat.fresh, job_id=seat.job_id,
-    )  # fmt: skip
+        saves=seat.saves or _saves(checkpoint or {}),
+        memory=seat.memory,
+        net=seat.net,
+        verify_every=seat.verify_every,
+        nonfinite=seat.nonfinite,
+        fresh=seat.fresh,
+        job_id=seat.job_id,
+    )
     for name in ("samples", "steps", "global_batch", "checkpoint_keep"):
         if getattr(config, name) < 1:
             raise JoinError(f"{name} is {getattr(config, name)}", hint="it must be at least 1")
@@ -199,8 +247,13 @@ def settle(
     if config.determinism == "elastic" and (seat.shards > 1 or seat.batch == "shrink"):
         raise JoinError(
             "determinism is elastic, and "
-            + ("the model is sharded" if seat.shards > 1 else "samples of missing ranks are left out"),
-            hint="use determinism=default, or " + ("one shard" if seat.shards > 1 else "batch=constant"),
+            + (
+                "the model is sharded"
+                if seat.shards > 1
+                else "samples of missing ranks are left out"
+            ),
+            hint="use determinism=default, or "
+            + ("one shard" if seat.shards > 1 else "batch=constant"),
         )
     if config.global_batch < seat.world:
         raise JoinError(
@@ -210,8 +263,10 @@ def settle(
     if seat.restores and directory is None and seat.memory is None:
         raise JoinError(
             "the strategy restores checkpoints, and nobody says where they go",
-            hint="recovery.join(checkpoint_dir=...), or --checkpoint-dir or --memory-checkpoints of "
-            "python -m recovery.run",
+            hint=(
+                "recovery.join(checkpoint_dir=...), or --checkpoint-dir or --memory-checkpoints of "
+                "python -m recovery.run"
+            ),
         )
     return config
 
@@ -231,7 +286,9 @@ def _saves(said: Mapping[str, Any]) -> Saves:
         name = ".".join(str(part) for part in first["loc"])
         raise JoinError(
             f"recovery.join(checkpoint=...): {name}: {first['msg']}",
-            hint='such as checkpoint={"mode": "async", "sharded": True, "delta": 10, "mtbf_s": 3600}',
+            hint=(
+                'such as checkpoint={"mode": "async", "sharded": True, "delta": 10, "mtbf_s": 3600}'
+            ),
         ) from error
 
 

@@ -1,5 +1,6 @@
-"""What a rank and its supervisor say to each other, as the rank has it: what it was told, what it holds, whether it is
-in a generation, and what follows from that. No thread, clock, tensor or process group here.
+"""What a rank and its supervisor say to each other, as the rank has it: what it was told, what it
+holds, whether it is in a generation, and what follows from that. No thread, clock, tensor or
+process group here.
 
 ``recovery.rank.job`` with ``recovery.rank.agent`` goes by it, and so does the simulated rank
 (``harness.sim.rank.rank``).
@@ -35,9 +36,10 @@ Why = Literal["aborted", "pause", "nonfinite", "failed"]
 class Heard:
     """What the supervisor has said, whether the training thread knows it or not.
 
-    ``aborted_generation``: the last that is to be left; ``told_generation``: the last it was told to join; ``agreed``:
-    the last step on the way to what this rank holds at which the replicas were the same, as far as is known;
-    ``pause_wanted``, ``save_wanted``: what this rank is to have all park for, and save before, with the next gradients.
+    ``aborted_generation``: the last that is to be left; ``told_generation``: the last it was told
+    to join; ``agreed``: the last step on the way to what this rank holds at which the replicas were
+    the same, as far as is known; ``pause_wanted``, ``save_wanted``: what this rank is to have all
+    park for, and save before, with the next gradients.
     """
 
     aborted_generation: int = 0
@@ -63,9 +65,11 @@ class Heard:
 
 @dataclass(kw_only=True)
 class Holding:
-    """What a process holds. ``valid``: a whole state (a fresh process holds nothing of the job until it has joined a
-    generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``: the step whose
-    gradients are complete here and only lack the others' word (0: none)."""
+    """What a process holds. ``valid``: a whole state (a fresh process holds nothing of the job
+    until it has joined a generation); ``fresh``: the initial state, which nothing else could bring
+    back; ``pending``: the step whose gradients are complete here and only lack the others' word (0:
+    none).
+    """
 
     valid: bool = False
     fresh: bool = True
@@ -94,8 +98,9 @@ class Holding:
 
 
 class Membership:
-    """Of one process. ``generation``: the one that it is in, or was in last; ``inside``: it is in one, or on its way
-    there (``joining``). ``steps``: of the whole job."""
+    """Of one process. ``generation``: the one that it is in, or was in last; ``inside``: it is in
+    one, or on its way there (``joining``). ``steps``: of the whole job.
+    """
 
     def __init__(self, heard: Heard, *, steps: int) -> None:
         self.heard = heard
@@ -115,15 +120,21 @@ class Membership:
         return self.inside and not self.lost and step < self._steps
 
     def finished(self, step: int) -> Finished | None:
-        """What it says before it waits for orders with the whole job done, so that others can be helped."""
+        """What it says before it waits for orders with the whole job done, so that others can be
+        helped.
+        """
         return Finished(step=step) if self.inside and step >= self._steps else None
 
     def hears(self, order: LeaveOut) -> None:
-        """Samples that the job leaves out. Raises RuntimeError when some before them did not come."""
+        """Samples that the job leaves out. Raises RuntimeError when some before them did
+        not come.
+        """
         self._left_out.hear(order)
 
     def leaves(self, order: Abort) -> bool:
-        """Whether it parks for that. One that comes when it has left already is answered by what it said then."""
+        """Whether it parks for that. One that comes when it has left already is answered by what it
+        said then.
+        """
         return self.inside and order.generation >= self.generation
 
     def joins(self, order: Join) -> None:
@@ -134,12 +145,15 @@ class Membership:
         self.heard.pause_wanted = self.heard.save_wanted = False
 
     def left_out(self, order: Join) -> Mapping[int, int]:
-        """Sample -> first step without it, in this generation. Raises RuntimeError as ``recovery.data.told``."""
+        """Sample -> first step without it, in this generation. Raises RuntimeError as
+        ``recovery.data.told``.
+        """
         return self._left_out.of(order)
 
     def begins(self, step: int) -> None:
-        """Its generation trains on from there. What the replicas agreed on later, before all went back behind it, says
-        nothing of what is saved from now on."""
+        """Its generation trains on from there. What the replicas agreed on later, before all went
+        back behind it, says nothing of what is saved from now on.
+        """
         self.holding.begins()
         self.heard.agreed = min(self.heard.agreed, step)
 
@@ -156,26 +170,45 @@ class Membership:
         return "aborted" if self.lost else "failed"
 
     def status(self, step: int, number: int) -> Status:
-        """The answer to inquiry ``number``. An order to join counts before the training thread has taken it."""
+        """The answer to inquiry ``number``. An order to join counts before the training thread has
+        taken it.
+        """
         told = self.heard.told_generation > self.generation
         member: Literal["finished", "training"] = "finished" if step >= self._steps else "training"
         inside: Literal["joining", "finished", "training"] = "joining" if self.joining else member
         return Status(
-            place="joining" if told else inside if self.inside else "waiting", generation=self.generation,
-            step=step, valid=self.holding.valid, pending=self.holding.pending, number=number,
-        )  # fmt: skip
+            place="joining" if told else inside if self.inside else "waiting",
+            generation=self.generation,
+            step=step,
+            valid=self.holding.valid,
+            pending=self.holding.pending,
+            number=number,
+        )
 
     def parked(
-        self, why: Why, *, step: int, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
+        self,
+        why: Why,
+        *,
+        step: int,
+        error: str = "",
+        blamed: Sequence[int] = (),
+        samples: Sequence[int] = (),
     ) -> Parked:
         """What it says when it has left its generation, with what it holds by then."""
         return Parked(
-            generation=self.generation, step=step, valid=self.holding.valid, why=why, error=error,
-            blamed=list(blamed), samples=list(samples), pending=self.holding.pending,
-        )  # fmt: skip
+            generation=self.generation,
+            step=step,
+            valid=self.holding.valid,
+            why=why,
+            error=error,
+            blamed=list(blamed),
+            samples=list(samples),
+            pending=self.holding.pending,
+        )
 
 
 def stays_connected(why: Why) -> bool:
-    """Whether it keeps its connections until it joins the next generation: where all park after the same collective,
-    breaking them now could cut off one that is still finishing it."""
+    """Whether it keeps its connections until it joins the next generation: where all park after the
+    same collective, breaking them now could cut off one that is still finishing it.
+    """
     return why in ("pause", "nonfinite")

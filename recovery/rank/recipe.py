@@ -1,7 +1,8 @@
 """What a script attaches: a model, and an optimizer and a scheduler or how to make them.
 
-A sharded model has other parameters than the one that was built, and which part of it a process holds is not known
-before it gets a rank. Its optimizer is then made when that is known, and the script says how.
+A sharded model has other parameters than the one that was built, and which part of it a process
+holds is not known before it gets a rank. Its optimizer is then made when that is known, and the
+script says how.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def rehearse(shards: int, device: str) -> None:
 
 @dataclass(kw_only=True)
 class Recipe:
-    """``optimizer``, ``scheduler``: themselves, or made from the model's parameters and the optimizer; ``units``: what
-    of a sharded model is gathered at once."""
+    """``optimizer``, ``scheduler``: themselves, or made from the model's parameters and the
+    optimizer; ``units``: what of a sharded model is gathered at once.
+    """
 
     model: nn.Module
     optimizer: Optimizer | MakeOptimizer
@@ -43,9 +45,13 @@ class Recipe:
     _shard: int | None = field(default=None, init=False)
 
     def check(self, *, shards: int) -> None:
-        """Raise TypeError where the script has made what only the job can make, RuntimeError for a torch too old."""
+        """Raise TypeError where the script has made what only the job can make, RuntimeError for a
+        torch too old.
+        """
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
-            raise TypeError("attach the model itself, not DistributedDataParallel: the job reduces gradients")
+            raise TypeError(
+                "attach the model itself, not DistributedDataParallel: the job reduces gradients"
+            )
         if shards == 1:
             return
         from recovery.collectives.buckets import check_types
@@ -54,16 +60,19 @@ class Recipe:
         require_torch()
         check_types(dict(self.model.named_parameters()))
         if any(isinstance(module, FSDPModule) for module in self.model.modules()):
-            raise TypeError("attach the model before fully_shard: the job shards it once its rank is known")
+            raise TypeError(
+                "attach the model before fully_shard: the job shards it once its rank is known"
+            )
         if isinstance(self.optimizer, Optimizer):
             raise TypeError(
-                f"the model is spread over {shards} ranks, which replaces its parameters: attach a function that makes "
-                "the optimizer, as in optimizer=lambda parameters: AdamW(parameters)"
+                f"the model is spread over {shards} ranks, which replaces its parameters: attach a"
+                " function that makes the optimizer, as in optimizer=lambda parameters:"
+                " AdamW(parameters)"
             )
         if isinstance(self.scheduler, LRScheduler):
             raise TypeError(
-                "the optimizer is made by the job: attach a function that makes its scheduler, as in "
-                "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 100)"
+                "the optimizer is made by the job: attach a function that makes its scheduler, as"
+                " in scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 100)"
             )
 
     def make(self) -> tuple[Optimizer, LRScheduler | None]:
@@ -87,10 +96,14 @@ class Recipe:
         shard = layout.shard_of(rank)
         if self._shard is not None:
             if shard != self._shard:
-                raise RuntimeError(f"this process holds shard {self._shard}, and is to be shard {shard}")
+                raise RuntimeError(
+                    f"this process holds shard {self._shard}, and is to be shard {shard}"
+                )
             return False
         units = default_units(self.model) if self.units is None else self.units
-        shard_model(self.model, units, shard=shard, shards=layout.shards, device=device, exchange=reducer)
+        shard_model(
+            self.model, units, shard=shard, shards=layout.shards, device=device, exchange=reducer
+        )
         self._shard = shard
         state.adopt(*self.make())
         reducer.adopt()

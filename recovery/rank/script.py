@@ -1,8 +1,8 @@
 """Runs a user's training script in a rank's process, as ``python train.py`` would.
 
-``python -m recovery.rank.script CONTROL MARK CONFIG`` is a cold start (three descriptors); ``python -m
-recovery.rank.script --describe FD SCRIPT [ARGS]`` runs a script as far as ``recovery.join()`` and writes down
-what it said there.
+``python -m recovery.rank.script CONTROL MARK CONFIG`` is a cold start (three descriptors); ``python
+-m recovery.rank.script --describe FD SCRIPT [ARGS]`` runs a script as far as ``recovery.join()``
+and writes down what it said there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ScriptError(Exception):
 def run_script(path: Path, args: Sequence[str], place: Place) -> None:
     """Run the script to its end in this process.
 
-    Raises whatever it raises, ScriptError when it asks for an exit status, JoinError when it does not take part in
-    the job to its end.
+    Raises whatever it raises, ScriptError when it asks for an exit status, JoinError when it does
+    not take part in the job to its end.
     """
     sys.argv = [str(path), *args]
     sys.path.insert(0, str(path.resolve().parent))
@@ -59,21 +59,36 @@ def run_script(path: Path, args: Sequence[str], place: Place) -> None:
         raise JoinError("the script ended without recovery.join()", hint="see docs/recovery.md")
     if not place.job.over:
         raise JoinError(
-            "the script ended before the job did", hint="stay in `while job.running():` until it is false"
+            "the script ended before the job did",
+            hint="stay in `while job.running():` until it is false",
         )
     atexit._run_exitfuncs()
 
 
 def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT_S) -> Facts:
-    """What a script says when it joins. It runs that far in a process of its own. Raises JoinError with its last words
-    when it does not come there within ``limit_s``."""
+    """What a script says when it joins. It runs that far in a process of its own. Raises JoinError
+    with its last words when it does not come there within ``limit_s``.
+    """
     reader, writer = os.pipe()
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", "recovery.rank.script", "--describe", str(writer), str(path), *args],
-            pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=rank_environment(), timeout=limit_s, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "recovery.rank.script",
+                "--describe",
+                str(writer),
+                str(path),
+                *args,
+            ],
+            pass_fds=[writer],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=rank_environment(),
+            timeout=limit_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         os.close(reader)
         raise JoinError(f"{path} did not come to recovery.join() within {limit_s:.0f} s") from None
@@ -84,7 +99,8 @@ def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT
     if not text:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-SHOWN_LINES:]
         raise JoinError(
-            f"{path} did not come to recovery.join(): {last[-1] if last else f'exit code {ran.returncode}'}",
+            f"{path} did not come to recovery.join():"
+            f" {last[-1] if last else f'exit code {ran.returncode}'}",
             hint="\n  ".join(last),
         )
     return Facts.model_validate_json(text)
@@ -93,11 +109,15 @@ def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
     """A fork becomes what ``config``, a ScriptConfig or KeeperConfig as JSON, describes."""
     if config.startswith(KEEPER):
-        be_keeper(KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
+        be_keeper(
+            KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd))
+        )
     told = ScriptConfig.model_validate_json(config)
 
     def train(channel: Channel, page: MarkPage, writer: EventWriter) -> None:
-        run_script(told.path, told.args, Place(seat=told.seat, channel=channel, page=page, writer=writer))
+        run_script(
+            told.path, told.args, Place(seat=told.seat, channel=channel, page=page, writer=writer)
+        )
 
     live(told, control_fd, mark_fd, train)
 

@@ -1,4 +1,6 @@
-"""A job of one rank in a process that nobody supervises: a script under a debugger, or a first try."""
+"""A job of one rank in a process that nobody supervises: a script under a debugger, or a
+first try.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TIMEOUT_S = 60.0
 
 
 def lone_job(config: JobConfig) -> Job:
-    """A job whose supervisor is this process itself: it starts or resumes, and ends; it recovers from nothing."""
+    """A job whose supervisor is this process itself: it starts or resumes, and ends; it recovers
+    from nothing.
+    """
     channel = _Answers(restore=config.checkpoint_dir is not None)
     agent = Agent(channel, orphaned=lambda: None)
     channel.agent = agent
@@ -40,12 +44,18 @@ class _Answers(Channel):
         self._store, self._port = start_store()
 
     def send(self, message: Message) -> bool:
-        """Answer it. Raises RuntimeError when the rank had to park: there is nobody to recover it."""
+        """Answer it. Raises RuntimeError when the rank had to park: there is nobody to
+        recover it.
+        """
         if isinstance(message, Ready):
             order = Join(
-                generation=1, rank=0, world=1, store_port=self._port,
-                restore=self._restore, timeout_s=TIMEOUT_S,
-            )  # fmt: skip
+                generation=1,
+                rank=0,
+                world=1,
+                store_port=self._port,
+                restore=self._restore,
+                timeout_s=TIMEOUT_S,
+            )
             self.agent.orders.put(order)
         elif isinstance(message, Finished):
             self.agent.orders.put(Stop())
@@ -70,6 +80,11 @@ class _Unwritten(EventWriter):
         """The event, not kept."""
         self.last_seq += 1
         return Event(
-            kind=kind, actor=self.actor, seq=self.last_seq, time_ns=time.monotonic_ns(),
-            generation=self.generation if generation is None else generation, step=step, data=data,
-        )  # fmt: skip
+            kind=kind,
+            actor=self.actor,
+            seq=self.last_seq,
+            time_ns=time.monotonic_ns(),
+            generation=self.generation if generation is None else generation,
+            step=step,
+            data=data,
+        )

@@ -35,7 +35,9 @@ class Probe(Protocol):
 
 
 class NonFinite(Exception):
-    """A loss or gradient that must not be applied. ``blamed``: ranks whose own values were not finite."""
+    """A loss or gradient that must not be applied. ``blamed``: ranks whose own values were not
+    finite.
+    """
 
     def __init__(self, blamed: tuple[int, ...]) -> None:
         super().__init__(f"non-finite values from ranks {list(blamed)}")
@@ -45,7 +47,8 @@ class NonFinite(Exception):
 class Step:
     """One attempt at one step. ``samples``: ids of this rank's share of the global batch.
 
-    ``count``: how many of them count; 0 for one that has no share and computes a sample only to take part.
+    ``count``: how many of them count; 0 for one that has no share and computes a sample only to
+    take part.
     """
 
     def __init__(self, job: Job, number: int, micros: Sequence[MicroBatch]) -> None:
@@ -94,7 +97,9 @@ class Step:
             probe.at(self.number, name)
 
     def wait(self, begins: bool) -> None:
-        """A collective in the midst of a phase begins or ends: what it takes is none of the phase's time."""
+        """A collective in the midst of a phase begins or ends: what it takes is none of the phase's
+        time.
+        """
         now = time.perf_counter()
         if begins:
             self._waiting_since = now
@@ -105,10 +110,12 @@ class Step:
         self._job.marks.enter(progress_counters.PHASES.index(self._phase))
 
     def batches(self) -> Iterator[list[int]]:
-        """Sample ids of each of this rank's micro-batches in turn; each is followed by its ``backward``.
+        """Sample ids of each of this rank's micro-batches in turn; each is followed by its
+        ``backward``.
 
-        There is one, ``samples``, unless the job is elastic and ranks are missing. Raises RuntimeError when a
-        micro-batch is left without ``backward``, or they are taken a second time.
+        There is one, ``samples``, unless the job is elastic and ranks are missing. Raises
+        RuntimeError when a micro-batch is left without ``backward``, or they are taken a second
+        time.
         """
         if self._place is not None:
             raise RuntimeError("step.batches() was called twice in one step")
@@ -124,8 +131,9 @@ class Step:
                 raise RuntimeError("a micro-batch of step.batches() ended without step.backward()")
 
     def accumulate(self, loss: Tensor) -> None:
-        """Back-propagate a part of the summed loss, where all of it at once takes too much memory; the last part goes
-        to ``backward``. Gradients add up, and nothing is reduced yet."""
+        """Back-propagate a part of the summed loss, where all of it at once takes too much memory;
+        the last part goes to ``backward``. Gradients add up, and nothing is reduced yet.
+        """
         if self._reduced is not None:
             raise RuntimeError("step.accumulate() comes before step.backward()")
         self._accumulated = self._accumulated + amount_of(loss)
@@ -135,10 +143,11 @@ class Step:
         self.phase("forward")
 
     def backward(self, loss: Tensor) -> None:
-        """Back-propagate the summed loss of this rank's samples, or of a micro-batch of ``batches``; with the last one,
-        reduce gradients over the ranks.
+        """Back-propagate the summed loss of this rank's samples, or of a micro-batch of
+        ``batches``; with the last one, reduce gradients over the ranks.
 
-        Raises RuntimeError the second time: a step has one reduction; and where ``batches`` has to be used.
+        Raises RuntimeError the second time: a step has one reduction; and where ``batches`` has to
+        be used.
         """
         job = self._job
         if job.config.determinism == "elastic" and self._place is None:
@@ -165,7 +174,8 @@ class Step:
             loss_sum=value,
             count=micro.count,
             pause=job.member.heard.pause_wanted,
-            save=job.member.heard.save_wanted or (job.rank == 0 and job.checkpoints.wants(self.number)),
+            save=job.member.heard.save_wanted
+            or (job.rank == 0 and job.checkpoints.wants(self.number)),
         )
 
     def _ids(self, place: int) -> list[int]:
@@ -184,14 +194,18 @@ class Step:
     def require_commit(self) -> None:
         """Raise RuntimeError unless this step is committed: the other ranks have gone on."""
         if self._job.state.step < self.number:
-            raise RuntimeError(f"step {self.number} ended without step.commit(): every step needs it")
+            raise RuntimeError(
+                f"step {self.number} ended without step.commit(): every step needs it"
+            )
 
     def commit(self) -> None:
-        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
-        touches anything. Raises RuntimeError before ``backward``, and the second time.
+        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before
+        it touches anything. Raises RuntimeError before ``backward``, and the second time.
         """
         if self._job.state.step >= self.number:
-            raise RuntimeError(f"step {self.number} was committed already: step.commit() once in each step")
+            raise RuntimeError(
+                f"step {self.number} was committed already: step.commit() once in each step"
+            )
         self.phase("optimizer")
         reduced = self._reduced
         if reduced is None:

@@ -1,5 +1,6 @@
-"""Imported before ranks are forked: has Python and torch import what they otherwise do in the first step of each rank,
-while the others wait for it. No thread is started and no GPU is touched."""
+"""Imported before ranks are forked: has Python and torch import what they otherwise do in the first
+step of each rank, while the others wait for it. No thread is started and no GPU is touched.
+"""
 
 from __future__ import annotations
 

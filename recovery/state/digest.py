@@ -1,4 +1,6 @@
-"""Digests of tensors where they are: what is on a GPU is hashed there, and eight bytes of each come to the host."""
+"""Digests of tensors where they are: what is on a GPU is hashed there, and eight bytes of each come
+to the host.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from recovery.state.parts import local
 from recovery.state.strides import Progress, quiet
 
 WORDS = 1 << 22  # hashed at once on a GPU; several times their 32 MiB are needed for it
-_PLAIN = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8))  # of numpy's
-_PLACE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64)  # odd, from Steele's splitmix64
+# of numpy's
+_PLAIN = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8))
+# odd, from Steele's splitmix64
+_PLACE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
 class Digester:
@@ -33,15 +37,23 @@ class Digester:
         self._parts[part].append((name, here.detach() if here.requires_grad else here))
 
     def digests(self, progress: Progress = quiet) -> dict[str, str]:
-        """16 hexadecimal digits of each part. Waits once for each GPU. ``progress``: called every 32 MB."""
-        every = [tensor for found in self._parts.values() for _, tensor in found if not on_host(tensor)]
+        """16 hexadecimal digits of each part. Waits once for each GPU. ``progress``: called every
+        32 MB.
+        """
+        every = [
+            tensor for found in self._parts.values() for _, tensor in found if not on_host(tensor)
+        ]
         sums = iter(numbers(mixed(tensor) for tensor in every))
         digests = {}
         for part, found in self._parts.items():
             digest = xxhash.xxh3_64()
             for name, tensor in found:
                 digest.update(name.encode())
-                held = _bytes_of(tensor) if on_host(tensor) else next(sums).to_bytes(8, "little", signed=True)
+                held = (
+                    _bytes_of(tensor)
+                    if on_host(tensor)
+                    else next(sums).to_bytes(8, "little", signed=True)
+                )
                 raw, stride = memoryview(held).cast("B"), strides.STRIDE_BYTES
                 for start in range(0, len(raw), stride):
                     digest.update(raw[start : start + stride])
@@ -51,13 +63,16 @@ class Digester:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's raw bytes (copied to the CPU when it lives elsewhere); of a sharded one this rank's part."""
+    """The tensor's raw bytes (copied to the CPU when it lives elsewhere); of a sharded one this
+    rank's part.
+    """
     return _bytes_of(local(tensor).detach())
 
 
 def array_of(part: Tensor) -> numpy.ndarray[Any, Any] | None:
-    """A tensor's own memory as an array; None where it is not on the host, or not in order. A state has many small
-    tensors, and each call of torch's takes longer than to copy or to add up one."""
+    """A tensor's own memory as an array; None where it is not on the host, or not in order. A state
+    has many small tensors, and each call of torch's takes longer than to copy or to add up one.
+    """
     if part.dtype in _PLAIN and part.is_cpu and part.is_contiguous() and not part.requires_grad:
         return part.numpy()  # type: ignore[no-any-return]
     return None
@@ -68,7 +83,8 @@ def own_memory(part: Tensor) -> memoryview | None:
     array = array_of(part)
     if array is None:
         return None
-    # Of an empty one, as a rank's shard of a small tensor may be, too: ``b""`` cannot be written, not even nothing.
+    # Of an empty one, as a rank's shard of a small tensor may be, too: ``b""`` cannot be written,
+    # not even nothing.
     return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
 
 
@@ -81,9 +97,11 @@ def _bytes_of(part: Tensor) -> memoryview:
 
 
 def mixed(tensor: Tensor) -> Tensor:
-    """An integer of 64 bits on the tensor's device, not waited for, that depends on each of its bits and their places.
+    """An integer of 64 bits on the tensor's device, not waited for, that depends on each of its
+    bits and their places.
 
-    Each word of eight bytes is mixed with its place by a bijection, so that one word that differs always shows.
+    Each word of eight bytes is mixed with its place by a bijection, so that one word that differs
+    always shows.
     """
     words, rest = words_of(tensor)
     total = torch.zeros((), dtype=torch.int64, device=words.device)

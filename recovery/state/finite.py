@@ -12,7 +12,9 @@ Amount = float | Tensor
 
 
 def amount_of(loss: Tensor) -> Amount:
-    """The value of a loss, as it is at hand: reading it from a GPU would wait for all that was given to it."""
+    """The value of a loss, as it is at hand: reading it from a GPU would wait for all that was
+    given to it.
+    """
     value = loss.detach()
     return float(value) if on_host(value) else value
 
@@ -24,7 +26,8 @@ def on_host(tensor: Tensor) -> bool:
 
 def all_finite(flat: Tensor) -> bool:
     """Whether no value is a NaN or an infinity. Waits for the device."""
-    # A finite sum proves that all terms are finite; only an infinite or NaN sum needs the full look.
+    # A finite sum proves that all terms are finite; only an infinite or NaN sum needs the full
+    # look.
     return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
 
 
@@ -36,7 +39,9 @@ def largest(flat: Tensor) -> Tensor:
 
 
 class Flaws:
-    """Looks at values, and says in the end whether any was not finite. On a GPU it says so there."""
+    """Looks at values, and says in the end whether any was not finite. On a GPU it says so
+    there.
+    """
 
     def __init__(self) -> None:
         self.clear()

@@ -13,7 +13,8 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-_HERE = threading.local()  # ``in_step``: the thread is in a step's block; ``applying``: and in its commit
+# ``in_step``: the thread is in a step's block; ``applying``: and in its commit
+_HERE = threading.local()
 _GUARDS: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
 
@@ -42,8 +43,9 @@ def _by_the_loop() -> bool:
 
 
 def guard_optimizer(optimizer: Optimizer) -> None:
-    """From now on a step of this optimizer that a loop makes by itself raises RuntimeError: the gradients may be this
-    rank's own, and a step that is done again would be made twice."""
+    """From now on a step of this optimizer that a loop makes by itself raises RuntimeError: the
+    gradients may be this rank's own, and a step that is done again would be made twice.
+    """
     if (old := _GUARDS.pop(optimizer, None)) is not None:
         old.remove()
 
@@ -57,9 +59,10 @@ def guard_optimizer(optimizer: Optimizer) -> None:
 
 
 def guard_scaling() -> None:
-    """From now on a loss that a loop scales raises RuntimeError: nobody divides its gradients by the scale again, and
-    an overflow, which a scaler skips, is taken for a fault. Told by torch's own class, since a scaled loss looks as any
-    other."""
+    """From now on a loss that a loop scales raises RuntimeError: nobody divides its gradients by
+    the scale again, and an overflow, which a scaler skips, is taken for a fault. Told by torch's
+    own class, since a scaled loss looks as any other.
+    """
     scale = torch.amp.GradScaler.scale
     if hasattr(scale, "__wrapped__"):
         return
@@ -68,8 +71,9 @@ def guard_scaling() -> None:
     def guarded(self: torch.amp.GradScaler, outputs: Any) -> Any:
         if self.is_enabled() and _by_the_loop():
             raise RuntimeError(
-                "GradScaler scales the loss in a step: the job takes non-finite gradients for a fault and does not "
-                "unscale; use torch.autocast with bfloat16, which needs no scaler, or GradScaler(enabled=False)"
+                "GradScaler scales the loss in a step: the job takes non-finite gradients for a"
+                " fault and does not unscale; use torch.autocast with bfloat16, which needs no"
+                " scaler, or GradScaler(enabled=False)"
             )
         return scale(self, outputs)
 

@@ -1,8 +1,10 @@
-"""The state of an optimizer as named tensors and JSON, whatever the optimizer keeps, and back in place.
+"""The state of an optimizer as named tensors and JSON, whatever the optimizer keeps, and back in
+place.
 
-An optimizer's slots (``state[parameter]``) are described as a skeleton: the values that are not tensors, typed, and in
-place of each tensor its type and shape. Whoever is to hold the same state makes slots of that form first, of its own
-tensors where they fit, so that slots may come into being at any step, or never, as with a parameter that is frozen.
+An optimizer's slots (``state[parameter]``) are described as a skeleton: the values that are not
+tensors, typed, and in place of each tensor its type and shape. Whoever is to hold the same state
+makes slots of that form first, of its own tensors where they fit, so that slots may come into being
+at any step, or never, as with a parameter that is frozen.
 """
 
 from __future__ import annotations
@@ -29,41 +31,52 @@ MOST_FORMS = 4096  # of slots, that are remembered: more than a model has shapes
 
 @dataclass(kw_only=True)
 class Slots:
-    """Slots about to be filled. ``by_parameter``: name -> what is to be ``optimizer.state[parameter]``; ``tensors``:
-    all of theirs by name, in the order of every rank."""
+    """Slots about to be filled. ``by_parameter``: name -> what is to be
+    ``optimizer.state[parameter]``; ``tensors``: all of theirs by name, in the order of every rank.
+    """
 
     by_parameter: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 class OptimizerState:
-    """``trained``: the model's parameters by name. Raises TypeError for an optimizer that cannot be used here."""
+    """``trained``: the model's parameters by name. Raises TypeError for an optimizer that cannot be
+    used here.
+    """
 
     def __init__(self, optimizer: Optimizer, trained: Mapping[str, nn.Parameter]) -> None:
         self.optimizer = optimizer
         self._trained = dict(trained)
-        self._known: dict[Any, tuple[Any, str]] = {}  # of slots, by their form: as JSON, and the text of that
+        # of slots, by their form: as JSON, and the text of that
+        self._known: dict[Any, tuple[Any, str]] = {}
         self._names = {id(parameter): name for name, parameter in self._trained.items()}
         for group in optimizer.param_groups:
             if any(id(parameter) not in self._names for parameter in group["params"]):
                 raise TypeError(
-                    "the optimizer trains a tensor that is no parameter of the model, so that its gradients would not "
-                    "be reduced and its value not be saved: make it a part of the model that is attached"
+                    "the optimizer trains a tensor that is no parameter of the model, so that its"
+                    " gradients would not be reduced and its value not be saved: make it a part of"
+                    " the model that is attached"
                 )
         made = {} if optimizer.state else _made_up(optimizer)
-        self._ready_made = {self._names[id(p)]: slots for p, slots in made.items() if id(p) in self._names}
-        self._made = sorted({slot for slots in (made or optimizer.state).values() for slot in slots})
+        self._ready_made = {
+            self._names[id(p)]: slots for p, slots in made.items() if id(p) in self._names
+        }
+        self._made = sorted(
+            {slot for slots in (made or optimizer.state).values() for slot in slots}
+        )
         more = set(optimizer.state_dict()) - {"state", "param_groups"}
         if more:
             raise TypeError(
-                f"{type(optimizer).__name__} keeps {', '.join(sorted(more))} in its state_dict() besides state and "
-                "parameter groups, which would not be saved: keep it there, or in an object given to job.register"
+                f"{type(optimizer).__name__} keeps {', '.join(sorted(more))} in its state_dict()"
+                " besides state and parameter groups, which would not be saved: keep it there, or"
+                " in an object given to job.register"
             )
         self.scalars()
 
     def tensors(self, slots: Slots | None = None) -> dict[str, Tensor]:
-        """Every tensor of the slots by name (``optimizer.<parameter>.<slot>``), live, in an order that is the same on
-        every rank."""
+        """Every tensor of the slots by name (``optimizer.<parameter>.<slot>``), live, in an order
+        that is the same on every rank.
+        """
         if slots is not None:
             return slots.tensors
         return self._named({name: self._slots_of(name) for name in self._trained})
@@ -76,8 +89,8 @@ class OptimizerState:
         return named
 
     def scalars(self) -> dict[str, Any]:
-        """All else of the optimizer's state, as JSON: type, names of the slots that it makes at first, parameter groups
-        with every field, and the skeleton.
+        """All else of the optimizer's state, as JSON: type, names of the slots that it makes at
+        first, parameter groups with every field, and the skeleton.
 
         Raises TypeError, naming the place, for what can be neither saved nor copied.
         """
@@ -93,7 +106,9 @@ class OptimizerState:
         }
         return {
             "type": type(self.optimizer).__name__,
-            "groups": [self._group(place, group) for place, group in enumerate(self.optimizer.param_groups)],
+            "groups": [
+                self._group(place, group) for place, group in enumerate(self.optimizer.param_groups)
+            ],
             "apart": apart,
             "made": self._made,
         }
@@ -101,12 +116,15 @@ class OptimizerState:
     def rules(self) -> str:
         """The same as text, which is equal for equal state."""
         held = ((name, self._slots_of(name)) for name in self._trained)
-        state = (f"{name}: {self._encoded(name, slots)[1]}" for name, slots in held if slots is not None)
+        state = (
+            f"{name}: {self._encoded(name, slots)[1]}" for name, slots in held if slots is not None
+        )
         return "\n".join([json.dumps(self._besides(), sort_keys=True), *state])
 
     def planned(self, saved: Mapping[str, Any]) -> Slots:
-        """Slots of the form that ``scalars`` described: this process's own tensors where type and shape are the same,
-        which are then filled in place, and new ones otherwise. Nothing live is changed.
+        """Slots of the form that ``scalars`` described: this process's own tensors where type and
+        shape are the same, which are then filled in place, and new ones otherwise. Nothing live is
+        changed.
 
         Raises ValueError for what describes no slots of these parameters.
         """
@@ -121,7 +139,9 @@ class OptimizerState:
         return Slots(by_parameter=slots, tensors=self._named(slots))
 
     def load(self, saved: Mapping[str, Any], slots: Slots) -> None:
-        """Put back what ``scalars`` returned, with slots planned for it and filled. Raises ValueError."""
+        """Put back what ``scalars`` returned, with slots planned for it and filled. Raises
+        ValueError.
+        """
         state = self.optimizer.state
         state.clear()
         for name, found in slots.by_parameter.items():
@@ -130,7 +150,9 @@ class OptimizerState:
             state[key] = typed.decode(value)  # type: ignore[index]
         groups = self.optimizer.param_groups
         while len(groups) < len(saved["groups"]):
-            groups.append({key: v for key, v in self.optimizer.defaults.items() if key in COMPUTED_HOW})
+            groups.append(
+                {key: v for key, v in self.optimizer.defaults.items() if key in COMPUTED_HOW}
+            )
         del groups[len(saved["groups"]) :]
         for group, there in zip(groups, saved["groups"], strict=True):
             self._load_group(group, there)
@@ -146,8 +168,9 @@ class OptimizerState:
         self._ready_made = {}
 
     def steps(self) -> int | None:
-        """Steps the optimizer itself has counted; None if it does not count, or does it on a GPU, which is not waited
-        for to know it."""
+        """Steps the optimizer itself has counted; None if it does not count, or does it on a GPU,
+        which is not waited for to know it.
+        """
         for slots in self.optimizer.state.values():
             if isinstance(slots, Mapping) and "step" in slots:
                 count = slots["step"]
@@ -158,8 +181,9 @@ class OptimizerState:
         return {name: self._encoded(name, v)[0] for name, v in slots.items() if v is not None}
 
     def _encoded(self, name: str, slots: Any) -> tuple[Any, str]:
-        """Slots as JSON, and the text of that. It is not worked out again for slots of the same form, which nearly all
-        are, in each step: what is returned is not to be changed."""
+        """Slots as JSON, and the text of that. It is not worked out again for slots of the same
+        form, which nearly all are, in each step: what is returned is not to be changed.
+        """
         form = _form_of(slots)
         known = self._known.get(form) if form is not None else None
         if known is None:
@@ -178,7 +202,10 @@ class OptimizerState:
             for key, value in group.items()
             if key != "params" and key not in COMPUTED_HOW
         }
-        return {"params": [self._names[id(parameter)] for parameter in group["params"]], "fields": fields}
+        return {
+            "params": [self._names[id(parameter)] for parameter in group["params"]],
+            "fields": fields,
+        }
 
     def _load_group(self, group: dict[str, Any], saved: Mapping[str, Any]) -> None:
         group["params"] = [self._trained[name] for name in saved["params"]]
@@ -206,10 +233,14 @@ class OptimizerState:
         name, shape, *sharded = body["!tensor"]
         dtype = typed.dtype_of(name)
         if isinstance(live, Tensor) and (live.dtype, list(live.shape), is_part(live)) == (
-            dtype, shape, bool(sharded),
-        ):  # fmt: skip
+            dtype,
+            shape,
+            bool(sharded),
+        ):
             return live.detach()
-        parameter = self._trained[max((n for n in self._trained if path.startswith(f"{n}.")), key=len)]
+        parameter = self._trained[
+            max((n for n in self._trained if path.startswith(f"{n}.")), key=len)
+        ]
         if not sharded:
             return torch.zeros(shape, dtype=dtype, device=local(parameter).device)
         if list(parameter.shape) != shape:
@@ -220,10 +251,14 @@ class OptimizerState:
 
 
 def _form_of(slots: Any) -> tuple[Any, ...] | None:
-    """What slots look like that are tensors alone, by name: all that is said of them. None: they are something else."""
+    """What slots look like that are tensors alone, by name: all that is said of them. None: they
+    are something else.
+    """
     if type(slots) is not dict:
         return None
-    if not all(type(key) is str and type(slot) in (Tensor, nn.Parameter) for key, slot in slots.items()):
+    if not all(
+        type(key) is str and type(slot) in (Tensor, nn.Parameter) for key, slot in slots.items()
+    ):
         return None
     return tuple([(key, slot.dtype, slot.shape) for key, slot in slots.items()])
 
@@ -241,15 +276,21 @@ def _collect(value: Any, path: str, named: dict[str, Tensor]) -> None:
 
 
 def _made_up(optimizer: Optimizer) -> dict[Any, Any]:
-    """Slots as the optimizer makes them, by parameter; neither it nor a parameter is changed. Raises TypeError.
+    """Slots as the optimizer makes them, by parameter; neither it nor a parameter is changed.
+    Raises TypeError.
 
-    They are memory to receive a state into, which takes a while to get, and this first step imports what any step
-    needs: a spare does both before anybody waits for it. It is a step with zero gradients at learning rate 0 (AdamW's
-    decay is scaled by the learning rate). Its slots are none to train with: what an optimizer's first step makes may
-    differ from what a step with zeros has left.
+    They are memory to receive a state into, which takes a while to get, and this first step imports
+    what any step needs: a spare does both before anybody waits for it. It is a step with zero
+    gradients at learning rate 0 (AdamW's decay is scaled by the learning rate). Its slots are none
+    to train with: what an optimizer's first step makes may differ from what a step with zeros has
+    left.
     """
     fields = [
-        {k: v if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in group.items() if k != "params"}
+        {
+            k: v if isinstance(v, Tensor) else copy.deepcopy(v)
+            for k, v in group.items()
+            if k != "params"
+        }
         for group in optimizer.param_groups
     ]
     saved = [[p.grad for p in group["params"]] for group in optimizer.param_groups]
@@ -258,12 +299,13 @@ def _made_up(optimizer: Optimizer) -> dict[Any, Any]:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
-        # The undecorated step: a scheduler counts calls of the decorated one and would warn about their order.
+        # The undecorated step: a scheduler counts calls of the decorated one and would warn about
+        # their order.
         type(optimizer).step(optimizer)
     except (TypeError, RuntimeError) as error:
         raise TypeError(
-            f"{type(optimizer).__name__} cannot be used: its step is made without a closure and with dense gradients, "
-            f"which it refuses ({error})"
+            f"{type(optimizer).__name__} cannot be used: its step is made without a closure and"
+            f" with dense gradients, which it refuses ({error})"
         ) from error
     finally:
         for group, before, gradients in zip(optimizer.param_groups, fields, saved, strict=True):

@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether other ranks hold more of it. Its type is not asked for: that import would be paid for without shards."""
+    """Whether other ranks hold more of it. Its type is not asked for: that import would be paid for
+    without shards.
+    """
     return hasattr(tensor, "_local_tensor")
 
 
@@ -23,6 +25,11 @@ def wrapped(part: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     whole: Tensor = DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride(),  # type: ignore[attr-defined]
-    )  # fmt: skip
+        part,
+        like.device_mesh,  # type: ignore[attr-defined]
+        like.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
     return whole

@@ -1,4 +1,5 @@
-"""State of the user's own that belongs to a job's: an average of the weights, a curriculum, counters.
+"""State of the user's own that belongs to a job's: an average of the weights, a curriculum,
+counters.
 
 It is saved, restored and copied with the model: tensors as tensors, and what else there is as JSON.
 """
@@ -13,7 +14,9 @@ from torch import Tensor
 
 
 class Stateful(Protocol):
-    """Tensors in ``state_dict`` are the object's own, not copies; all else can be written as JSON."""
+    """Tensors in ``state_dict`` are the object's own, not copies; all else can be written
+    as JSON.
+    """
 
     def state_dict(self) -> Mapping[str, Any]:
         """Nested mappings of tensors and JSON values."""
@@ -29,7 +32,9 @@ class Registered:
         self._things: dict[str, tuple[Stateful, Callable[[], None] | None]] = {}
 
     def add(self, name: str, thing: Stateful, update: Callable[[], None] | None) -> None:
-        """Raises ValueError for a name that is taken, TypeError for state that cannot be stored or copied."""
+        """Raises ValueError for a name that is taken, TypeError for state that cannot be stored or
+        copied.
+        """
         if not name.isidentifier() or name in self._things:
             raise ValueError(
                 f"{name!r} is {'registered already' if name in self._things else 'no identifier'}"
@@ -41,7 +46,9 @@ class Registered:
         try:
             json.dumps(_rest(thing.state_dict()), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"the state of {name} holds what is neither tensor nor JSON: {error}") from error
+            raise TypeError(
+                f"the state of {name} holds what is neither tensor nor JSON: {error}"
+            ) from error
         self._things[name] = thing, update
 
     def update(self) -> None:
@@ -63,11 +70,14 @@ class Registered:
         return {name: _rest(thing.state_dict()) for name, (thing, _) in self._things.items()}
 
     def load(self, scalars: Mapping[str, Any]) -> None:
-        """Put back what ``scalars`` returned, tensors being in place. Raises ValueError when others are registered."""
+        """Put back what ``scalars`` returned, tensors being in place. Raises ValueError when others
+        are registered.
+        """
         if scalars.keys() != self._things.keys():
             raise ValueError(
-                f"the state holds {sorted(scalars) or 'nothing'} of job.register, and the script registers "
-                f"{sorted(self._things) or 'nothing'}: register the same, or start anew in another checkpoint directory"
+                f"the state holds {sorted(scalars) or 'nothing'} of job.register, and the script"
+                f" registers {sorted(self._things) or 'nothing'}: register the same, or start anew"
+                " in another checkpoint directory"
             )
         for name, (thing, _) in self._things.items():
             thing.load_state_dict(_merged(thing.state_dict(), scalars[name]))

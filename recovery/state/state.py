@@ -1,8 +1,9 @@
-"""The full training state of one rank: named tensors and a few scalars, which are stored and copied.
+"""The full training state of one rank: named tensors and a few scalars, which are stored and
+copied.
 
-The data position is the step itself (the sample order is a pure function of it), and random generators are
-seeded anew at each step from (seed, rank, step), so a rank that dies takes nothing with it that cannot be
-derived.
+The data position is the step itself (the sample order is a pure function of it), and random
+generators are seeded anew at each step from (seed, rank, step), so a rank that dies takes nothing
+with it that cannot be derived.
 """
 
 from __future__ import annotations
@@ -32,13 +33,19 @@ from recovery.state.strides import Progress, quiet
 
 
 class TrainState:
-    """Model, optimizer and scheduler seen as one state. Tensors are live references, loaded in place.
+    """Model, optimizer and scheduler seen as one state. Tensors are live references, loaded in
+    place.
 
     ``optimizer`` is None where the model is yet to be sharded; ``adopt`` comes first then.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, scheduler: LRScheduler | None, *, seed: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        scheduler: LRScheduler | None,
+        *,
+        seed: int,
     ) -> None:
         self.model = model
         self.seed = seed
@@ -51,7 +58,9 @@ class TrainState:
             self.adopt(optimizer, scheduler)
 
     def adopt(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
-        """Use these from now on; ``optimizer`` gets its state, which is then received or restored."""
+        """Use these from now on; ``optimizer`` gets its state, which is then received or
+        restored.
+        """
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.trained = dict(
@@ -67,34 +76,46 @@ class TrainState:
         return {name: local(tensor) for name, tensor in self.tensors().items()}
 
     def tensors(self, slots: Slots | None = None) -> dict[str, Tensor]:
-        """Every tensor by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order; those of a
-        sharded model are DTensors. ``slots``: the optimizer's as they are planned, instead of as they are."""
-        named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
+        """Every tensor by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed
+        order; those of a sharded model are DTensors. ``slots``: the optimizer's as they are
+        planned, instead of as they are.
+        """
+        named = {
+            f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()
+        }
         return named | self._slots.tensors(slots) | self.registered.tensors()
 
     def sampled(self, most: int) -> list[Tensor]:
-        """Of at most ``most`` trained parameters, spread evenly, what this rank holds: the value, and the optimizer's
-        tensors. To name every tensor takes longer than to look at these."""
+        """Of at most ``most`` trained parameters, spread evenly, what this rank holds: the value,
+        and the optimizer's tensors. To name every tensor takes longer than to look at these.
+        """
         every = -(-len(self.trained) // most) or 1
         chosen = {name: self.trained[name].detach() for name in list(self.trained)[::every]}
-        return [local(tensor) for tensor in (*chosen.values(), *self._slots.tensors_of(chosen).values())]
+        return [
+            local(tensor) for tensor in (*chosen.values(), *self._slots.tensors_of(chosen).values())
+        ]
 
     def scalars(self) -> dict[str, Any]:
-        """The rest of the state, as JSON: step, seed, scheduler, all of the optimizer that is no tensor, which
-        parameters are frozen, samples left out, and what all ranks knew of the last step."""
+        """The rest of the state, as JSON: step, seed, scheduler, all of the optimizer that is no
+        tensor, which parameters are frozen, samples left out, and what all ranks knew of the last
+        step.
+        """
         return {
             "step": self.step,
             "seed": self.seed,
             "scheduler": self._scheduler_scalars(),
             "optimizer": self._slots.scalars(),
-            "frozen": [name for name, parameter in self.trained.items() if not parameter.requires_grad],
+            "frozen": [
+                name for name, parameter in self.trained.items() if not parameter.requires_grad
+            ],
             "skip": {str(sample): step for sample, step in self.skip.items()},
             "last": self.last,
             "registered": self.registered.scalars(),
         }
 
     def planned(self, scalars: Mapping[str, Any]) -> Slots:
-        """Slots of the optimizer for the state that ``scalars`` is the rest of, to be filled before ``load_scalars``.
+        """Slots of the optimizer for the state that ``scalars`` is the rest of, to be filled before
+        ``load_scalars``.
 
         Nothing live is changed. Raises ValueError for a state of another model.
         """
@@ -105,14 +126,19 @@ class TrainState:
         return self._slots.planned(self._slots.scalars() | {"state": self._slots.expected()})
 
     def load_scalars(self, scalars: Mapping[str, Any], slots: Slots | None = None) -> None:
-        """Put back what ``scalars`` returned, tensors being in place; ``slots``: as planned, and filled.
+        """Put back what ``scalars`` returned, tensors being in place; ``slots``: as planned, and
+        filled.
 
         Raises KeyError on a foreign dictionary, ValueError on another seed.
         """
         if scalars["seed"] != self.seed:
-            raise ValueError(f"state of seed {scalars['seed']} offered to a job of seed {self.seed}")
+            raise ValueError(
+                f"state of seed {scalars['seed']} offered to a job of seed {self.seed}"
+            )
         self.step = int(scalars["step"])
-        self.skip = LeftOut({int(sample): int(step) for sample, step in scalars.get("skip", {}).items()})
+        self.skip = LeftOut(
+            {int(sample): int(step) for sample, step in scalars.get("skip", {}).items()}
+        )
         self.last = [float(value) for value in scalars.get("last", [])]
         self.registered.load(scalars.get("registered", {}))
         if self.scheduler is not None:
@@ -125,11 +151,13 @@ class TrainState:
             self.trained[name].requires_grad_(name not in scalars["frozen"])
 
     def apply(self, loss: float) -> None:
-        """Apply the gradients: one step of optimizer and scheduler. The caller counts it. ``loss``: of the step, the
-        same on all ranks, for a scheduler that goes by it."""
+        """Apply the gradients: one step of optimizer and scheduler. The caller counts it. ``loss``:
+        of the step, the same on all ranks, for a scheduler that goes by it.
+        """
         if self.scheduler_step() != self._scheduled:
             raise RuntimeError(
-                "scheduler.step() was called by the script: step.commit() makes the scheduler's step"
+                "scheduler.step() was called by the script: step.commit() makes the scheduler's"
+                " step"
             )
         self._slots.begin()
         with misuse.applying():
@@ -142,12 +170,15 @@ class TrainState:
         self.registered.update()
 
     def seed_step(self, rank: int, step: int) -> None:
-        """Seed every random generator a step may draw from; a pure function of (seed, rank, step)."""
+        """Seed every random generator a step may draw from; a pure function of (seed,
+        rank, step).
+        """
         digest = hashlib.blake2b(f"{self.seed}/{rank}/{step}".encode(), digest_size=8).digest()
         value = int.from_bytes(digest, "big") >> 1
         if _accelerated():
             torch.manual_seed(value)
-        else:  # that would note each time, with a look at the whole stack, what to do once there is a GPU
+        # that would note each time, with a look at the whole stack, what to do once there is a GPU
+        else:
             torch.default_generator.manual_seed(value)
         random.seed(value)
         numpy.random.seed(value & 0xFFFFFFFF)
@@ -158,12 +189,15 @@ class TrainState:
 
     def scheduler_step(self) -> int | None:
         """Steps the scheduler itself has counted; None without one."""
-        last = getattr(self.scheduler, "last_epoch", None)  # a ChainedScheduler counts nothing itself
+        # a ChainedScheduler counts nothing itself
+        last = getattr(self.scheduler, "last_epoch", None)
         return None if last is None else int(last)
 
     def digests(self, progress: Progress = quiet) -> dict[str, str]:
-        """Of each part of the state 16 hexadecimal digits; of what this rank holds of it. They are taken where it
-        is, on the training thread, at the speed of memory, with calls of ``progress``."""
+        """Of each part of the state 16 hexadecimal digits; of what this rank holds of it. They are
+        taken where it is, on the training thread, at the speed of memory, with calls of
+        ``progress``.
+        """
         digester = Digester()
         for name, tensor in self.parts().items():
             digester.add("parameters" if name.startswith("model.") else "optimizer", name, tensor)
@@ -171,17 +205,25 @@ class TrainState:
         rng = xxhash.xxh3_64(f"{self.seed}/{self.step}".encode())
         none = dict.fromkeys(("parameters", "optimizer"), xxhash.xxh3_64().hexdigest())
         return (
-            none | digester.digests(progress) | {"scheduler": scheduler.hexdigest(), "rng": rng.hexdigest()}
+            none
+            | digester.digests(progress)
+            | {
+                "scheduler": scheduler.hexdigest(),
+                "rng": rng.hexdigest(),
+            }
         )
 
     def learned(self, names: Iterable[str]) -> list[str]:
-        """Those of the parameters and the optimizer. What else there is may rightly hold an infinity: a mask in a
-        buffer of the model, the best loss so far in what the user registered."""
+        """Those of the parameters and the optimizer. What else there is may rightly hold an
+        infinity: a mask in a buffer of the model, the best loss so far in what the user registered.
+        """
         parameters = {f"model.{name}" for name in self.trained}
         return [name for name in names if name in parameters or name.startswith("optimizer.")]
 
     def not_finite(self) -> str | None:
-        """The name of a ``learned`` tensor that holds a NaN or an infinity, or None. Waits once for a GPU."""
+        """The name of a ``learned`` tensor that holds a NaN or an infinity, or None. Waits once for
+        a GPU.
+        """
         flags, parts = {}, self.parts()
         for name in self.learned(parts):
             tensor = parts[name]
@@ -194,18 +236,22 @@ class TrainState:
         return next((name for name, flag in (flags | read).items() if flag), None)
 
     def rules(self) -> str:
-        """What the next step goes by besides tensors: scheduler, and all of the optimizer that is no tensor; equal text
-        for equal state."""
+        """What the next step goes by besides tensors: scheduler, and all of the optimizer that is
+        no tensor; equal text for equal state.
+        """
         return f"{json.dumps(self._scheduler_scalars(), sort_keys=True)}\n{self._slots.rules()}"
 
     def _scheduler_scalars(self) -> dict[str, Any]:
         if self.scheduler is None:
             return {}
-        return {k: typed.encode(v, f"scheduler.{k}") for k, v in self.scheduler.state_dict().items()}
+        return {
+            k: typed.encode(v, f"scheduler.{k}") for k, v in self.scheduler.state_dict().items()
+        }
 
     def _optimizer_of(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
-        """The optimizer's part; of a checkpoint of before it was saved, this optimizer's with the learning rates that
-        are there."""
+        """The optimizer's part; of a checkpoint of before it was saved, this optimizer's with the
+        learning rates that are there.
+        """
         if "optimizer" in scalars:
             return dict(scalars["optimizer"])
         mine = self._slots.scalars() | {"state": self._slots.expected()}

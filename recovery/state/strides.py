@@ -1,4 +1,6 @@
-"""Work on the bytes of a state in strides, so that who does it can show progress however large a tensor is."""
+"""Work on the bytes of a state in strides, so that who does it can show progress however large a
+tensor is.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def quiet() -> None:
 
 
 def strides(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of tensors of one shape that cover them together, each of at most STRIDE_BYTES of the first."""
+    """Views of tensors of one shape that cover them together, each of at most STRIDE_BYTES of the
+    first.
+    """
     first = tensors[0]
     if first.numel() * first.element_size() <= STRIDE_BYTES or not first.dim():
         yield tensors

@@ -1,8 +1,9 @@
-"""Encodes values that are not tensors of the state as JSON, and back with the same types and the same bits.
+"""Encodes values that are not tensors of the state as JSON, and back with the same types and the
+same bits.
 
-JSON has no tuples, no infinity and no keys but text. A value it cannot hold becomes an object with one key that begins
-with "!". Nothing is unpickled and nothing is looked up by name: code (a scheduler's functions) is not stored, the
-process that decodes keeps its own.
+JSON has no tuples, no infinity and no keys but text. A value it cannot hold becomes an object with
+one key that begins with "!". Nothing is unpickled and nothing is looked up by name: code (a
+scheduler's functions) is not stored, the process that decodes keeps its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from torch import Tensor
 PutTensor = Callable[[Tensor, str], Any]
 """Encodes a tensor that was found at a path."""
 TakeTensor = Callable[[Any, str, Any], Tensor]
-"""Decodes it again, from what ``PutTensor`` made of it, the path, and the value the process has there now."""
+"""Decodes it again, from what ``PutTensor`` made of it, the path, and the value the process has
+there now.
+"""
 
 _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"!tuple": tuple, "!set": set, "!deque": deque}
 _MAPPINGS: dict[str, Callable[[list[Any]], Any]] = {
@@ -62,8 +65,11 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def encode(value: Any, path: str, tensor: PutTensor = inline) -> Any:
-    """``value`` as JSON. Raises TypeError, naming the place in ``path``, for what can be neither stored nor copied."""
-    plain = type(value)  # of most values it tells enough, and each look at another class takes a while
+    """``value`` as JSON. Raises TypeError, naming the place in ``path``, for what can be neither
+    stored nor copied.
+    """
+    # of most values it tells enough, and each look at another class takes a while
+    plain = type(value)
     if value is None or plain is bool or plain is str or plain is int:
         return value
     if isinstance(value, Tensor):
@@ -81,14 +87,16 @@ def encode(value: Any, path: str, tensor: PutTensor = inline) -> Any:
     for mark, kind in (("!tuple", tuple), ("!set", set | frozenset), ("!deque", deque)):
         if isinstance(value, kind):
             items = sorted(value) if mark == "!set" else value
-            return {mark: [encode(item, f"{path}.{place}", tensor) for place, item in enumerate(items)]}
+            return {
+                mark: [encode(item, f"{path}.{place}", tensor) for place, item in enumerate(items)]
+            }
     if isinstance(value, torch.dtype):
         return {"!dtype": name_of(value)}
     if callable(value):
         return {"!code": getattr(value, "__qualname__", type(value).__name__)}
     raise TypeError(
-        f"{path} is a {type(value).__name__}, which can be neither saved nor copied to another rank: "
-        "keep numbers, text, tensors, lists and dictionaries there"
+        f"{path} is a {type(value).__name__}, which can be neither saved nor copied to another"
+        " rank: keep numbers, text, tensors, lists and dictionaries there"
     )
 
 
@@ -103,13 +111,18 @@ def decode(value: Any, live: Any = None, path: str = "", tensor: TakeTensor = fr
         return value
     mark = next(iter(value), "")
     if len(value) != 1 or not mark.startswith("!"):
-        return {key: decode(item, _at(live, key), f"{path}.{key}", tensor) for key, item in value.items()}
+        return {
+            key: decode(item, _at(live, key), f"{path}.{key}", tensor)
+            for key, item in value.items()
+        }
     body = value[mark]
     try:
         if mark == "!tensor":
             return tensor(value, path, live)
         if mark in _SEQUENCES:
-            items = [decode(item, _at(live, n), f"{path}.{n}", tensor) for n, item in enumerate(body)]
+            items = [
+                decode(item, _at(live, n), f"{path}.{n}", tensor) for n, item in enumerate(body)
+            ]
             return _SEQUENCES[mark](items)
         if mark in _MAPPINGS:
             pairs = [(decode(key), item) for key, item in body]
@@ -137,7 +150,9 @@ def _mapping(value: Mapping[Any, Any], path: str, tensor: PutTensor) -> Any:
     mark = "!counter" if isinstance(value, Counter) else "!dict"
     if isinstance(value, OrderedDict):
         mark = "!ordered"
-    pairs = [[encode(k, f"{path}: a key"), encode(v, f"{path}.{k}", tensor)] for k, v in value.items()]
+    pairs = [
+        [encode(k, f"{path}: a key"), encode(v, f"{path}.{k}", tensor)] for k, v in value.items()
+    ]
     return {mark: pairs}
 
 

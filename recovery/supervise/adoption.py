@@ -1,8 +1,10 @@
-"""A supervisor that takes over a job from one that is gone, by the job's log and by asking the ranks.
+"""A supervisor that takes over a job from one that is gone, by the job's log and by asking the
+ranks.
 
-The log says who was started, who ended, which generation there is and what failed; only the ranks know where they
-are now. If all of them train, they train on undisturbed. Otherwise the generation is broken and the strategy decides
-anew: whatever the lost supervisor had decided, but not written down, is forgotten.
+The log says who was started, who ended, which generation there is and what failed; only the ranks
+know where they are now. If all of them train, they train on undisturbed. Otherwise the generation
+is broken and the strategy decides anew: whatever the lost supervisor had decided, but not written
+down, is forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from chaos.events.log import Event, Kind
 from recovery.checkpoint.memory import ROLE as KEEPER
 from recovery.policy.doubts import Doubt
-from recovery.policy.strategy import Cause, ClusterView, Decision, Failure, Form, Health, StateFrom, Strategy
+from recovery.policy.strategy import (
+    Cause,
+    ClusterView,
+    Decision,
+    Failure,
+    Form,
+    Health,
+    StateFrom,
+    Strategy,
+)
 from recovery.supervise.divergence import DigestBook, Disagreement
 from recovery.supervise.excluded_samples import Skips
 from recovery.supervise.failures import FailureBook, answer_of
@@ -29,12 +40,15 @@ LOST = "the coordinator was lost in the middle of a recovery"
 
 @dataclass(kw_only=True)
 class Past:
-    """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``: of them those it
-    may not have come to kill; ``leaving``: those that were asked to end and have not; ``ready_generation``: the last
-    that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
-    ``skipped``: samples and the first step without them; ``shard``: the part of the model that each process that was
-    ever a member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the checkpoint
-    that vouches for; ``doubts``: which checkpoints are in doubt and not known to be out of the way."""
+    """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``:
+    of them those it may not have come to kill; ``leaving``: those that were asked to end and have
+    not; ``ready_generation``: the last that trained; ``failures``: not answered by it;
+    ``unnoticed``: exits that no failure was declared for, and how; ``skipped``: samples and the
+    first step without them; ``shard``: the part of the model that each process that was ever a
+    member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the
+    checkpoint that vouches for; ``doubts``: which checkpoints are in doubt and not known to be out
+    of the way.
+    """
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
@@ -57,7 +71,8 @@ class Past:
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
-    """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they are gone or not.
+    """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they
+    are gone or not.
 
     Keepers of checkpoints are no part of it: whoever starts them follows them, supervisor or not.
     """
@@ -80,9 +95,13 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                     )
             case Kind.FAILURE_DETECTED:
                 failure = Failure(
-                    process=data["process"] or "", rank=data["rank"], cause=Cause(data["cause"]),
-                    step=event.step or 0, time_s=event.time_ns / 1e9, generation=event.generation,
-                )  # fmt: skip
+                    process=data["process"] or "",
+                    rank=data["rank"],
+                    cause=Cause(data["cause"]),
+                    step=event.step or 0,
+                    time_s=event.time_ns / 1e9,
+                    generation=event.generation,
+                )
                 found.failures.append(failure)
                 died = failure.cause in (Cause.EXIT, *_ENDED_BY_US)
                 found.dead |= {failure.process} if died else set()
@@ -94,7 +113,9 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                 answer = answer_of(StateFrom(data["state"]), data["cause"])
                 found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
                 afresh = data["state"] != StateFrom.PEER.value
-                found.shard |= {name: rank % data["shards"] for rank, name in enumerate(data["members"])}
+                found.shard |= {
+                    name: rank % data["shards"] for rank, name in enumerate(data["members"])
+                }
             case Kind.GENERATION_READY:
                 found.ready_generation, found.resume_step = event.generation, data["resume_step"]
                 found.answered += (replace(failure, answer=answer) for failure in found.failures)
@@ -131,8 +152,9 @@ class Adopter(Standing):
     _differed: Disagreement | None = None
 
     def adopt(self, known: Past, state: StateFrom) -> None:
-        """Take over, instead of ``start``: ask every process where it is, and go on once all have answered. ``state``:
-        what ``start`` was, or would have been, told."""
+        """Take over, instead of ``start``: ask every process where it is, and go on once all have
+        answered. ``state``: what ``start`` was, or would have been, told.
+        """
         self._past, self._first_state = known, state
         self.stage = Stage.ADOPTING
         ranks = {name: rank for rank, name in enumerate(known.members)}
@@ -150,16 +172,22 @@ class Adopter(Standing):
         self._crew.members = known.members
         self._formation.restore(known.generation, known.rollbacks)
         self._digests.adopted(
-            known.generation, known.members, shards=self.shards, agreed=known.agreed, saved=known.saved,
-            doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures), doubts=known.doubts,
-        )  # fmt: skip
+            known.generation,
+            known.members,
+            shards=self.shards,
+            agreed=known.agreed,
+            saved=known.saved,
+            doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures),
+            doubts=known.doubts,
+        )
         self._failures.restore(known.answered, known.failures)
         self._skips.restore(known.skipped)
         self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s
         self._unheard = {p.name for p in self._crew.alive if p.name in known.ready}
         for name, how in known.unnoticed.items():
             self.on_exit(name, how)
-        self._inquiry = round(self.hands.now_s() * 1e9)  # no two supervisors of a job ask at the same time
+        # no two supervisors of a job ask at the same time
+        self._inquiry = round(self.hands.now_s() * 1e9)
         for entry in self._crew.alive:
             self.hands.send(entry.name, Inquiry(number=self._inquiry))
         self._go_on_if_known()
@@ -198,8 +226,12 @@ class Adopter(Standing):
         self._go_on_if_known()
 
     def _go_on_if_known(self) -> None:
-        """Nobody is waited for longer than ``adopt_timeout_s``: whoever is silent shows that by its marks too."""
-        if self.stage is not Stage.ADOPTING or (self._unheard and self.hands.now_s() < self._deadline_s):
+        """Nobody is waited for longer than ``adopt_timeout_s``: whoever is silent shows that by its
+        marks too.
+        """
+        if self.stage is not Stage.ADOPTING or (
+            self._unheard and self.hands.now_s() < self._deadline_s
+        ):
             return
         known, members = self._past, self._crew.member_processes()
         if known.generation:
@@ -215,9 +247,11 @@ class Adopter(Standing):
             self._complete()
         elif not known.generation:
             self._start_the_rest()
-        elif known.ready_generation == known.generation and not known.failures and all(
-            p.health is Health.TRAINING for p in members
-        ):  # fmt: skip
+        elif (
+            known.ready_generation == known.generation
+            and not known.failures
+            and all(p.health is Health.TRAINING for p in members)
+        ):
             self.stage = Stage.TRAINING
             self._answer_notices()  # those that came while it was not known where all are
             self._end_if_finished()
@@ -226,16 +260,22 @@ class Adopter(Standing):
             self._break_up()
 
     def _answer_notices(self) -> None:
-        """Of members that were told before their generation trained, or while another supervisor was lost."""
+        """Of members that were told before their generation trained, or while another supervisor
+        was lost.
+        """
         if any(member.noticed for member in self._crew.member_processes()):
             self._act(self.strategy.on_notice(self._view()))
 
     def _start_the_rest(self) -> None:
-        """There has been no generation yet: start whom the lost supervisor had not started, and form the first."""
+        """There has been no generation yet: start whom the lost supervisor had not started, and
+        form the first.
+        """
         self.stage = Stage.STARTING
         gone = [p.name for p in self._crew if p.health is Health.DEAD and not p.noticed]
         if gone:
-            self.stop("broken", f"{gone[0]} failed before training began, and so did the coordinator")
+            self.stop(
+                "broken", f"{gone[0]} failed before training began, and so did the coordinator"
+            )
             return
         there = [p for p in self._crew if p.health is not Health.DEAD]
         roles = [p.role for p in there]
@@ -243,7 +283,9 @@ class Adopter(Standing):
             self._crew.spawn("worker", self.strategy.start_mode)
         for _ in range(self.strategy.spares_wanted - roles.count("spare")):
             self._crew.spawn("spare", "warm")
-        first = tuple(p.name for p in self._crew if p.role == "worker" and p.health is not Health.DEAD)
+        first = tuple(
+            p.name for p in self._crew if p.role == "worker" and p.health is not Health.DEAD
+        )
         self._formation.want(Form(members=first, state=self._first_state, cause="start"), ())
         self._form_if_ready()
 

@@ -1,7 +1,7 @@
 """Supervises one job: hears what happens, asks the strategy, and has its decisions carried out.
 
-A state machine driven from outside: time comes from ``Hands``, nothing here waits, sleeps or starts a process
-itself. The same code supervises real processes and simulated ones.
+A state machine driven from outside: time comes from ``Hands``, nothing here waits, sleeps or starts
+a process itself. The same code supervises real processes and simulated ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recovery.policy.strategy import (
     Pause,
     StateFrom,
     Strategy,
-)  # fmt: skip
+)
 from recovery.supervise import limits
 from recovery.supervise.corruption import Corruptions
 from recovery.supervise.divergence import DigestBook
@@ -48,7 +48,7 @@ from recovery.transport.wire import (
     SetAside,
     Status,
     Unrecoverable,
-)  # fmt: skip
+)
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
@@ -60,9 +60,16 @@ class Controller(Corruptions, Lookout):
     """
 
     def __init__(
-        self, strategy: Strategy, hands: Hands, *, world: int, steps: int, store_port: int, shards: int = 1,
+        self,
+        strategy: Strategy,
+        hands: Hands,
+        *,
+        world: int,
+        steps: int,
+        store_port: int,
+        shards: int = 1,
         timing: Timing | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.strategy = strategy
         self.hands = hands
         self.world = world
@@ -77,7 +84,11 @@ class Controller(Corruptions, Lookout):
         self._failures = FailureBook(hands, max_attempts=self.timing.max_attempts)
         self._progress = ProgressWatch(hands, self.timing.hang, shards=shards)
         self._formation = Formation(
-            hands, self._crew, shards=shards, store_port=store_port, join_timeout_s=self.timing.join_timeout_s
+            hands,
+            self._crew,
+            shards=shards,
+            store_port=store_port,
+            join_timeout_s=self.timing.join_timeout_s,
         )
         self._skips = Skips(hands, self._failures)
         self._deadline_s = 0.0
@@ -91,7 +102,9 @@ class Controller(Corruptions, Lookout):
     # ---- inputs
 
     def start(self, state: StateFrom) -> None:
-        """Start the first processes. CHECKPOINT: from the newest checkpoint that verifies, if there is one."""
+        """Start the first processes. CHECKPOINT: from the newest checkpoint that verifies, if there
+        is one.
+        """
         for _ in range(self.world):
             self._crew.spawn("worker", self.strategy.start_mode)
         for _ in range(self.strategy.spares_wanted):
@@ -138,7 +151,9 @@ class Controller(Corruptions, Lookout):
                 self._on_set_aside(message)
 
     def on_dying(self, process: str) -> None:
-        """A process is ending and trains no more; ``on_exit`` follows. There may be no such warning."""
+        """A process is ending and trains no more; ``on_exit`` follows. There may be no such
+        warning.
+        """
         entry = self._crew.get(process)
         if entry is None or self.stage in (Stage.ENDING, Stage.DONE):
             return
@@ -175,7 +190,8 @@ class Controller(Corruptions, Lookout):
         if why := misfit(entry.versions, self._crew.other_versions(entry)):
             self._fail(entry, Cause.UNFIT, why)
             return
-        if known:  # by its answer to who took over, which came first: it may be in a generation by now
+        # by its answer to who took over, which came first: it may be in a generation by now
+        if known:
             return
         self._skips.tell(entry)  # before it is needed
         if self.stage in (Stage.STARTING, Stage.WAITING):
@@ -215,12 +231,16 @@ class Controller(Corruptions, Lookout):
     # ---- failures
 
     def _on_notice(self, entry: Process) -> None:
-        """A process will be ended soon. Whoever only waits goes at once; a member when the strategy has it leave."""
+        """A process will be ended soon. Whoever only waits goes at once; a member when the strategy
+        has it leave.
+        """
         if entry.noticed or self.stage is Stage.ENDING:
             return
         entry.noticed = True
         detail = "told by SIGTERM that it will be ended soon"
-        self._failures.history.append(self._declare(entry, Cause.NOTICE, self._crew.step_of(entry), detail))
+        self._failures.history.append(
+            self._declare(entry, Cause.NOTICE, self._crew.step_of(entry), detail)
+        )
         if self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name):
             answer = self.strategy.on_notice
         else:
@@ -239,9 +259,15 @@ class Controller(Corruptions, Lookout):
             if Pause(save=True) in more.actions:
                 self._act(more)
 
-    def _fail(self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING) -> None:
+    def _fail(
+        self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
+    ) -> None:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail, measured)
-        if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT):
+        if entry.health is not Health.DEAD and cause in (
+            Cause.HANG,
+            Cause.START_TIMEOUT,
+            Cause.UNFIT,
+        ):
             self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
         concerned = self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name)
         (self._failures.current if concerned else self._failures.history).append(failure)
@@ -262,13 +288,20 @@ class Controller(Corruptions, Lookout):
             self._act(self.strategy.on_spare_lost(self._view()))
 
     def _declare(
-        self, who: Process | None, cause: Cause, step: int, detail: str, measured: Mapping[str, Any] = NOTHING
+        self,
+        who: Process | None,
+        cause: Cause,
+        step: int,
+        detail: str,
+        measured: Mapping[str, Any] = NOTHING,
     ) -> Failure:
         where = {"step": step, "generation": self.generation, "size": len(self.members)}
         return self._failures.declare(who, cause, detail=detail, measured=measured, **where)
 
     def _stop_generation(self) -> None:
-        """Have every survivor leave the generation at once, or replace all where the strategy keeps none."""
+        """Have every survivor leave the generation at once, or replace all where the strategy keeps
+        none.
+        """
         self.stage = Stage.STOPPING
         self._failures.forget_suspicion()
         if not self.strategy.keeps_survivors:
@@ -354,7 +387,9 @@ class Controller(Corruptions, Lookout):
 
     def pause(self, *, save: bool) -> None:
         """See recovery.supervise.execute.Stages."""
-        if self.stage is Stage.TRAINING and not any(m.finished for m in self._crew.member_processes()):
+        if self.stage is Stage.TRAINING and not any(
+            m.finished for m in self._crew.member_processes()
+        ):
             self.stage, self._pause_saves = Stage.PAUSING, save
         elif self.stage is not Stage.PAUSING:
             return
@@ -385,10 +420,18 @@ class Controller(Corruptions, Lookout):
 
     def _view(self) -> ClusterView:
         return ClusterView(
-            now_s=self.hands.now_s(), generation=self.generation, world=self.world,
-            spares=self.strategy.spares_wanted, members=self.members, processes=self._crew.views(),
-            failures=self._skips.with_samples(self._failures.current), skipped=self._skips.lately,
+            now_s=self.hands.now_s(),
+            generation=self.generation,
+            world=self.world,
+            spares=self.strategy.spares_wanted,
+            members=self.members,
+            processes=self._crew.views(),
+            failures=self._skips.with_samples(self._failures.current),
+            skipped=self._skips.lately,
             history=tuple(self._failures.history),
-            rollbacks=self._formation.rollbacks, shards=self.shards, saved=self._digests.has_checkpoint,
-            saved_step=self._digests.newest, pause_saves=self._pause_saves,
-        )  # fmt: skip
+            rollbacks=self._formation.rollbacks,
+            shards=self.shards,
+            saved=self._digests.has_checkpoint,
+            saved_step=self._digests.newest,
+            pause_saves=self._pause_saves,
+        )

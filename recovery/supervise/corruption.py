@@ -25,7 +25,9 @@ class Corruptions(Adopter):
     def _hears_refusal(self, message: Parked) -> bool:
         """Whether it says that values were refused that are to be answered; then they are."""
         late = self.stage is Stage.STOPPING and message.step >= self.steps  # each rank for itself
-        if message.why != "nonfinite" or not (late or self.stage in (Stage.TRAINING, Stage.PAUSING)):
+        if message.why != "nonfinite" or not (
+            late or self.stage in (Stage.TRAINING, Stage.PAUSING)
+        ):
             return False
         self._on_nonfinite(message)
         return True
@@ -43,15 +45,20 @@ class Corruptions(Adopter):
                 self._stop_generation()
             return
         detail = "non-finite loss or gradient, refused before the optimizer step"
-        examined = self._skips.examine == message.step + 1  # the blamed look for the sample, and then park
+        # the blamed look for the sample, and then park
+        examined = self._skips.examine == message.step + 1
         for entry in blamed or [None]:
-            self._failures.current.append(self._declare(entry, Cause.NONFINITE, message.step + 1, detail))
+            self._failures.current.append(
+                self._declare(entry, Cause.NONFINITE, message.step + 1, detail)
+            )
         if not self.strategy.keeps_survivors and not examined:
             self._stop_generation()
             return
         # All ranks see the same flags and park by themselves; an abort now could cut one off.
         self.stage = Stage.STOPPING
-        self._patience_s = self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
+        self._patience_s = (
+            self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
+        )
         self._deadline_s = self.hands.now_s() + self._patience_s
         self._abort_due = True
         self._decide_if_parked()
@@ -61,12 +68,15 @@ class Corruptions(Adopter):
         found = self._digests.note(entry.name, message.generation, message.step, message.digest)
         self._note_agreed()
         if found is not None and self.stage is Stage.ADOPTING:
-            self._differed = found  # sent to the lost supervisor; answered when it is known where all are
+            # sent to the lost supervisor; answered when it is known where all are
+            self._differed = found
         elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
             self._diverged(found)
 
     def _refuse_start(self, held: Mapping[str, tuple[int, str]]) -> bool:
-        """Stop a generation whose members do not hold the same step and state: it must not train. Whether it was."""
+        """Stop a generation whose members do not hold the same step and state: it must not train.
+        Whether it was.
+        """
         found = self._digests.joined(held)
         if found is not None:
             self._diverged(found)
@@ -75,18 +85,23 @@ class Corruptions(Adopter):
     def _diverged(self, found: Disagreement) -> None:
         odd: list[Process | None] = [self._crew[name] for name in found.odd]
         for process in odd or [None]:
-            self._failures.current.append(self._declare(process, Cause.DIVERGED, found.step, found.detail))
+            self._failures.current.append(
+                self._declare(process, Cause.DIVERGED, found.step, found.detail)
+            )
         if self.stage is not Stage.STOPPING:
             self._stop_generation()
 
     def _on_set_aside(self, message: SetAside) -> None:
-        """Until then every generation is told of it, whoever supervises: renaming may fail, and whoever does it die."""
+        """Until then every generation is told of it, whoever supervises: renaming may fail, and
+        whoever does it die.
+        """
         if self._digests.settled(message.doubts):
             self.hands.record(Kind.DOUBTS_SETTLED, left=self._digests.doubts)
 
     def _note_agreed(self) -> None:
-        """Write down at which step the replicas agreed and what checkpoint that vouches for, for whoever takes over,
-        and tell the rank that saves, which must not delete it."""
+        """Write down at which step the replicas agreed and what checkpoint that vouches for, for
+        whoever takes over, and tell the rank that saves, which must not delete it.
+        """
         agreed, saved = self._digests.agreed, self._digests.agreed_checkpoint
         if agreed is None or (agreed, saved) == self._agreement:
             return
@@ -96,8 +111,9 @@ class Corruptions(Adopter):
         self._progress.reached(max(self._progress.committed, agreed))  # their marks may not be seen
 
     def _note_formed(self, restored: int | None) -> None:
-        """A generation trains; its members were told what is known of checkpoints as they joined. ``restored``: see
-        ``DigestBook.formed``."""
+        """A generation trains; its members were told what is known of checkpoints as they joined.
+        ``restored``: see ``DigestBook.formed``.
+        """
         self._digests.formed(restored=restored, checkpoint=self._formation.restored)
         self._agreement = self._digests.agreed, self._digests.agreed_checkpoint
 

@@ -1,8 +1,9 @@
-"""Silent corruption: ranks that should hold the same state compare digests of it, and whoever differs is named. Pure.
+"""Silent corruption: ranks that should hold the same state compare digests of it, and whoever
+differs is named. Pure.
 
-After an all-reduce every holder of a shard applies the same gradients to the same state, bit for bit, so that any
-difference is a corruption. A rank sends its digest with each checkpoint (or as often as it is told) and goes on; the
-supervisor compares when all have come.
+After an all-reduce every holder of a shard applies the same gradients to the same state, bit for
+bit, so that any difference is a corruption. A rank sends its digest with each checkpoint (or as
+often as it is told) and goes on; the supervisor compares when all have come.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from dataclasses import dataclass
 from recovery.policy.doubts import Doubt, together
 from recovery.policy.layout import Layout
 
-MAX_OPEN_STEPS = 16  # ranks are at most a step apart; older ones were cut off and will never be complete
+# ranks are at most a step apart; older ones were cut off and will never be complete
+MAX_OPEN_STEPS = 16
 MAX_SAVED_STEPS = 64  # checkpoints saved since the last agreement that are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """Digests of one step differ. ``odd``: processes that differ from most others that hold the same; empty when there
-    is no majority."""
+    """Digests of one step differ. ``odd``: processes that differ from most others that hold the
+    same; empty when there is no majority.
+    """
 
     step: int
     odd: tuple[str, ...]
@@ -30,9 +33,11 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the members of a new generation are told of checkpoints. ``doubts``: which may hold a corrupted state, and
-    are not known to be out of the way; ``agreed``: the last step at which all replicas were the same (-1: not known);
-    ``anew``: none was ever saved, so that there is nothing to lose by beginning with initial values."""
+    """What the members of a new generation are told of checkpoints. ``doubts``: which may hold a
+    corrupted state, and are not known to be out of the way; ``agreed``: the last step at which all
+    replicas were the same (-1: not known); ``anew``: none was ever saved, so that there is nothing
+    to lose by beginning with initial values.
+    """
 
     doubts: tuple[Doubt, ...] = ()
     agreed: int = -1
@@ -40,8 +45,10 @@ class Word:
 
 
 class DigestBook:
-    """``agreed``: the last step of which all digests were the same, or that all took from one checkpoint; None: not
-    known to a supervisor that has just taken over from a log that does not say."""
+    """``agreed``: the last step of which all digests were the same, or that all took from one
+    checkpoint; None: not known to a supervisor that has just taken over from a log that does not
+    say.
+    """
 
     def __init__(self) -> None:
         self.agreed: int | None = 0
@@ -57,14 +64,18 @@ class DigestBook:
 
     @property
     def trust(self) -> int:
-        """Checkpoints of later steps may hold a corrupted state; -1: no reason to think so, or none can be told."""
+        """Checkpoints of later steps may hold a corrupted state; -1: no reason to think so, or none
+        can be told.
+        """
         return self.agreed if self._doubtful and self.agreed is not None else -1
 
     @property
     def word(self) -> Word:
         """For the members of the generation after the last one begun."""
         agreed = -1 if self.agreed is None else self.agreed
-        return Word(doubts=self._open_doubts(self._generation + 1), agreed=agreed, anew=not self._ever_saved)
+        return Word(
+            doubts=self._open_doubts(self._generation + 1), agreed=agreed, anew=not self._ever_saved
+        )
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
@@ -95,7 +106,8 @@ class DigestBook:
     def agreed_checkpoint(self) -> int | None:
         """Step of the newest checkpoint acknowledged that the replicas have agreed on since."""
         return max(
-            (step for step in self._saved if self.agreed is not None and step <= self.agreed), default=None
+            (step for step in self._saved if self.agreed is not None and step <= self.agreed),
+            default=None,
         )
 
     def saved(self, step: int) -> None:
@@ -114,7 +126,9 @@ class DigestBook:
         self._layout = Layout(world=len(members), shards=shards)
 
     def formed(self, *, restored: int | None, checkpoint: bool = False) -> None:
-        """It trains. ``restored``: the step that all took from one ``checkpoint``, or began with."""
+        """It trains. ``restored``: the step that all took from one ``checkpoint``, or
+        began with.
+        """
         if self._doubtful:
             self._saved = self._trusted()
         self._doubtful = False
@@ -145,12 +159,21 @@ class DigestBook:
         return found
 
     def adopted(
-        self, generation: int, members: Sequence[str], *, shards: int, agreed: int | None = None,
-        saved: int | None = None, doubtful: bool = False, doubts: Sequence[Doubt] = (),
-    ) -> None:  # fmt: skip
-        """Another supervisor has formed this generation. By its log the replicas were the same at step ``agreed``, it
-        knew of a checkpoint of step ``saved`` from before that (None: of none), was to answer a disagreement
-        (``doubtful``), and had not heard that what is in ``doubts`` is out of the way."""
+        self,
+        generation: int,
+        members: Sequence[str],
+        *,
+        shards: int,
+        agreed: int | None = None,
+        saved: int | None = None,
+        doubtful: bool = False,
+        doubts: Sequence[Doubt] = (),
+    ) -> None:
+        """Another supervisor has formed this generation. By its log the replicas were the same at
+        step ``agreed``, it knew of a checkpoint of step ``saved`` from before that (None: of none),
+        was to answer a disagreement (``doubtful``), and had not heard that what is in ``doubts`` is
+        out of the way.
+        """
         self.agreed = agreed
         if saved is not None:
             self.saved(saved)
@@ -168,16 +191,21 @@ class DigestBook:
             return None
         odd, what = found
         if odd:
-            what = f"parameters or optimizer state of step {step} differ from those of most other replicas"
+            what = (
+                f"parameters or optimizer state of step {step} differ from those of most other"
+                " replicas"
+            )
         else:
             what = what.replace("replicas,", f"replicas at step {step},")
         return Disagreement(step=step, odd=odd, detail=what)
 
     def joined(self, held: Mapping[str, tuple[int, str]]) -> Disagreement | None:
-        """What is wrong with what the members of a new generation hold, each a step and a digest ("": none was made).
+        """What is wrong with what the members of a new generation hold, each a step and a digest
+        ("": none was made).
 
-        They were brought to one state, so that whoever differs has got or kept another one: by a defect, by a value
-        that went wrong unnoticed, or by a model that is not built alike on every rank.
+        They were brought to one state, so that whoever differs has got or kept another one: by a
+        defect, by a value that went wrong unnoticed, or by a model that is not built alike on every
+        rank.
         """
         steps = {name: str(step) for name, (step, _) in held.items()}
         step = min(step for step, _ in held.values())
@@ -200,8 +228,9 @@ class DigestBook:
 def odd_ones(
     members: Sequence[str], digests: Mapping[str, str], *, shards: int
 ) -> tuple[tuple[str, ...], str] | None:
-    """Members whose digest differs from that of most that hold the same shard, in rank order; none of them, and why,
-    where there is no majority; None when all are the same."""
+    """Members whose digest differs from that of most that hold the same shard, in rank order; none
+    of them, and why, where there is no majority; None when all are the same.
+    """
     layout, odd = Layout(world=len(members), shards=shards), set[str]()
     for shard in range(shards):
         holders = [members[rank] for rank in layout.holders(shard)]
@@ -211,6 +240,9 @@ def odd_ones(
         common, times = counts.most_common(1)[0]
         if 2 * times <= len(holders):
             what = "" if shards == 1 else f" of shard {shard}"
-            return (), f"{len(counts)} different states{what} in {len(holders)} replicas, no majority"
+            return (
+                (),
+                f"{len(counts)} different states{what} in {len(holders)} replicas, no majority",
+            )
         odd.update(name for name in holders if digests[name] != common)
     return (tuple(name for name in members if name in odd), "") if odd else None

@@ -1,4 +1,6 @@
-"""Samples that the job leaves out, by themselves or with a whole share that was not finite, and from which step on."""
+"""Samples that the job leaves out, by themselves or with a whole share that was not finite, and
+from which step on.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ class Skips:
         if new:
             self._since |= dict.fromkeys(new, form.skip_from)
             self._order += new
-            for start in range(0, len(new), MOST_LEFT_OUT):  # shares of many ranks make no line of any length
+            # shares of many ranks make no line of any length
+            for start in range(0, len(new), MOST_LEFT_OUT):
                 some = new[start : start + MOST_LEFT_OUT]
                 self._hands.record(
                     Kind.SAMPLES_SKIPPED, step=form.skip_from, samples=some, since=form.skip_from

@@ -15,7 +15,9 @@ class Stages(Protocol):
     """Whose stage an action may change: the controller."""
 
     def take(self, form: Form, new: Sequence[str]) -> None:
-        """Form this next, as soon as all its members are ready; ``new``: who stands behind ``new-0``, ``new-1`` ..."""
+        """Form this next, as soon as all its members are ready; ``new``: who stands behind
+        ``new-0``, ``new-1`` ...
+        """
 
     def pause(self, *, save: bool) -> None:
         """Have the generation park at the next step boundary."""
@@ -29,7 +31,9 @@ def carry_out(decision: Decision, stages: Stages, crew: Crew, hands: Hands) -> N
     if not decision.actions:
         return
     hands.record(
-        Kind.DECISION, actions=[describe(action) for action in decision.actions], reason=decision.reason
+        Kind.DECISION,
+        actions=[describe(action) for action in decision.actions],
+        reason=decision.reason,
     )
     new: list[str] = []
     form: Form | None = None

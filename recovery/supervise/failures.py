@@ -20,12 +20,16 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def answer_of(state: StateFrom, cause: str) -> str:
-    """What a generation of that state and cause is to the failures that it answers; see ``Failure``."""
+    """What a generation of that state and cause is to the failures that it answers; see
+    ``Failure``.
+    """
     return "rollback" if state is StateFrom.CHECKPOINT else cause
 
 
 class FailureBook:
-    """``current``: what the next decision answers; ``history``: what formed generations answered."""
+    """``current``: what the next decision answers; ``history``: what formed generations
+    answered.
+    """
 
     def __init__(self, hands: Hands, *, max_attempts: int) -> None:
         self.current: list[Failure] = []
@@ -40,7 +44,8 @@ class FailureBook:
         self._repeated = 0
         self._places: set[Place | None] = set()
         self._attempts_since = -1
-        self._falls: dict[Place, tuple[int, int]] = {}  # place -> step it died at last, how often in a row
+        # place -> step it died at last, how often in a row
+        self._falls: dict[Place, tuple[int, int]] = {}
 
     def declare(
         self,
@@ -53,8 +58,10 @@ class FailureBook:
         size: int,
         measured: Mapping[str, Any] = NOTHING,
     ) -> Failure:
-        """Write a failure down, a process's or nobody's. It is answered only if added to ``current`` too. ``size``: of
-        the generation; ``measured``: of a hang (``recovery.detection.hangs.Hang.measured``)."""
+        """Write a failure down, a process's or nobody's. It is answered only if added to
+        ``current`` too. ``size``: of the generation; ``measured``: of a hang
+        (``recovery.detection.hangs.Hang.measured``).
+        """
         failure = Failure(
             process=process.name if process else "",
             rank=process.rank if process else None,
@@ -87,7 +94,9 @@ class FailureBook:
         self._declared = len(self.history) + len(self.current)
 
     def suspect(self, why: str) -> None:
-        """A collective failed and nobody is known to be dead; the cause may be reported in a moment."""
+        """A collective failed and nobody is known to be dead; the cause may be reported in a
+        moment.
+        """
         self.suspicion, self.suspected_s = why, self._hands.now_s()
 
     def forget_suspicion(self) -> None:
@@ -95,7 +104,9 @@ class FailureBook:
         self.suspected_s = None
 
     def answered(self, answer: str) -> None:
-        """The generation that answers the current failures is ready; ``answer``: see ``Failure``."""
+        """The generation that answers the current failures is ready; ``answer``: see
+        ``Failure``.
+        """
         self.history.extend(replace(failure, answer=answer) for failure in self.current)
         oldest = self.history[-1].generation - MAX_HISTORY if self.history else 0
         if self.history and self.history[0].generation < oldest:  # nobody asks for it any more
@@ -104,12 +115,21 @@ class FailureBook:
         self.suspected_s = None
 
     def may_try(self, committed: int, *, world: int) -> bool:
-        """Count one more decision; False when too many in a row brought no new committed step: ``max_attempts`` because
-        of places that had failed before, or as many because of new ones, or half of the ``world``. Single losses of
-        a large job within a long step are no reason to give it up."""
+        """Count one more decision; False when too many in a row brought no new committed step:
+        ``max_attempts`` because of places that had failed before, or as many because of new ones,
+        or half of the ``world``. Single losses of a large job within a long step are no reason to
+        give it up.
+        """
         if self._attempts_since != committed:
-            self._attempts_since, self.attempts, self._repeated, self._places = committed, 0, 0, set()
-        places: set[Place | None] = {(self._size, f.rank) for f in self.current if f.rank is not None}
+            self._attempts_since, self.attempts, self._repeated, self._places = (
+                committed,
+                0,
+                0,
+                set(),
+            )
+        places: set[Place | None] = {
+            (self._size, f.rank) for f in self.current if f.rank is not None
+        }
         places = places or {None}
         self.attempts += 1
         self._repeated += places <= self._places
@@ -118,14 +138,17 @@ class FailureBook:
         return self._repeated < self._max_attempts and fresh <= max(self._max_attempts, world // 2)
 
     def loop(self, limit: int) -> str:
-        """What to say when a rank has died ``limit`` times in a row at one step, whoever held it; else empty. In a
-        world of another size it is another rank: others have moved up."""
+        """What to say when a rank has died ``limit`` times in a row at one step, whoever held it;
+        else empty. In a world of another size it is another rank: others have moved up.
+        """
         for failure in self.current:
             rank = failure.rank
-            step, times = self._falls.get((self._size, rank), (0, 0)) if rank is not None else (0, 0)
+            step, times = (
+                self._falls.get((self._size, rank), (0, 0)) if rank is not None else (0, 0)
+            )
             if times >= limit:
                 return (
-                    f"rank {rank} died {times} times in a row at step {step}: another process in its "
-                    "place does not help"
+                    f"rank {rank} died {times} times in a row at step {step}: another process in"
+                    " its place does not help"
                 )
         return ""

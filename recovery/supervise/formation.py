@@ -1,4 +1,6 @@
-"""Bringing the members of the next generation together: who is awaited, who is told what, who has joined."""
+"""Bringing the members of the next generation together: who is awaited, who is told what, who has
+joined.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _ABLE = (Health.READY, Health.PARKED)
 
 
 class Formation:
-    """``pending``: what is decided but cannot begin yet; ``generation``: number of the last one begun."""
+    """``pending``: what is decided but cannot begin yet; ``generation``: number of the last one
+    begun.
+    """
 
     def __init__(
         self, hands: Hands, crew: Crew, *, shards: int, store_port: int, join_timeout_s: float
@@ -37,8 +41,12 @@ class Formation:
         self._joined: dict[str, Joined] = {}
 
     def want(self, form: Form, new: Sequence[str]) -> None:
-        """Form this next; ``new``: names of the processes that stand behind ``new-0``, ``new-1``, ..."""
-        names = tuple(new[int(name[4:])] if name.startswith("new-") else name for name in form.members)
+        """Form this next; ``new``: names of the processes that stand behind ``new-0``, ``new-1``,
+        ...
+        """
+        names = tuple(
+            new[int(name[4:])] if name.startswith("new-") else name for name in form.members
+        )
         self._set(replace(form, members=names))
 
     def drop(self) -> None:
@@ -69,7 +77,9 @@ class Formation:
         return name in self._benched
 
     def can_begin(self, *, with_spares: bool) -> bool:
-        """Whether all members can be told. ``with_spares``: a job starts with everything it was promised."""
+        """Whether all members can be told. ``with_spares``: a job starts with everything it was
+        promised.
+        """
         if self.pending is None:
             return False
         if with_spares and not self._crew.only(
@@ -83,10 +93,13 @@ class Formation:
                 return False
         return all(self._crew[name].health in _ABLE for name in members)
 
-    def begin(self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None) -> None:
+    def begin(
+        self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None
+    ) -> None:
         """Tell every member of the pending form to join a new generation; see
-        ``recovery.transport.wire.Join``. ``tell``: has a process know what is left out, and says how much
-        that is."""
+        ``recovery.transport.wire.Join``. ``tell``: has a process know what is left out, and says
+        how much that is.
+        """
         form, word = self.pending, word or Word()
         assert form is not None
         copies, finish = self._crew.plan_transfer(form, self._shards)
@@ -137,7 +150,9 @@ class Formation:
             self._hands.send(name, join)
 
     def joined(self, process: Process, message: Joined) -> Mapping[str, tuple[int, str]] | None:
-        """A process holds the generation's state. When it was the last one: the step and the digest of each."""
+        """A process holds the generation's state. When it was the last one: the step and the digest
+        of each.
+        """
         if message.generation != self.generation:
             return None
         process.step, process.valid, process.pending = message.step, True, 0

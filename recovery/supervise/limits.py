@@ -1,8 +1,8 @@
 """The one place that knows how the time limits of a job depend on each other.
 
-A failure is to be found by the limit made for it: the sharpest, which names who failed. Where a blunter one is as
-short, it strikes first, and blames nobody or somebody else. Nothing of this has to be tuned; who changes one limit is
-told which other it clashes with.
+A failure is to be found by the limit made for it: the sharpest, which names who failed. Where a
+blunter one is as short, it strikes first, and blames nobody or somebody else. Nothing of this has
+to be tuned; who changes one limit is told which other it clashes with.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ class Clash:
 
     def __str__(self) -> str:
         return (
-            f"{self.short} ({self.short_s:g} s) must be less than {self.long} ({self.long_s:g} s): {self.why}"
+            f"{self.short} ({self.short_s:g} s) must be less than {self.long} ({self.long_s:g} s):"
+            f" {self.why}"
         )
 
 
 def clashes(timing: Timing) -> Iterator[Clash]:
     """Pairs of limits whose order is wrong."""
     values = {name: value for name, value in vars(timing).items() if name.endswith("_s")}
-    values |= {f"hang.{name}": value for name, value in vars(timing.hang).items() if value is not None}
+    values |= {
+        f"hang.{name}": value for name, value in vars(timing.hang).items() if value is not None
+    }
     values["park_timeout_s * hang.disk_factor"] = timing.park_timeout_s * timing.hang.disk_factor
     for short, long, why in _ORDER:
         if {short, long} <= values.keys() and not values[short] < values[long]:
@@ -43,7 +46,9 @@ def clashes(timing: Timing) -> Iterator[Clash]:
 def check(timing: Timing) -> None:
     """Raise ScenarioError naming the first two limits that clash, and what to change."""
     for clash in clashes(timing):
-        raise ScenarioError(f"time limits clash: {clash}", hint=f"lower {clash.short} or raise {clash.long}")
+        raise ScenarioError(
+            f"time limits clash: {clash}", hint=f"lower {clash.short} or raise {clash.long}"
+        )
 
 
 _ORDER = (
@@ -88,7 +93,11 @@ _ORDER = (
         "a rank stopped while the group forms would be nobody's fault",
     ),
     ("join_timeout_s", "form_timeout_s", "torch would give up on a group that still forms"),
-    ("form_timeout_s", "collective_timeout_s", "a collective waits for whoever restores or evaluates"),
+    (
+        "form_timeout_s",
+        "collective_timeout_s",
+        "a collective waits for whoever restores or evaluates",
+    ),
     (
         "settle_timeout_s",
         "join_timeout_s",

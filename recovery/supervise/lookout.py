@@ -1,4 +1,6 @@
-"""The part of a controller that looks at clocks and progress marks: who is late, who hangs, who is to be replaced."""
+"""The part of a controller that looks at clocks and progress marks: who is late, who hangs, who is
+to be replaced.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from recovery.supervise.progress import ProgressWatch
 from recovery.supervise.supervision import Stage
 
 SOONEST_S = 0.005
-"""Between two looks at least, however soon somebody is late: one that is kept from running may be so for long."""
+"""Between two looks at least, however soon somebody is late: one that is kept from running may be
+so for long.
+"""
 
 
 class Lookout(Adopter):
@@ -48,7 +52,9 @@ class Lookout(Adopter):
 
     @property
     def look_in_s(self) -> float:
-        """In how long to call ``tick`` again at the latest: in ``tick_s``, sooner where somebody is late by then."""
+        """In how long to call ``tick`` again at the latest: in ``tick_s``, sooner where somebody is
+        late by then.
+        """
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):
             return self.timing.tick_s
         return min(self.timing.tick_s, max(SOONEST_S, self._progress.detector.due_s))
@@ -59,28 +65,38 @@ class Lookout(Adopter):
         late = self._crew.overdue(now)
         stopped = self._crew.stopped_starting(now, self.timing.hang.stopped_s)
         if self.stage is Stage.STARTING:
-            stopped = []  # nobody takes its place, so that the job would end by it: it may go on in time
+            # nobody takes its place, so that the job would end by it: it may go on in time
+            stopped = []
         for entry in (*late, *stopped):
             if entry.health is not Health.STARTING:
                 continue  # what the one before was answered by has ended it
             if entry in late:
-                self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
+                self._fail(
+                    entry,
+                    Cause.START_TIMEOUT,
+                    f"not ready after {self.timing.start_timeout_s:.0f} s",
+                )
             else:
                 self._fail(entry, Cause.HANG, "stopped while it starts")
 
     def _look_at_forming(self, now: float) -> None:
-        # All wait for each other here, so that marks tell nothing of a single one; but a stopped process will not join,
-        # and while anybody reads, restores or copies there is progress. Of a node that is silent it is not known.
+        # All wait for each other here, so that marks tell nothing of a single one; but a stopped
+        # process will not join, and while anybody reads, restores or copies there is progress. Of a
+        # node that is silent it is not known.
         stopped = self._crew.stopped(now, self.timing.hang.stopped_s)
         if self._progress.moved(self.members) or self._crew.unheard():
             self._deadline_s = now + self.timing.join_timeout_s
         if stopped:
             self._fail(stopped[0], Cause.HANG, "stopped while the group forms")
         elif now > self._deadline_s:
-            self._suspect(f"the group did not form: no progress for {self.timing.join_timeout_s:g} s")
+            self._suspect(
+                f"the group did not form: no progress for {self.timing.join_timeout_s:g} s"
+            )
 
     def _look_at_leaving(self, now: float) -> None:
-        """Survivors that stay in an aborted generation hang. If all left and nobody died, the connection failed."""
+        """Survivors that stay in an aborted generation hang. If all left and nobody died, the
+        connection failed.
+        """
         if self._abort_due:
             if self._progress.moved(self.members):  # they look for a sample that nobody can compute
                 self._deadline_s = max(self._deadline_s, now + self._patience_s)
@@ -89,7 +105,9 @@ class Lookout(Adopter):
             return
         staying = self._crew.training()
         for name, measured in self._progress.staying([entry.name for entry in staying]).items():
-            self._fail(self._crew[name], Cause.HANG, "did not leave an aborted generation", measured)
+            self._fail(
+                self._crew[name], Cause.HANG, "did not leave an aborted generation", measured
+            )
         if not staying and not self._failures.current and now > self._deadline_s:
             self._decide_if_parked()
 
@@ -106,7 +124,9 @@ class Lookout(Adopter):
     def _look_at_marks(self) -> None:
         training = self._crew.training()
         at_work = [member.name for member in training if not member.finished]
-        hang = self._progress.look(self.generation, at_work, others_done=len(at_work) < len(training))
+        hang = self._progress.look(
+            self.generation, at_work, others_done=len(at_work) < len(training)
+        )
         if hang is None:
             return
         if hang.process:
@@ -115,15 +135,21 @@ class Lookout(Adopter):
             self._suspect(hang.detail)
 
     def _left_early(self, entry: Process) -> bool:
-        """Whether it went before training began because its machine goes, and another may take its place."""
+        """Whether it went before training began because its machine goes, and another may take its
+        place.
+        """
         wanted = self.world + self.strategy.spares_wanted
-        return self.strategy.replaces and entry.noticed and self._crew.started < EARLY_TRIES * wanted
+        return (
+            self.strategy.replaces and entry.noticed and self._crew.started < EARLY_TRIES * wanted
+        )
 
     def _begin_without(self, entry: Process) -> None:
         """Nothing of the job is lost with it."""
         if self._formation.awaits(entry.name):
             self._failures.current.clear()  # nobody's generation broke
-            self._formation.exchange(entry.name, self._crew.spawn("worker", self.strategy.start_mode))
+            self._formation.exchange(
+                entry.name, self._crew.spawn("worker", self.strategy.start_mode)
+            )
         self._form_if_ready()
 
     @abstractmethod

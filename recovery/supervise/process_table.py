@@ -1,6 +1,8 @@
-"""The processes of a job as their supervisor knows them: those that live, and who was a member of the last generation.
+"""The processes of a job as their supervisor knows them: those that live, and who was a member of
+the last generation.
 
-What is asked for each message is answered without looking at all processes: a job may have many thousands.
+What is asked for each message is answered without looking at all processes: a job may have many
+thousands.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ ByHealth = dict[Health, dict[str, "Process"]]
 
 @dataclass(kw_only=True, eq=False)
 class Process:
-    """One process. ``number``: in the order they were started; ``step``: last step it applied; ``valid``: state is
-    whole; ``finished``: no step is left.
+    """One process. ``number``: in the order they were started; ``step``: last step it applied;
+    ``valid``: state is whole; ``finished``: no step is left.
 
-    ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it has to be ready;
-    ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it was told that it will be ended soon;
-    ``shard``, ``pending``: see ``ProcessView``; ``told``: of so many samples left out; ``stopped_s``: since when it is
-    seen stopped while it starts; ``leaving``: it counts as dead, and was asked to end by itself, which it may not do.
-    ``lists``: it stands in that of its health.
+    ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
+    has to be ready; ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it
+    was told that it will be ended soon; ``shard``, ``pending``: see ``ProcessView``; ``told``: of
+    so many samples left out; ``stopped_s``: since when it is seen stopped while it starts;
+    ``leaving``: it counts as dead, and was asked to end by itself, which it may not do. ``lists``:
+    it stands in that of its health.
     """
 
     name: str
@@ -75,7 +78,9 @@ TERMINATED = "signal 15"
 
 
 class Crew:
-    """Every process that lives, members of the last generation that do not, and who holds which rank now."""
+    """Every process that lives, members of the last generation that do not, and who holds which
+    rank now.
+    """
 
     def __init__(self, hands: Hands, *, start_timeout_s: float) -> None:
         self._members: tuple[str, ...] = ()
@@ -114,8 +119,9 @@ class Crew:
             self._forget(process)
 
     def exited(self, process: Process, how: str = "") -> None:
-        """It is gone. Nobody asks for it any more, unless it was a member of the last generation. One that could not
-        hear of a notice yet ends by it."""
+        """It is gone. Nobody asks for it any more, unless it was a member of the last generation.
+        One that could not hear of a notice yet ends by it.
+        """
         process.noticed = process.noticed or how == TERMINATED
         process.health, process.gone = Health.DEAD, True
         self._forget(process)
@@ -149,11 +155,15 @@ class Crew:
 
     def stopped(self, now_s: float, silence_s: float) -> list[Process]:
         """Members silent for so long that the kernel shows as stopped."""
-        silent = [p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s]
+        silent = [
+            p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s
+        ]
         return [process for process in silent if self._hands.os_state(process.name) in STOPPED]
 
     def stopped_starting(self, now_s: float, since_s: float) -> list[Process]:
-        """Those that start, and that the kernel has shown as stopped for so long, whenever it was asked."""
+        """Those that start, and that the kernel has shown as stopped for so long, whenever it was
+        asked.
+        """
         starting = self.where(Health.STARTING)
         for process in starting:
             if self._hands.os_state(process.name) not in STOPPED:
@@ -164,7 +174,9 @@ class Crew:
 
     def unheard(self) -> list[Process]:
         """Members at work whose node is not heard of."""
-        return [process for process in self.training() if self._hands.os_state(process.name) == UNHEARD]
+        return [
+            process for process in self.training() if self._hands.os_state(process.name) == UNHEARD
+        ]
 
     def kill(self, process: Process) -> None:
         """Kill it and count it dead from now on."""
@@ -174,7 +186,9 @@ class Crew:
             self._hands.kill(process.name)
 
     def fence(self, process: Process) -> None:
-        """Let go of a process that must not write to the job again: killed, unless it is about to be ended anyway."""
+        """Let go of a process that must not write to the job again: killed, unless it is about to
+        be ended anyway.
+        """
         if not process.noticed:
             self.kill(process)
             return
@@ -189,7 +203,9 @@ class Crew:
         self._hands.record(Kind.ABORT_SENT, processes=told)
 
     def dismiss(self, *, kill: bool) -> None:
-        """Have every process end, by itself or at once; each stays alive here until its exit is reported."""
+        """Have every process end, by itself or at once; each stays alive here until its exit is
+        reported.
+        """
         for process in self.alive:
             process.expected_exit = True
             # Whoever is still starting has nothing to close.
@@ -204,7 +220,9 @@ class Crew:
     def _leaving(self) -> list[Process]:
         """Those that were asked to end and may be there still, though they are counted dead."""
         return [
-            process for process in self._lists[Health.DEAD].values() if process.leaving and not process.gone
+            process
+            for process in self._lists[Health.DEAD].values()
+            if process.leaving and not process.gone
         ]
 
     def step_of(self, process: Process) -> int:
@@ -271,7 +289,8 @@ class Crew:
         size = len(self._members)
         for rank in range(self._unfinished, self._unfinished + size):
             if not self._processes[self._members[rank % size]].finished:
-                self._unfinished = rank % size  # the next look begins here: as long as it trains, that is all
+                # the next look begins here: as long as it trains, that is all
+                self._unfinished = rank % size
                 return False
         return True
 
@@ -280,11 +299,16 @@ class Crew:
         return self._ranks.get(name)
 
     def views(self) -> tuple[ProcessView, ...]:
-        """All that live, and all members, as a strategy sees them: oldest first, but last whoever waits on a node not
-        heard of."""
+        """All that live, and all members, as a strategy sees them: oldest first, but last whoever
+        waits on a node not heard of.
+        """
         ready = self._lists[Health.READY]
         unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
-        seen = [p for p in self._processes.values() if p.health is not Health.DEAD or p.name in self._ranks]
+        seen = [
+            p
+            for p in self._processes.values()
+            if p.health is not Health.DEAD or p.name in self._ranks
+        ]
         return tuple(
             ProcessView(
                 name=p.name,
@@ -305,11 +329,11 @@ class Crew:
         process.health, process.rank = Health.READY, None
 
     def plan_transfer(self, form: Form, shards: int) -> tuple[dict[int, int], int]:
-        """How the members of a new generation come to one state: receiving ranks, each with the rank that sends it
-        its part, and the step that some have to finish first (0: none).
+        """How the members of a new generation come to one state: receiving ranks, each with the
+        rank that sends it its part, and the step that some have to finish first (0: none).
 
-        Survivors that had already applied the interrupted step are the sources, as are those who only have to be
-        told the end of it; all others copy from them.
+        Survivors that had already applied the interrupted step are the sources, as are those who
+        only have to be told the end of it; all others copy from them.
         """
         if form.state is StateFrom.INITIAL:
             return {}, 0
@@ -318,14 +342,20 @@ class Crew:
             return {rank: layout.shard_of(rank) for rank in range(shards, layout.world)}, 0
         untrusted = set(form.refill)
         able = [self._processes[name] for name in form.members]
-        whole = {r: p for r, p in enumerate(able) if p.name not in untrusted and p.health in _HOLDING}
+        whole = {
+            r: p for r, p in enumerate(able) if p.name not in untrusted and p.health in _HOLDING
+        }
         step = common_step(whole.values(), shards)
         assert step is not None, "nobody decides on a generation that has no state"
         holding = {rank for rank, process in whole.items() if brings(process, step)}
         givers: dict[int, int] = {}
         for rank in sorted(holding):
             givers.setdefault(layout.shard_of(rank), rank)
-        copies = {rank: givers[layout.shard_of(rank)] for rank in range(layout.world) if rank not in holding}
+        copies = {
+            rank: givers[layout.shard_of(rank)]
+            for rank in range(layout.world)
+            if rank not in holding
+        }
         return copies, step if any(whole[rank].step < step for rank in holding) else 0
 
 

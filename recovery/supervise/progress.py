@@ -26,8 +26,9 @@ class ProgressWatch:
         self._hands = hands
 
     def resumed(self, generation: int, members: tuple[str, ...], step: int) -> None:
-        """A generation starts training from a step, to which it may have gone back; its marks tell how far it comes, if
-        they are seen."""
+        """A generation starts training from a step, to which it may have gone back; its marks tell
+        how far it comes, if they are seen.
+        """
         self._generation, self._members = generation, members
         self.reached(step)
         self.detector.resumed(members)
@@ -39,7 +40,8 @@ class ProgressWatch:
 
     @property
     def committed(self) -> int:
-        """Step committed by all members of the generation that trained last, by the marks of this moment.
+        """Step committed by all members of the generation that trained last, by the marks of this
+        moment.
 
         Those of the dead count too: they tell how far a generation had come when it broke.
         """
@@ -53,10 +55,13 @@ class ProgressWatch:
         """The highest that ``committed`` ever was; a rollback does not lower it."""
         return max(self.committed, self._high_water)
 
-    def look(self, generation: int, names: Iterable[str], *, others_done: bool = False) -> Hang | None:
+    def look(
+        self, generation: int, names: Iterable[str], *, others_done: bool = False
+    ) -> Hang | None:
         """Note progress of the members still at work, and return the worst hang among them.
 
-        A hang of the process ``""`` is nobody's. ``others_done``: there are members that have done their last step.
+        A hang of the process ``""`` is nobody's. ``others_done``: there are members that have done
+        their last step.
         """
         now = self._hands.now_s()
         marks = {name: self._hands.mark(name) for name in names}
@@ -66,19 +71,36 @@ class ProgressWatch:
         if len(current) == len(marks):
             moved_s = [mark.time_ns / 1e9 for mark in current]
             self.detector.observe(now, min(mark.committed for mark in current), moved_s)
-        # One that has joined, and whose mark is still of an earlier generation, shows no sign of life.
-        marks = {n: m if m.generation == generation else replace(m, phase="idle") for n, m in marks.items()}
-        replicas = {name: rank // self._shards for rank, name in enumerate(self._members) if self._shards > 1}
+        # One that has joined, and whose mark is still of an earlier generation, shows no sign of
+        # life.
+        marks = {
+            n: m if m.generation == generation else replace(m, phase="idle")
+            for n, m in marks.items()
+        }
+        replicas = {
+            name: rank // self._shards
+            for rank, name in enumerate(self._members)
+            if self._shards > 1
+        }
         return self.detector.look(
-            now, marks, self._hands.os_state, replicas, pulse=self._hands.pulse, others_done=others_done
-        )  # fmt: skip
+            now,
+            marks,
+            self._hands.os_state,
+            replicas,
+            pulse=self._hands.pulse,
+            others_done=others_done,
+        )
 
     def aborted(self, least_s: float) -> None:
-        """The members of a generation are told to leave it; each has ``least_s`` for that at least."""
+        """The members of a generation are told to leave it; each has ``least_s`` for that
+        at least.
+        """
         self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
 
     def staying(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Which of these members should have left by now, and what is measured of each (``Hang.measured``)."""
+        """Which of these members should have left by now, and what is measured of each
+        (``Hang.measured``).
+        """
         hands, leaving = self._hands, self._leaving
         if leaving is None:
             return {}

@@ -1,4 +1,6 @@
-"""What supervising a job needs from outside, how long it waits for what, and the stages it goes through."""
+"""What supervising a job needs from outside, how long it waits for what, and the stages it goes
+through.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,14 @@ class Stage(StrEnum):
 class Timing:
     """Bounds of every wait, seconds.
 
-    ``max_attempts``: decisions in a row without one new committed step; ``max_deaths``: of one rank in a row at one
-    step, whoever holds it; ``settle_timeout_s``: how long a new generation is left alone at most before replacements
-    are started, if it makes no step before; ``join_timeout_s``: without any sign of life of those who form a group,
-    restore and copy; ``park_timeout_s``: least time a rank has to leave an aborted generation, more where its phase
-    takes longer; ``examine_timeout_s``: without a sign of life of those who look for a sample that cannot be computed;
-    ``form_timeout_s``, ``collective_timeout_s``: torch's own; ``tick_s``: how often the supervisor looks.
-    ``recovery.supervise.limits`` checks their order.
+    ``max_attempts``: decisions in a row without one new committed step; ``max_deaths``: of one rank
+    in a row at one step, whoever holds it; ``settle_timeout_s``: how long a new generation is left
+    alone at most before replacements are started, if it makes no step before; ``join_timeout_s``:
+    without any sign of life of those who form a group, restore and copy; ``park_timeout_s``: least
+    time a rank has to leave an aborted generation, more where its phase takes longer;
+    ``examine_timeout_s``: without a sign of life of those who look for a sample that cannot be
+    computed; ``form_timeout_s``, ``collective_timeout_s``: torch's own; ``tick_s``: how often the
+    supervisor looks. ``recovery.supervise.limits`` checks their order.
     """
 
     tick_s: float = 0.02
@@ -88,9 +91,13 @@ class Timing:
     max_deaths: int = 4
     hang: HangLimits = field(default_factory=HangLimits)
 
-    def with_limits(self, *, hang_s: float | None, park_s: float | None, join_s: float | None) -> Timing:
-        """With what the user says instead of what is usual; None: nothing. A rank that is about to be aborted is given
-        no longer than one that has been, and a process that is stopped no longer than one that is only silent."""
+    def with_limits(
+        self, *, hang_s: float | None, park_s: float | None, join_s: float | None
+    ) -> Timing:
+        """With what the user says instead of what is usual; None: nothing. A rank that is about to
+        be aborted is given no longer than one that has been, and a process that is stopped no
+        longer than one that is only silent.
+        """
         hang = self.hang
         if hang_s is not None:
             stopped_s = min(hang.stopped_s, max(0.8 * hang_s, 1.25 * self.tick_s))
@@ -98,7 +105,12 @@ class Timing:
         park = self.park_timeout_s if park_s is None else park_s
         join = self.join_timeout_s if join_s is None else join_s
         return replace(
-            self, hang=hang, park_timeout_s=park, join_timeout_s=join,
-            form_timeout_s=max(self.form_timeout_s, 2 * join),  # as a rank takes it from ``Join.timeout_s``
-            unforced_park_s=min(self.unforced_park_s, park / 2), blame_grace_s=min(self.blame_grace_s, park / 2),
-        )  # fmt: skip
+            self,
+            hang=hang,
+            park_timeout_s=park,
+            join_timeout_s=join,
+            # as a rank takes it from ``Join.timeout_s``
+            form_timeout_s=max(self.form_timeout_s, 2 * join),
+            unforced_park_s=min(self.unforced_park_s, park / 2),
+            blame_grace_s=min(self.blame_grace_s, park / 2),
+        )

@@ -1,5 +1,6 @@
-"""What Python does not offer of the file system: directories that change place at once, writeback begun early, and
-removal and syncing that show how far they are."""
+"""What Python does not offer of the file system: directories that change place at once, writeback
+begun early, and removal and syncing that show how far they are.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 def put_in_place(staging: Path, final: Path, trash: Path) -> Callable[[], object]:
-    """Move ``staging`` to ``final``, or exchange the two where ``final`` exists; returns how to take it back.
+    """Move ``staging`` to ``final``, or exchange the two where ``final`` exists; returns how to
+    take it back.
 
-    Where names cannot be exchanged the old one lies at ``trash`` for a moment. Raises OSError; then nothing has moved.
+    Where names cannot be exchanged the old one lies at ``trash`` for a moment. Raises OSError; then
+    nothing has moved.
     """
     if not final.exists():
         staging.rename(final)
@@ -66,8 +69,10 @@ def fsync_directory(path: Path) -> None:
 
 
 def remove(path: Path, progress: Callable[[], None] | None = None) -> None:
-    """Delete a file or a directory with all in it, as far as the file system lets us; of a link itself, never what it
-    leads to. ``progress``: called after each entry, since one large file may take a slow disk seconds."""
+    """Delete a file or a directory with all in it, as far as the file system lets us; of a link
+    itself, never what it leads to. ``progress``: called after each entry, since one large file may
+    take a slow disk seconds.
+    """
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             with os.scandir(path) as entries:
@@ -83,8 +88,9 @@ def remove(path: Path, progress: Callable[[], None] | None = None) -> None:
 
 
 def await_writeback(fd: int, size: int, progress: Callable[[], None]) -> None:
-    """Wait until the disk has the bytes of a file, range by range, so that the fsync that has to follow is short. It
-    may not wait: nothing depends on it."""
+    """Wait until the disk has the bytes of a file, range by range, so that the fsync that has to
+    follow is short. It may not wait: nothing depends on it.
+    """
     libc = ctypes.CDLL(None)
     for start in range(0, size, RANGE_BYTES) if hasattr(libc, "sync_file_range") else ():
         length = min(RANGE_BYTES, size - start)
@@ -93,8 +99,8 @@ def await_writeback(fd: int, size: int, progress: Callable[[], None]) -> None:
 
 
 def begin_writeback(fd: int, offset: int, size: int) -> None:
-    """Have the disk begin with these bytes now instead of at the fsync, while more are copied and hashed. It may not:
-    nothing depends on it.
+    """Have the disk begin with these bytes now instead of at the fsync, while more are copied and
+    hashed. It may not: nothing depends on it.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "sync_file_range"):

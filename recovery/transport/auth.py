@@ -1,7 +1,8 @@
 """Two ends of a connection prove to each other that they know the same secret, without saying it.
 
-Challenge and response, HMAC-SHA256 over two fresh random numbers, so that nothing heard on the way can be used again.
-Each message is a length and a JSON document; everything is over within a bound, however slowly the other side talks.
+Challenge and response, HMAC-SHA256 over two fresh random numbers, so that nothing heard on the way
+can be used again. Each message is a length and a JSON document; everything is over within a bound,
+however slowly the other side talks.
 """
 
 from __future__ import annotations
@@ -50,18 +51,23 @@ _M = TypeVar("_M", bound=_Message)
 def admit(
     sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
 ) -> bytes:
-    """As the server: let the other side prove itself, then do so too. Returns a key that only these two have, of this
-    connection alone. ``purpose``, ``version``: of what is to be talked. Raises Unproven, OSError."""
+    """As the server: let the other side prove itself, then do so too. Returns a key that only these
+    two have, of this connection alone. ``purpose``, ``version``: of what is to be talked. Raises
+    Unproven, OSError.
+    """
     until_s = time.monotonic() + limit_s
     nonce = secrets.token_hex(32)
     _send(sock, _Challenge(version=version, nonce=nonce), until_s)
     response = _receive(sock, _Response, until_s)
     if response.version != version:
         raise Unproven(
-            f"the other side speaks version {response.version}, not {version}: run the same software"
+            f"the other side speaks version {response.version}, not {version}: run the same"
+            " software"
         )
     mine, its = nonce, response.nonce
-    if not hmac.compare_digest(response.mac.encode(), _mac(token, purpose, "client", mine, its).encode()):
+    if not hmac.compare_digest(
+        response.mac.encode(), _mac(token, purpose, "client", mine, its).encode()
+    ):
         raise Unproven("the other side does not know the run's token")
     _send(sock, _Answer(mac=_mac(token, purpose, "server", its, mine)), until_s)
     return bytes.fromhex(_mac(token, purpose, "key", mine, its))
@@ -70,7 +76,9 @@ def admit(
 def enter(
     sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
 ) -> bytes:
-    """As the client: prove oneself, and have the server do so; as ``admit``. Raises Unproven, OSError."""
+    """As the client: prove oneself, and have the server do so; as ``admit``. Raises Unproven,
+    OSError.
+    """
     until_s = time.monotonic() + limit_s
     challenge = _receive(sock, _Challenge, until_s)
     mine, its = secrets.token_hex(32), challenge.nonce
@@ -78,10 +86,13 @@ def enter(
     _send(sock, _Response(version=version, nonce=mine, mac=mac), until_s)
     if challenge.version != version:
         raise Unproven(
-            f"the other side speaks version {challenge.version}, not {version}: run the same software"
+            f"the other side speaks version {challenge.version}, not {version}: run the same"
+            " software"
         )
     answer = _receive(sock, _Answer, until_s)
-    if not hmac.compare_digest(answer.mac.encode(), _mac(token, purpose, "server", mine, its).encode()):
+    if not hmac.compare_digest(
+        answer.mac.encode(), _mac(token, purpose, "server", mine, its).encode()
+    ):
         raise Unproven("the other side does not know the run's token")
     return bytes.fromhex(_mac(token, purpose, "key", its, mine))
 
@@ -104,7 +115,9 @@ def _receive(sock: socket.socket, kind: type[_M], until_s: float) -> _M:
         return kind.model_validate_json(_exactly(sock, size, until_s))
     except ValidationError as error:
         first = error.errors()[0]
-        raise Unproven(f"not a message: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise Unproven(
+            f"not a message: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error
 
 
 def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:

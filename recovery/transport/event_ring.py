@@ -1,9 +1,11 @@
-"""A rank's event lines on their way to its file: stores to shared memory on the training path, the file behind it.
+"""A rank's event lines on their way to its file: stores to shared memory on the training path, the
+file behind it.
 
-The ring lies behind the progress marks, in the same anonymous memory. A thread of the rank moves whole lines from it
-to the file; what is left there when the rank dies, its supervisor moves once the rank is reaped. The file is always a
-prefix of what was put into the ring, so its size alone says what is still to be written: no line is lost or doubled,
-whoever was killed in the middle of what.
+The ring lies behind the progress marks, in the same anonymous memory. A thread of the rank moves
+whole lines from it to the file; what is left there when the rank dies, its supervisor moves once
+the rank is reaped. The file is always a prefix of what was put into the ring, so its size alone
+says what is still to be written: no line is lost or doubled, whoever was killed in the middle of
+what.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from chaos.events.log import EventWriter, Kind
 CAPACITY = 1 << 20
 DRAIN_EVERY_S = 0.02
 PATIENCE_S = (
-    0.2  # with a disk that is slow: a rank that waits for it longer would be taken for one that hangs
+    # with a disk that is slow: a rank that waits for it longer would be taken for one that hangs
+    0.2
 )
 END_LIMIT_S = 60.0
 _HEADER = mmap.ALLOCATIONGRANULARITY
@@ -33,8 +36,9 @@ _HEAD, _TAIL = range(2)
 
 
 def used() -> dict[str, Any]:
-    """What this process has used so far: the peak of its resident memory, pages shared with others included, and its
-    processor time."""
+    """What this process has used so far: the peak of its resident memory, pages shared with others
+    included, and its processor time.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {"peak_rss_bytes": usage.ru_maxrss * 1024, "cpu_s": usage.ru_utime + usage.ru_stime}
 
@@ -42,8 +46,8 @@ def used() -> dict[str, Any]:
 class LineRing:
     """``fd``: memory that holds the ring at ``offset``, zeroed at first.
 
-    ``head``: bytes ever put in, advanced after they are stored; ``tail``: bytes known to be in the file. Both are one
-    aligned word, written by one process.
+    ``head``: bytes ever put in, advanced after they are stored; ``tail``: bytes known to be in the
+    file. Both are one aligned word, written by one process.
     """
 
     def __init__(self, fd: int, offset: int) -> None:
@@ -80,7 +84,9 @@ class LineRing:
         self._words[_TAIL] = self._words[_HEAD] = self._words[_HEAD] + length
 
     def drain(self, fd: int) -> None:
-        """Append to the file what it lacks. Raises OSError; nothing is lost then. For one thread at a time."""
+        """Append to the file what it lacks. Raises OSError; nothing is lost then. For one thread at
+        a time.
+        """
         head, tail = self._words[_HEAD], self._words[_TAIL]
         while tail < head:
             tail += os.writev(fd, self._parts(tail, head))
@@ -116,7 +122,9 @@ class LineRing:
 
 
 def _cut_torn_line(fd: int, size: int) -> None:
-    """End a file after its last whole line: a line too long for the ring goes straight to the file, and may tear."""
+    """End a file after its last whole line: a line too long for the ring goes straight to the file,
+    and may tear.
+    """
     end, block = size, 1 << 16
     while end > 0:
         start = max(0, end - block)
@@ -132,16 +140,21 @@ def _cut_torn_line(fd: int, size: int) -> None:
 class RingWriter(EventWriter):
     """Writes events into a ring; a thread moves them to the file every ``DRAIN_EVERY_S``.
 
-    The training path makes no system call. When the ring is full the writer moves lines itself; when the file does not
-    take them, or not within ``PATIENCE_S``, events are dropped until there is room again.
+    The training path makes no system call. When the ring is full the writer moves lines itself;
+    when the file does not take them, or not within ``PATIENCE_S``, events are dropped until there
+    is room again.
     """
 
-    def __init__(self, directory: Path, actor: str, clock_ns: Callable[[], int], ring: LineRing) -> None:
+    def __init__(
+        self, directory: Path, actor: str, clock_ns: Callable[[], int], ring: LineRing
+    ) -> None:
         super().__init__(directory, actor, clock_ns)
         self._ring = ring
         self._draining = threading.Lock()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._keep_draining, name="recovery-events", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_draining, name="recovery-events", daemon=True
+        )
         self._thread.start()
 
     def flush(self) -> None:
@@ -159,8 +172,9 @@ class RingWriter(EventWriter):
         super().abandon()
 
     def close(self) -> None:
-        """Write the end mark and everything else, and close the file; later calls do nothing. What the disk does not
-        take stays in the ring, for the supervisor."""
+        """Write the end mark and everything else, and close the file; later calls do nothing. What
+        the disk does not take stays in the ring, for the supervisor.
+        """
         if self._closed:
             return
         try:
@@ -188,7 +202,9 @@ class RingWriter(EventWriter):
         self._ring.passed(len(line))
 
     def _drain(self, limit_s: float) -> None:
-        """Move all lines to the file. Raises OSError, also when another thread still does so after ``limit_s``."""
+        """Move all lines to the file. Raises OSError, also when another thread still does so after
+        ``limit_s``.
+        """
         if not self._draining.acquire(timeout=limit_s):
             raise OSError(errno.EAGAIN, f"the file takes nothing for {limit_s:g} s")
         try:
@@ -200,7 +216,8 @@ class RingWriter(EventWriter):
 
     def _keep_draining(self) -> None:
         while not self._ending.wait(DRAIN_EVERY_S):
-            with suppress(OSError, LogError):  # the lines are kept; events are dropped once the ring is full
+            # the lines are kept; events are dropped once the ring is full
+            with suppress(OSError, LogError):
                 self._drain(END_LIMIT_S)
 
     def _end_thread(self) -> None:

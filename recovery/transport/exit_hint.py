@@ -1,12 +1,14 @@
 """Tells that a process is dying before anything else does.
 
-A killed process of torch takes 5 to 70 ms to give back its memory, and only then does its pidfd become readable and do
-its sockets close. Before that the kernel walks the dying thread's list of *robust* locks and wakes whoever waits for
-them (``exit_robust_list``, set_robust_list(2)). So the rank's main thread takes such a lock, in memory shared with
-its supervisor, for life, and a thread of the supervisor waits for it (pthread_mutexattr_setrobust(3)).
+A killed process of torch takes 5 to 70 ms to give back its memory, and only then does its pidfd
+become readable and do its sockets close. Before that the kernel walks the dying thread's list of
+*robust* locks and wakes whoever waits for them (``exit_robust_list``, set_robust_list(2)). So the
+rank's main thread takes such a lock, in memory shared with its supervisor, for life, and a thread
+of the supervisor waits for it (pthread_mutexattr_setrobust(3)).
 
-It is a hint: the lock is also given up when the process executes another program. The supervisor asks the kernel
-whether it is really dying (``recovery.process.processes.is_exiting``), and the pidfd tells how it ended.
+It is a hint: the lock is also given up when the process executes another program. The supervisor
+asks the kernel whether it is really dying (``recovery.process.processes.is_exiting``), and the
+pidfd tells how it ended.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Bell:
         self._libc = ctypes.CDLL(None)
 
     def hold(self) -> None:
-        """Take the lock; by the thread whose end is the process's, once. Without robust locks nothing happens."""
+        """Take the lock; by the thread whose end is the process's, once. Without robust locks
+        nothing happens.
+        """
         attributes = (ctypes.c_char * 64)()
         try:
             self._libc.pthread_mutexattr_init(attributes)
@@ -56,11 +60,15 @@ class Bell:
         return bool(self._memory[_HELD] != b"\x00")
 
     def wait(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the holder is dying; False when ``stop``, asked every LOOK_EVERY_S, ends it."""
+        """Wait until the holder is dying; False when ``stop``, asked every LOOK_EVERY_S,
+        ends it.
+        """
         while not stop():
             until_s = time.monotonic() + LOOK_EVERY_S
             limit = _Timespec(int(until_s), int(until_s % 1 * 1e9))
-            found = self._libc.pthread_mutex_clocklock(self._lock, time.CLOCK_MONOTONIC, ctypes.byref(limit))
+            found = self._libc.pthread_mutex_clocklock(
+                self._lock, time.CLOCK_MONOTONIC, ctypes.byref(limit)
+            )
             if found != errno.ETIMEDOUT:
                 return bool(found == errno.EOWNERDEAD)
         return False

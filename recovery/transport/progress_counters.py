@@ -1,7 +1,8 @@
 """Progress marks: a few words of memory shared by one rank and its supervisor.
 
-A rank stores, the supervisor looks; there is no system call, lock or message on the training path. Every field is one
-aligned 8-byte word, so a reader never sees half a value; fields of one mark may be one store apart.
+A rank stores, the supervisor looks; there is no system call, lock or message on the training path.
+Every field is one aligned 8-byte word, so a reader never sees half a value; fields of one mark may
+be one store apart.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ SIZE = mmap.ALLOCATIONGRANULARITY
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """One reading. ``step``: being computed; ``collective``: number of collectives entered in this generation;
-    ``time_ns``: monotonic time of the last change; ``last_seq``: last event written (-1: none);
-    ``busy_s``: it says that it is busy with something else, for so many seconds at most (0: it does not)."""
+    """One reading. ``step``: being computed; ``collective``: number of collectives entered in this
+    generation; ``time_ns``: monotonic time of the last change; ``last_seq``: last event written
+    (-1: none); ``busy_s``: it says that it is busy with something else, for so many seconds at most
+    (0: it does not).
+    """
 
     generation: int
     step: int
@@ -47,14 +50,18 @@ class Mark:
     busy_s: int = 0
 
 
-NEVER = Mark(generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, committed=0, last_seq=-1)
+NEVER = Mark(
+    generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, committed=0, last_seq=-1
+)
 """Of a process that has noted nothing."""
 
 
 def create(path: Path | None = None) -> int:
-    """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the rank; returns a file
-    descriptor to hand to the rank. ``path``: the file that is this memory, for whoever is to see it after everybody who
-    holds a descriptor is gone; None: it has no name. Raises OSError."""
+    """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the
+    rank; returns a file descriptor to hand to the rank. ``path``: the file that is this memory, for
+    whoever is to see it after everybody who holds a descriptor is gone; None: it has no name.
+    Raises OSError.
+    """
     if path is None:
         fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)
     else:
@@ -74,7 +81,9 @@ def bell_of(fd: int) -> Bell:
 
 
 class MarkPage:
-    """The page behind a descriptor from ``create``; used by the rank to write and by the supervisor to read."""
+    """The page behind a descriptor from ``create``; used by the rank to write and by the supervisor
+    to read.
+    """
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, SIZE)
@@ -85,10 +94,15 @@ class MarkPage:
         """The current mark."""
         words = self._words
         return Mark(
-            generation=words[_GENERATION], step=words[_STEP], phase=PHASES[words[_PHASE]],
-            collective=words[_COLLECTIVE], time_ns=words[_TIME], committed=words[_COMMITTED],
-            last_seq=words[_LAST_SEQ] - 1, busy_s=words[_BUSY],
-        )  # fmt: skip
+            generation=words[_GENERATION],
+            step=words[_STEP],
+            phase=PHASES[words[_PHASE]],
+            collective=words[_COLLECTIVE],
+            time_ns=words[_TIME],
+            committed=words[_COMMITTED],
+            last_seq=words[_LAST_SEQ] - 1,
+            busy_s=words[_BUSY],
+        )
 
     def enter(self, phase: int) -> None:
         """Note a phase (index into PHASES) and the time."""
@@ -119,11 +133,15 @@ class MarkPage:
         self._words[_COMMITTED] = step
 
     def wrote(self, seq: int) -> None:
-        """Note the sequence number of the last event written, so that a lost tail of the log shows."""
+        """Note the sequence number of the last event written, so that a lost tail of the
+        log shows.
+        """
         self._words[_LAST_SEQ] = seq + 1
 
     def hide(self) -> None:
-        """Note in private memory from now on, so that the supervisor sees nothing new: for fault injection."""
+        """Note in private memory from now on, so that the supervisor sees nothing new: for fault
+        injection.
+        """
         if not self._hidden:
             self._hidden, self._words = True, memoryview(bytearray(self._shared)).cast("q")
 
@@ -140,4 +158,6 @@ class MarkPage:
         self._map.close()
 
 
-IDLE, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, CHECKPOINT, JOINING, BETWEEN = range(len(PHASES))
+IDLE, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, CHECKPOINT, JOINING, BETWEEN = range(
+    len(PHASES)
+)

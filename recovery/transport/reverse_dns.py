@@ -1,13 +1,15 @@
 """Connections for which no name server is asked who is at the other end.
 
-Torch's store looks up the name of every address that it connects to (``getnameinfo``, for its log messages), and no
-hosts file names ``::ffff:127.0.0.1``. A name server says within a millisecond that it knows no such name; one that is
-out of reach costs 5 s for each try, and an outage of the network is when ranks connect anew (a hot spare's recovery
-with a name server that never answers: 10.2 s instead of 0.14 s).
+Torch's store looks up the name of every address that it connects to (``getnameinfo``, for its log
+messages), and no hosts file names ``::ffff:127.0.0.1``. A name server says within a millisecond
+that it knows no such name; one that is out of reach costs 5 s for each try, and an outage of the
+network is when ranks connect anew (a hot spare's recovery with a name server that never answers:
+10.2 s instead of 0.14 s).
 
-glibc keeps the name servers to be asked apart for each thread (``_res``, see resolver(3)), so one that does nothing
-but connect can have a server that knows no names, without changing what anybody else is told. With another libc, or
-where ``/etc/nsswitch.conf`` has systemd's resolver asked, names are looked up as before.
+glibc keeps the name servers to be asked apart for each thread (``_res``, see resolver(3)), so one
+that does nothing but connect can have a server that knows no names, without changing what anybody
+else is told. With another libc, or where ``/etc/nsswitch.conf`` has systemd's resolver asked, names
+are looked up as before.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import TypeVar
 from recovery.policy.jobconfig import LOOPBACK
 
 _LARGEST_QUERY = 4096  # bytes; longer ones go over TCP
-_HEADER = struct.Struct(">6H")  # of a message (RFC 1035): number, flags, how many of four kinds of records
+# of a message (RFC 1035): number, flags, how many of four kinds of records
+_HEADER = struct.Struct(">6H")
 _NO_SUCH_NAME = 0x8183  # the flags of an answer: recursion asked for and offered, NXDOMAIN
 _SERVER = struct.Struct("=H2s4s8x")  # a sockaddr_in
 
@@ -57,12 +60,14 @@ def nameless(make: Callable[[], Made]) -> Made:
             except BaseException as error:
                 made.set_exception(error)
             finally:
-                # By the same socket, which needs no descriptor: there may be none left. It may be closed already.
+                # By the same socket, which needs no descriptor: there may be none left. It may be
+                # closed already.
                 with contextlib.suppress(OSError):
                     server.sendto(b"", at)
 
         threading.Thread(target=run, name="connect", daemon=True).start()
-        with contextlib.suppress(BrokenPipeError):  # shut down with all sockets of a group that is broken off
+        # shut down with all sockets of a group that is broken off
+        with contextlib.suppress(BrokenPipeError):
             _serve(server)
     return made.result()
 
@@ -95,4 +100,6 @@ def _ask(server: tuple[str, int]) -> None:
     state.contents.retrans_s = state.contents.tries = state.contents.servers = 1
     host, port = server
     address = _SERVER.pack(socket.AF_INET, struct.pack(">H", port), socket.inet_aton(host))
-    ctypes.memmove(ctypes.addressof(state.contents) + _Resolver.server.offset, address, len(address))
+    ctypes.memmove(
+        ctypes.addressof(state.contents) + _Resolver.server.offset, address, len(address)
+    )

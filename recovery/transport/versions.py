@@ -21,9 +21,14 @@ def versions(*, torch: str, backend: str, dtype: str) -> dict[str, str]:
 
 
 def misfit(mine: Mapping[str, str], job: Mapping[str, str]) -> str:
-    """What differs from the versions of the job and what would work; empty when nothing does, or nothing is known."""
+    """What differs from the versions of the job and what would work; empty when nothing does, or
+    nothing is known.
+    """
     names = [name for name in job if name in mine and mine[name] != job[name]]
     if not names:
         return ""
     differs = ", ".join(f"{name} {mine[name]} where the job has {job[name]}" for name in names)
-    return f"{differs}: start it from the environment of the others, or restart the whole job in the new one"
+    return (
+        f"{differs}: start it from the environment of the others, or restart the whole job in the"
+        " new one"
+    )

@@ -15,7 +15,8 @@ from recovery.policy.doubts import Doubt
 
 MAX_LINE = 1 << 20
 MOST_LEFT_OUT = 4096  # samples in a message
-MOST_BLAMED = 32_768  # samples that a rank may name: whatever their numbers, they fit into one message
+# samples that a rank may name: whatever their numbers, they fit into one message
+MOST_BLAMED = 32_768
 
 
 class Message(BaseModel):
@@ -25,15 +26,17 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """To a rank: become ``rank`` of ``world`` in ``generation``. As long for any number of ranks: each is
-    told what it needs itself, and finds the others through the store. ``shards``: see
-    ``recovery.policy.layout``; ``source``: the rank that sends its part of the state to all of its holders
-    that need it (-1: none of them does), ``receives``: this one is among them; ``restore``: the first replica
-    loads the newest good checkpoint before; ``finish``: a step whose gradients some ranks have reduced and
-    not applied: whoever has applied it tells them the rest (0: none); ``left_out``: so many samples are, by
-    ``LeaveOut``; ``examine``: the step at which a non-finite value is to be traced to samples (0: none);
-    ``doubts``: which checkpoints may hold a corrupted state and are to be set aside, answered by
-    ``SetAside``; ``agreed``, ``anew``: see ``recovery.supervise.divergence.Word``."""
+    """To a rank: become ``rank`` of ``world`` in ``generation``. As long for any number of ranks:
+    each is told what it needs itself, and finds the others through the store. ``shards``: see
+    ``recovery.policy.layout``; ``source``: the rank that sends its part of the state to all of its
+    holders that need it (-1: none of them does), ``receives``: this one is among them; ``restore``:
+    the first replica loads the newest good checkpoint before; ``finish``: a step whose gradients
+    some ranks have reduced and not applied: whoever has applied it tells them the rest (0: none);
+    ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
+    value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
+    state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
+    ``recovery.supervise.divergence.Word``.
+    """
 
     type: Literal["join"] = "join"
     generation: int
@@ -54,8 +57,10 @@ class Join(Message):
 
 
 class LeaveOut(Message):
-    """To a rank: leave these samples out, each from a step on, besides the ``after`` that it was told of before (0:
-    forget what it was told, as this supervisor does not know). Each is told once, MOST_LEFT_OUT at a time."""
+    """To a rank: leave these samples out, each from a step on, besides the ``after`` that it was
+    told of before (0: forget what it was told, as this supervisor does not know). Each is told
+    once, MOST_LEFT_OUT at a time.
+    """
 
     type: Literal["leave-out"] = "leave-out"
     after: int
@@ -71,15 +76,18 @@ class Abort(Message):
 
 
 class PauseRequest(Message):
-    """To one rank: have the whole generation park after its next commit; ``save``: and save a checkpoint before."""
+    """To one rank: have the whole generation park after its next commit; ``save``: and save a
+    checkpoint before.
+    """
 
     type: Literal["pause"] = "pause"
     save: bool = False
 
 
 class Agreed(Message):
-    """To the rank that saves: at ``step`` the replicas were the same, so that its checkpoint, or the newest before it,
-    is to be kept until they agree on a newer one."""
+    """To the rank that saves: at ``step`` the replicas were the same, so that its checkpoint, or
+    the newest before it, is to be kept until they agree on a newer one.
+    """
 
     type: Literal["agreed"] = "agreed"
     step: int
@@ -92,16 +100,18 @@ class Stop(Message):
 
 
 class Inquiry(Message):
-    """To a rank: say where you are; asked by a supervisor that takes over. ``number``: for the answer, since one to
-    another supervisor, which was lost in its turn, may come first."""
+    """To a rank: say where you are; asked by a supervisor that takes over. ``number``: for the
+    answer, since one to another supervisor, which was lost in its turn, may come first.
+    """
 
     type: Literal["inquiry"] = "inquiry"
     number: int = 0
 
 
 class Status(Message):
-    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one), nor
-    told to join one; ``pending``: as in Parked."""
+    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0:
+    never in one), nor told to join one; ``pending``: as in Parked.
+    """
 
     type: Literal["status"] = "status"
     place: Literal["waiting", "joining", "training", "finished"]
@@ -113,7 +123,9 @@ class Status(Message):
 
 
 class Extra(Message):
-    """Either way: something the recovery stack passes on unread (fault commands and their answers)."""
+    """Either way: something the recovery stack passes on unread (fault commands and their
+    answers).
+    """
 
     type: Literal["extra"] = "extra"
     topic: str
@@ -121,8 +133,9 @@ class Extra(Message):
 
 
 class Ready(Message):
-    """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on every rank, and with
-    what software (see ``recovery.transport.versions``)."""
+    """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on
+    every rank, and with what software (see ``recovery.transport.versions``).
+    """
 
     type: Literal["ready"] = "ready"
     steps: int = 0
@@ -133,9 +146,10 @@ class Ready(Message):
 
 
 class Parked(Message):
-    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values; ``samples``:
-    its own that are to blame, MOST_BLAMED at most; ``pending``: the step whose reduced gradients it holds and has not
-    applied (0: none)."""
+    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad
+    values; ``samples``: its own that are to blame, MOST_BLAMED at most; ``pending``: the step whose
+    reduced gradients it holds and has not applied (0: none).
+    """
 
     type: Literal["parked"] = "parked"
     generation: int
@@ -149,8 +163,9 @@ class Parked(Message):
 
 
 class Joined(Message):
-    """From a rank: in ``generation``, group formed, state of ``step`` in place. ``digest``: of what it holds, the same
-    on all that hold the same; empty where nobody else does."""
+    """From a rank: in ``generation``, group formed, state of ``step`` in place. ``digest``: of what
+    it holds, the same on all that hold the same; empty where nobody else does.
+    """
 
     type: Literal["joined"] = "joined"
     generation: int
@@ -170,8 +185,9 @@ class CheckpointNote(Message):
 
 
 class SetAside(Message):
-    """From the rank that saves: what ``doubts`` says is out of the way, on disk and in memory, so that nobody has to be
-    told of it any more."""
+    """From the rank that saves: what ``doubts`` says is out of the way, on disk and in memory, so
+    that nobody has to be told of it any more.
+    """
 
     type: Literal["set-aside"] = "set-aside"
     doubts: list[Doubt]
@@ -195,14 +211,18 @@ class Failed(Message):
 
 
 class Unrecoverable(Message):
-    """From a rank that is about to end because of ``error``: no other process in its place could do better."""
+    """From a rank that is about to end because of ``error``: no other process in its place could do
+    better.
+    """
 
     type: Literal["unrecoverable"] = "unrecoverable"
     error: str
 
 
 class Notice(Message):
-    """From a rank: it was told that it will be ended soon (SIGTERM); it trains on until told otherwise."""
+    """From a rank: it was told that it will be ended soon (SIGTERM); it trains on until told
+    otherwise.
+    """
 
     type: Literal["notice"] = "notice"
 
@@ -240,8 +260,8 @@ class WireError(Exception):
 class Channel:
     """One side of a supervisor-rank connection over a stream socket.
 
-    ``send_limit_s``: give up a send after so long; about a hundred messages fit into the buffer of a receiver
-    that reads nothing, such as a stopped process.
+    ``send_limit_s``: give up a send after so long; about a hundred messages fit into the buffer of
+    a receiver that reads nothing, such as a stopped process.
     """
 
     def __init__(self, sock: socket.socket, *, send_limit_s: float | None = None) -> None:
@@ -256,7 +276,9 @@ class Channel:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send one message; False when the other side is gone or reads nothing: it may have got a part."""
+        """Send one message; False when the other side is gone or reads nothing: it may have got a
+        part.
+        """
         try:
             with self._sending:
                 self.sock.sendall(message.model_dump_json().encode() + b"\n")
@@ -265,7 +287,9 @@ class Channel:
         return True
 
     def receive(self) -> list[Any] | None:
-        """Read once, return the messages completed by it; None: the other side closed. Raises WireError."""
+        """Read once, return the messages completed by it; None: the other side closed. Raises
+        WireError.
+        """
         try:
             data = self.sock.recv(1 << 16)
         except (BlockingIOError, InterruptedError, TimeoutError):

@@ -1,4 +1,6 @@
-"""What each stack holds ready, and whom it suspects, while nothing is done to its job: one table, for page and text."""
+"""What each stack holds ready, and whom it suspects, while nothing is done to its job: one table,
+for page and text.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +31,6 @@ def at_rest(facts: Facts) -> Table:
     """The same for a page."""
     wide = ("stack", "per rank-hour")
     columns = [Column(name=name, kind="wide" if name in wide else "number") for name in HEAD]
-    return table("Stacks while nothing fails", columns, [[text(word) for word in row] for row in rows(facts)])
+    return table(
+        "Stacks while nothing fails", columns, [[text(word) for word in row] for row in rows(facts)]
+    )

@@ -1,4 +1,6 @@
-"""What a comparison says, before anybody draws it: who kept the job's work, who was faster, what it cost."""
+"""What a comparison says, before anybody draws it: who kept the job's work, who was faster, what it
+cost.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,22 @@ from functools import cached_property
 from types import MappingProxyType
 
 from chaos.events.figures import counted
-from harness.compare.result.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
+from harness.compare.result.model import (
+    CellSummary,
+    Comparison,
+    OutcomeClass,
+    Ratio,
+    StackInfo,
+    Trial,
+)
 from harness.judge.results import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A class of outcomes. ``kept``: the job went on with the work it had done; ``tried``: the stack was put to the
-    test at all; ``meaning``: one line for the key; its place in ``OUTCOMES`` is how good it is.
+    """A class of outcomes. ``kept``: the job went on with the work it had done; ``tried``: the
+    stack was put to the test at all; ``meaning``: one line for the key; its place in ``OUTCOMES``
+    is how good it is.
     """
 
     kept: bool
@@ -29,16 +39,24 @@ OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
     {
         "masked": Outcome(kept=True, tried=True, meaning="training never stopped"),
         "recovered": Outcome(kept=True, tried=True, meaning="went on from where it was"),
-        "rolled back": Outcome(kept=True, tried=True, meaning="went on from a checkpoint, steps done again"),
+        "rolled back": Outcome(
+            kept=True, tried=True, meaning="went on from a checkpoint, steps done again"
+        ),
         "degraded": Outcome(kept=True, tried=True, meaning="went on slower or with fewer ranks"),
-        "started over": Outcome(kept=False, tried=True, meaning="went on from step 0, all work lost"),
+        "started over": Outcome(
+            kept=False, tried=True, meaning="went on from step 0, all work lost"
+        ),
         "all ranks died": Outcome(kept=False, tried=True, meaning="the job ended"),
         "hung": Outcome(kept=False, tried=True, meaning="the job stood still until it was ended"),
         "committed bad values": Outcome(
             kept=False, tried=True, meaning="trained on damaged state, unnoticed"
         ),
-        "not landed": Outcome(kept=False, tried=False, meaning="the fault did not take effect; says nothing"),
-        "not offered": Outcome(kept=False, tried=False, meaning="this stack cannot be put under this fault"),
+        "not landed": Outcome(
+            kept=False, tried=False, meaning="the fault did not take effect; says nothing"
+        ),
+        "not offered": Outcome(
+            kept=False, tried=False, meaning="this stack cannot be put under this fault"
+        ),
         "refuted": Outcome(
             kept=False, tried=False, meaning="its record cannot be right, and counts for nothing"
         ),
@@ -47,9 +65,9 @@ OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
 
 
 class Facts:
-    """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first, then the fastest;
-    ``counted``: families that test the stacks, which findings and ranks are about; ``apart``: those that test what a
-    training script checks.
+    """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first,
+    then the fastest; ``counted``: families that test the stacks, which findings and ranks are
+    about; ``apart``: those that test what a training script checks.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -85,15 +103,19 @@ class Facts:
 
     @cached_property
     def others(self) -> list[str]:
-        """The labels that are not of the reference's kind: where it is ours, those that are not; ``none`` recovers from
-        nothing and is what a step costs without any stack.
+        """The labels that are not of the reference's kind: where it is ours, those that are not;
+        ``none`` recovers from nothing and is what a step costs without any stack.
         """
         ours = self.stacks[self.reference].ours if self.reference in self.stacks else False
         known = [(label, self.stacks[label]) for label in self.labels if label != self.reference]
-        return [label for label, stack in known if stack.stack != "none" and not (ours and stack.ours)]
+        return [
+            label for label, stack in known if stack.stack != "none" and not (ours and stack.ours)
+        ]
 
     def against(self, label: str) -> str:
-        """The label that one is set against: a built-in that goes on in the same way, else the reference."""
+        """The label that one is set against: a built-in that goes on in the same way, else the
+        reference.
+        """
         known = self.stacks.get(label)
         return (known.against if known is not None else "") or self.reference
 
@@ -122,7 +144,9 @@ class Facts:
         return sum(cell is not None and OUTCOMES[cell.worst].tried for cell in found)
 
     def recovery(self, label: str, family: str) -> float | None:
-        """Median seconds; infinite where it does not recover, None where there is nothing to recover from."""
+        """Median seconds; infinite where it does not recover, None where there is nothing to
+        recover from.
+        """
         cell = self.cell(label, family)
         return cell.recovery.median if cell is not None and cell.recovery is not None else None
 
@@ -137,12 +161,18 @@ class Facts:
         return max(found, key=lambda metric: metric.median or 0.0, default=None)
 
     def fastest_other(self, family: str) -> tuple[str, float] | None:
-        """The other stack set against the reference that kept the work with the smallest finite median recovery, and
-        that median."""
+        """The other stack set against the reference that kept the work with the smallest finite
+        median recovery, and that median.
+        """
         found = []
         for label in (label for label in self.others if self.against(label) == self.reference):
             cell, value = self.cell(label, family), self.recovery(label, family)
-            if cell is not None and OUTCOMES[cell.worst].kept and value is not None and math.isfinite(value):
+            if (
+                cell is not None
+                and OUTCOMES[cell.worst].kept
+                and value is not None
+                and math.isfinite(value)
+            ):
                 found.append((value, label))
         return (min(found)[1], min(found)[0]) if found else None
 
@@ -152,7 +182,9 @@ class Facts:
         return None if hours is None or price is None else hours * price
 
     def mean_wall(self, label: str, family: str) -> dict[str, float]:
-        """Mean seconds of each class of the faulted arms, ``useful`` first; empty without trials."""
+        """Mean seconds of each class of the faulted arms, ``useful`` first; empty without
+        trials.
+        """
         trials = [trial for trial in self.trials(label, family) if trial.outcome != "refuted"]
         if not trials:
             return {}
@@ -167,14 +199,20 @@ class Facts:
         return counted(sum(bool(trial.phases) for trial in landed), len(landed))
 
     def typical(self, label: str, family: str) -> Trial | None:
-        """The trial of (upper) median recovery time that has phases: a real one, so that they add up."""
+        """The trial of (upper) median recovery time that has phases: a real one, so that they add
+        up.
+        """
         timed = [
-            (t.recovery, t.seed, t) for t in self.trials(label, family) if t.recovery is not None and t.phases
+            (t.recovery, t.seed, t)
+            for t in self.trials(label, family)
+            if t.recovery is not None and t.phases
         ]
         return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
 
     def ahead(self, label: str, family: str) -> str:
-        """How a stack does better under a family than what it is set against; empty where it does not."""
+        """How a stack does better under a family than what it is set against; empty where it does
+        not.
+        """
         reference = self.against(label)
         mine, other = self.cell(reference, family), self.cell(label, family)
         if mine is None or other is None or label == reference or not OUTCOMES[mine.worst].tried:
@@ -189,7 +227,9 @@ class Facts:
         if ratio.says in ("faster", "only this one recovers"):
             return f"faster than {reference}"
         shorter = (
-            ratio.says in ("too few", "no difference shown") and ratio.value is not None and ratio.value < 1
+            ratio.says in ("too few", "no difference shown")
+            and ratio.value is not None
+            and ratio.value < 1
         )
         return f"shorter than {reference}, which may be chance" if shorter else ""
 
@@ -201,4 +241,6 @@ class Facts:
 
 def listed(words: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    return (
+        words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    )

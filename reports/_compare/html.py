@@ -1,4 +1,6 @@
-"""``compare.html``: one file that needs nothing else, not even a network; its script only sorts tables."""
+"""``compare.html``: one file that needs nothing else, not even a network; its script only sorts
+tables.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ _TEMPLATES = Path(__file__).parent.parent / "templates"
 def render(comparison: Comparison) -> str:
     """The text of the page."""
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     return visible(environment.get_template("compare.html.j2").render(_context(comparison)))
 
 
@@ -69,7 +74,10 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "fidelity": [(s.label, s.fidelity) for s in comparison.stacks if s.fidelity],
         "same": tables.same(facts),
         "trials": tables.trials(facts),
-        "systems": [("machine", flatten(comparison.machine)), ("workload", flatten(comparison.workload))],
+        "systems": [
+            ("machine", flatten(comparison.machine)),
+            ("workload", flatten(comparison.workload)),
+        ],
     }
 
 
@@ -80,9 +88,12 @@ def _text(name: str) -> Markup:
 def _about(comparison: Comparison) -> str:
     """How much was run, when."""
     pairs = plural(len(comparison.trials), "pair") + " of arms"
-    when = comparison.started + (f" to {comparison.finished}" if comparison.finished else ", not finished")
+    when = comparison.started + (
+        f" to {comparison.finished}" if comparison.finished else ", not finished"
+    )
     stacks = plural(
-        len({stack.label for stack in comparison.stacks} & {t.label for t in comparison.trials}), "stack"
+        len({stack.label for stack in comparison.stacks} & {t.label for t in comparison.trials}),
+        "stack",
     )
     faults = plural(len(comparison.families), "kind") + " of fault"
     return f"{stacks} · {faults} · {pairs}, same seeds for each · {when}"

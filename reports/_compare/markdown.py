@@ -10,7 +10,17 @@ from harness.judge.results import Metric
 from reports._compare import at_rest
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.words import COST_UNIT, findings
-from reports._format import MISSING, few, flatten, median_of, number, pairs, plural, survived, with_unit
+from reports._format import (
+    MISSING,
+    few,
+    flatten,
+    median_of,
+    number,
+    pairs,
+    plural,
+    survived,
+    with_unit,
+)
 from reports._pipe import code_lines, escape, section, table
 
 _REST = "compare.json"
@@ -28,7 +38,9 @@ def _lines(facts: Facts) -> Iterator[str]:
     yield ""
     yield from (f"- {escape(line)}" for line in said[1:])
     yield ""
-    yield escape(f"{comparison.name}, {comparison.started} to {comparison.finished or 'not finished'}")
+    yield escape(
+        f"{comparison.name}, {comparison.started} to {comparison.finished or 'not finished'}"
+    )
     yield from section("Scorecard")
     yield from _scorecard(facts, facts.counted)
     if facts.apart:
@@ -36,12 +48,15 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield from _scorecard(facts, facts.apart)
     yield ""
     yield (
-        "Outcome (the least good of the trials), median recovery time with its distribution-free 95 % interval "
-        "(from 6 values on), until the job was at its full "
-        "rate and as safe as before, goodput, samples lost. Times are rounded up, goodput down."
+        "Outcome (the least good of the trials), median recovery time with its distribution-free 95"
+        " % interval (from 6 values on), until the job was at its full rate and as safe as before,"
+        " goodput, samples lost. Times are rounded up, goodput down."
     )
     if comparison.missing:
-        yield from ("", f"Not finished: {plural(comparison.missing, 'arm')} of the plan did not run yet.")
+        yield from (
+            "",
+            f"Not finished: {plural(comparison.missing, 'arm')} of the plan did not run yet.",
+        )
     if comparison.cautions:
         yield from section("Not a fair pair in everything")
         yield from (f"- {escape(line)}" for line in comparison.cautions)
@@ -118,7 +133,9 @@ def _time(metric: Metric | None) -> str:
 
 def _whole(cell: CellSummary) -> list[str]:
     known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
-    return [f"{name} {median_of(metric, unit=True)}" for name, metric in known if metric is not None]
+    return [
+        f"{name} {median_of(metric, unit=True)}" for name, metric in known if metric is not None
+    ]
 
 
 def _lost(cell: CellSummary) -> str:
@@ -131,7 +148,9 @@ def _ratios(facts: Facts) -> Iterator[str]:
     for ratio in (*facts.comparison.ratios, *facts.comparison.same):
         better = "higher" if (ratio.value or 0) > 1 else "lower"
         between = (
-            "[{}, {}]".format(*(number(v, better) for v in ratio.interval)) if ratio.interval else MISSING
+            "[{}, {}]".format(*(number(v, better) for v in ratio.interval))
+            if ratio.interval
+            else MISSING
         )
         body.append(
             (
@@ -167,7 +186,9 @@ def _costs(facts: Facts) -> Iterator[str]:
         body.append(row)
     if body:
         yield from section("Cost of one failure")
-        yield from table(("stack", *facts.families), body, "l" + "r" * len(facts.families), rest=_REST)
+        yield from table(
+            ("stack", *facts.families), body, "l" + "r" * len(facts.families), rest=_REST
+        )
 
 
 def _cost(hours: float | None, money: float | None, currency: str) -> str:
@@ -179,7 +200,13 @@ def _cost(hours: float | None, money: float | None, currency: str) -> str:
 
 def _witnesses(facts: Facts) -> Iterator[str]:
     body = [
-        (c.family, c.label, ", ".join(f"{name} {n}" for name, n in c.outcomes.items()), c.witness, c.note)
+        (
+            c.family,
+            c.label,
+            ", ".join(f"{name} {n}" for name, n in c.outcomes.items()),
+            c.witness,
+            c.note,
+        )
         for c in facts.comparison.cells
     ]
     if body:
@@ -191,7 +218,9 @@ def _witnesses(facts: Facts) -> Iterator[str]:
 
 def _notes(facts: Facts) -> Iterator[str]:
     lines = [*facts.comparison.fidelity]
-    lines += [f"{stack.label}: {line}" for stack in facts.comparison.stacks for line in stack.fidelity]
+    lines += [
+        f"{stack.label}: {line}" for stack in facts.comparison.stacks for line in stack.fidelity
+    ]
     if lines:
         yield from section("What is not as in production")
         yield from (f"- {escape(line)}" for line in lines)

@@ -17,9 +17,20 @@ from reports._compare.words import exact, median
 from reports._format import number, percent, plural
 
 _CLASSES = (
-    "useful", "initialisation", "data", "checkpoint_save", "detection", "regroup", "restore", "recomputation",
-    "degraded_world", "straggling", "spare_idle", "shutdown", "other",
-)  # fmt: skip
+    "useful",
+    "initialisation",
+    "data",
+    "checkpoint_save",
+    "detection",
+    "regroup",
+    "restore",
+    "recomputation",
+    "degraded_world",
+    "straggling",
+    "spare_idle",
+    "shutdown",
+    "other",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +44,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Rows that share a scale; ``ruler``: the axis above them, hidden from readers; ``keys``: (class, word)."""
+    """Rows that share a scale; ``ruler``: the axis above them, hidden from readers; ``keys``:
+    (class, word).
+    """
 
     title: str
     ruler: Markup
@@ -69,7 +82,9 @@ def times(facts: Facts, family: str) -> Chart | None:
         lines.append(Line(name=label, drawing=drawing, value=median(cell.recovery, unit=True)))
     never = any(math.isinf(value) for value in every)
     return Chart(
-        title=_times_finding(facts, family), ruler=ruler(scale, "s, logarithmic", never), lines=tuple(lines)
+        title=_times_finding(facts, family),
+        ruler=ruler(scale, "s, logarithmic", never),
+        lines=tuple(lines),
     )
 
 
@@ -78,7 +93,11 @@ def _timed(facts: Facts, label: str, family: str) -> list[Trial]:
 
 
 def _times_finding(facts: Facts, family: str) -> str:
-    known = [(value, label) for label in facts.labels if (value := facts.recovery(label, family)) is not None]
+    known = [
+        (value, label)
+        for label in facts.labels
+        if (value := facts.recovery(label, family)) is not None
+    ]
     finite = sorted(entry for entry in known if math.isfinite(entry[0]))
     never = len(known) - len(finite)
     tail = f"; {never} of {plural(len(known), 'stack')} did not" if never else ""
@@ -86,30 +105,42 @@ def _times_finding(facts: Facts, family: str) -> str:
         return f"{family}: nobody recovers" if known else f"{family}: nothing to recover from"
     fastest = f"{family}: {finite[0][1]} recovers first, in {number(finite[0][0], 'lower')} s"
     if len(finite) > 1:
-        fastest += f"; the slowest that does, {finite[-1][1]}, in {number(finite[-1][0], 'lower')} s"
+        fastest += (
+            f"; the slowest that does, {finite[-1][1]}, in {number(finite[-1][0], 'lower')} s"
+        )
     return fastest + tail
 
 
 def waterfall(facts: Facts, family: str) -> Chart | None:
     """The incident of median recovery time of each stack, phase by phase, on one linear scale."""
-    found = {label: trial for label in facts.labels if (trial := facts.typical(label, family)) is not None}
+    found = {
+        label: trial
+        for label in facts.labels
+        if (trial := facts.typical(label, family)) is not None
+    }
     if not found:
         return None
     ends = [span.start + span.seconds for trial in found.values() for span in trial.phases]
     scale = Scale(ends, logarithmic=False)
     lines = []
     for label, trial in found.items():
-        parts = ", ".join(f"{span.name} {number(span.seconds, 'lower', 1e-4)} s" for span in trial.phases)
+        parts = ", ".join(
+            f"{span.name} {number(span.seconds, 'lower', 1e-4)} s" for span in trial.phases
+        )
         words = f"{label}, {family}, seed {trial.seed}: {parts}"
         drawing = spans(scale, trial.phases, trial.recovery, words)
-        lines.append(Line(name=label, drawing=drawing, value=exact(trial.recovery, _seconds(trial.recovery))))
+        lines.append(
+            Line(name=label, drawing=drawing, value=exact(trial.recovery, _seconds(trial.recovery)))
+        )
     names = {span.name for trial in found.values() for span in trial.phases}
     ordered = [p for p in PHASE_NAMES if p in names] + sorted(names - set(PHASE_NAMES))
     never = any(trial.recovery == math.inf for trial in found.values())
     return Chart(
-        title=_waterfall_finding(family, list(found.values())), ruler=ruler(scale, "s since the fault", never),
-        lines=tuple(lines), keys=tuple((slug(name), name) for name in ordered),
-    )  # fmt: skip
+        title=_waterfall_finding(family, list(found.values())),
+        ruler=ruler(scale, "s since the fault", never),
+        lines=tuple(lines),
+        keys=tuple((slug(name), name) for name in ordered),
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -126,7 +157,9 @@ def _waterfall_finding(family: str, trials: Sequence[Trial]) -> str:
     top = max(often.values())
     names = [name for name, count in often.items() if count == top]
     verb, each = ("takes", "") if len(names) == 1 else ("take", " each")
-    return f"{family}: {listed(names)} {verb} longest, in {top}{each} of {plural(len(most), 'stack')}"
+    return (
+        f"{family}: {listed(names)} {verb} longest, in {top}{each} of {plural(len(most), 'stack')}"
+    )
 
 
 def wall(facts: Facts, family: str) -> Chart | None:
@@ -140,12 +173,18 @@ def wall(facts: Facts, family: str) -> Chart | None:
     lines = []
     for label, split in found.items():
         parts = [(name, split[name]) for name in ordered if name in split]
-        words = f"{label}, {family}, mean seconds: " + ", ".join(f"{_words(n)} {number(s)}" for n, s in parts)
+        words = f"{label}, {family}, mean seconds: " + ", ".join(
+            f"{_words(n)} {number(s)}" for n, s in parts
+        )
         share = split["useful"] / (sum(split.values()) or 1.0)
-        lines.append(Line(name=label, drawing=shares(scale, parts, words), value=Markup(percent(share))))
+        lines.append(
+            Line(name=label, drawing=shares(scale, parts, words), value=Markup(percent(share)))
+        )
     keys = tuple((slug(name), _words(name)) for name in ordered)
     title = _wall_finding(family, found)
-    return Chart(title=title, ruler=ruler(scale, "s; useful, %", False), lines=tuple(lines), keys=keys)
+    return Chart(
+        title=title, ruler=ruler(scale, "s; useful, %", False), lines=tuple(lines), keys=keys
+    )
 
 
 def _wall_finding(family: str, found: dict[str, dict[str, float]]) -> str:
@@ -157,7 +196,9 @@ def _wall_finding(family: str, found: dict[str, dict[str, float]]) -> str:
     useful = [split["useful"] / (sum(split.values()) or 1.0) for split in found.values()]
     low, high = percent(min(useful)), percent(max(useful))
     lead = f"{family}: useful time is {low}" + (f" to {high}" if low != high else "")
-    return f"{lead}; most of the rest is {_words(max(lost, key=lambda n: lost[n]))}" if lost else lead
+    return (
+        f"{lead}; most of the rest is {_words(max(lost, key=lambda n: lost[n]))}" if lost else lead
+    )
 
 
 def _words(name: str) -> str:
@@ -168,12 +209,16 @@ def losses(facts: Facts, family: str) -> list[Curve]:
     """The first trial of each stack that has losses, over its control's."""
     found = []
     for label in facts.labels:
-        trial = next((t for t in facts.trials(label, family) if t.losses and t.control_losses), None)
+        trial = next(
+            (t for t in facts.trials(label, family) if t.losses and t.control_losses), None
+        )
         if trial is None:
             continue
         title = _loss_finding(trial)
         drawing = curves(
-            trial.control_losses, trial.losses, f"{label}, {family}, seed {trial.seed}: loss {title}"
+            trial.control_losses,
+            trial.losses,
+            f"{label}, {family}, seed {trial.seed}: loss {title}",
         )
         found.append(Curve(label=label, title=title, drawing=drawing))
     return found
@@ -192,4 +237,7 @@ def _loss_finding(trial: Trial) -> str:
     end = f", ends at step {trial.losses[-1][0]} of {trial.control_losses[-1][0]}" if short else ""
     if not apart:
         return f"same at all {plural(len(both), 'step')} compared{end}"
-    return f"apart from step {apart[0][0]} on, by at most {number(max(a for _, a in apart), 'lower')}{end}"
+    return (
+        f"apart from step {apart[0][0]} on, by at most"
+        f" {number(max(a for _, a in apart), 'lower')}{end}"
+    )

@@ -1,4 +1,6 @@
-"""Small drawings by hand: positions are in percent, so that marks and letters keep their size in a narrow window."""
+"""Small drawings by hand: positions are in percent, so that marks and letters keep their size in a
+narrow window.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,37 @@ from harness.judge.results import PhaseSpan
 ROOM = 82.0
 """Percent of the width for finite values; what is right of it is for those that never came."""
 HATCHES = {
-    "abort": "M2 0V6", "regroup": "M0 6L6 0M-1 1L1 -1M5 7L7 5", "redo": "M0 0L6 6M-1 5L1 7M5 -1L7 1",
-    "checkpoint-save": "M0 3H6", "spare-idle": "M0 6L6 0M-1 1L1 -1M5 7L7 5", "straggling": "M0 0L6 6M0 6L6 0",
-    "recomputation": "M0 0L6 6M-1 5L1 7M5 -1L7 1", "shutdown": "M0 3H6M3 0V6", "other": "M0 3H2",
-}  # fmt: skip
+    "abort": "M2 0V6",
+    "regroup": "M0 6L6 0M-1 1L1 -1M5 7L7 5",
+    "redo": "M0 0L6 6M-1 5L1 7M5 -1L7 1",
+    "checkpoint-save": "M0 3H6",
+    "spare-idle": "M0 6L6 0M-1 1L1 -1M5 7L7 5",
+    "straggling": "M0 0L6 6M0 6L6 0",
+    "recomputation": "M0 0L6 6M-1 5L1 7M5 -1L7 1",
+    "shutdown": "M0 3H6M3 0V6",
+    "other": "M0 3H2",
+}
 _ICONS: dict[OutcomeClass, str] = {
-    "masked": '<circle class="line" cx="8" cy="8" r="6"/><circle class="fill" cx="8" cy="8" r="3"/>',
+    "masked": (
+        '<circle class="line" cx="8" cy="8" r="6"/><circle class="fill" cx="8" cy="8" r="3"/>'
+    ),
     "recovered": '<circle class="fill" cx="8" cy="8" r="6.5"/>',
-    "degraded": '<circle class="line" cx="8" cy="8" r="6"/><path class="fill" d="M2 8a6 6 0 0 0 12 0z"/>',
+    "degraded": (
+        '<circle class="line" cx="8" cy="8" r="6"/><path class="fill" d="M2 8a6 6 0 0 0 12 0z"/>'
+    ),
     "rolled back": '<path class="fill" d="M2 8L13 1.5V14.5z"/>',
     "started over": '<path class="line" d="M3 2v12M13.5 2.5L6 8l7.5 5.5z"/>',
     "all ranks died": '<path class="thick" d="M3 3l10 10M13 3L3 13"/>',
     "hung": '<path class="thick" d="M5 2.5v11M11 2.5v11"/>',
-    "committed bad values": '<path class="line" d="M8 1l7 13H1z"/><path class="line" d="M8 6v4M8 11.4v1.4"/>',
+    "committed bad values": (
+        '<path class="line" d="M8 1l7 13H1z"/><path class="line" d="M8 6v4M8 11.4v1.4"/>'
+    ),
     "not landed": '<circle class="line dashed" cx="8" cy="8" r="6"/>',
     "not offered": '<path class="line" d="M3 8h10"/>',
-    "refuted": '<circle class="line dashed" cx="8" cy="8" r="6"/><path class="line" d="M5 5l6 6M11 5l-6 6"/>',
+    "refuted": (
+        '<circle class="line dashed" cx="8" cy="8" r="6"/><path class="line" d="M5 5l6 6M11 5l-6'
+        ' 6"/>'
+    ),
 }
 
 
@@ -53,13 +70,15 @@ def patterns() -> Markup:
         ).format(name, path)
         for name, path in HATCHES.items()
     )
-    return Markup('<svg class="defs" width="0" height="0" aria-hidden="true"><defs>{}</defs></svg>').format(
-        drawn
-    )
+    return Markup(
+        '<svg class="defs" width="0" height="0" aria-hidden="true"><defs>{}</defs></svg>'
+    ).format(drawn)
 
 
 class Scale:
-    """Values to percent of the width, linear from 0 or logarithmic over whole decades; infinity is right of all."""
+    """Values to percent of the width, linear from 0 or logarithmic over whole decades; infinity is
+    right of all.
+    """
 
     def __init__(self, values: Sequence[float], *, logarithmic: bool, room: float = ROOM) -> None:
         finite = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
@@ -67,7 +86,10 @@ class Scale:
         self.low, self.high = 0.0, max([*finite, 0.0]) * 1.02 or 1.0
         if logarithmic:
             low, high = (min(finite), max(finite)) if finite else (1.0, 1.0)
-            self.low, self.high = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+            self.low, self.high = (
+                math.floor(math.log10(low) + 1e-9),
+                math.ceil(math.log10(high) - 1e-9),
+            )
             self.high += self.high == self.low
 
     def at(self, value: float) -> float:
@@ -76,7 +98,10 @@ class Scale:
             return 97.0 if value > 0 else 1.0
         if self.logarithmic:
             value = math.log10(value) if value > 0 else self.low
-        return min(max((value - self.low) / (self.high - self.low) * self._room, 0.0), self._room) + 1.0
+        return (
+            min(max((value - self.low) / (self.high - self.low) * self._room, 0.0), self._room)
+            + 1.0
+        )
 
     def ticks(self) -> list[float]:
         """Where lines go: decades, or about five round numbers."""
@@ -92,7 +117,8 @@ class Scale:
 def ruler(scale: Scale, unit: str, never: bool) -> Markup:
     """The axis above rows that share a scale."""
     words = [
-        Markup('<text x="{}%" y="13">{}</text>').format(_n(scale.at(t)), f"{t:g}") for t in scale.ticks()
+        Markup('<text x="{}%" y="13">{}</text>').format(_n(scale.at(t)), f"{t:g}")
+        for t in scale.ticks()
     ]
     if never:
         words.append(Markup('<text x="{}%" y="13">never</text>').format(_n(scale.at(math.inf))))
@@ -108,7 +134,9 @@ def points(
     bounds: tuple[float, float] | None,
     label: str,
 ) -> Markup:
-    """Every value a circle, an outlier a diamond, infinity an arrow; the median a bar, its interval a line."""
+    """Every value a circle, an outlier a diamond, infinity an arrow; the median a bar, its interval
+    a line.
+    """
     parts = [_grid(scale, 28)]
     if bounds is not None:
         parts.append(
@@ -121,7 +149,12 @@ def points(
         parts.append(Markup('<line class="median" x1="{0}%" x2="{0}%" y1="3" y2="25"/>').format(x))
     for index, (value, flagged) in enumerate(values):
         parts.append(
-            _mark(_n(scale.at(value)), 14 + ((-5, 0, 5)[index % 3] if len(values) > 1 else 0), value, flagged)
+            _mark(
+                _n(scale.at(value)),
+                14 + ((-5, 0, 5)[index % 3] if len(values) > 1 else 0),
+                value,
+                flagged,
+            )
         )
     return _drawing("strip-row", 28, label, parts)
 
@@ -158,27 +191,34 @@ def curves(
     def path(series: Sequence[tuple[float, float]]) -> str:
         inside = [p for p in series if math.isfinite(p[1])]
         return " ".join(
-            f"{_n((x - left) / ((right - left) or 1) * 200)},{_n(76 - (y - low) / ((high - low) or 1) * 72)}"
+            f"{_n((x - left) / ((right - left) or 1) * 200)},"
+            f"{_n(76 - (y - low) / ((high - low) or 1) * 72)}"
             for x, y in inside
         )
 
     return Markup(
-        '<svg class="curve" viewBox="0 0 200 80" preserveAspectRatio="none" role="img" aria-label="{0}">'
-        "<title>{0}</title>"
-        '<polyline class="control" points="{1}"/><polyline class="faulted" points="{2}"/></svg>'
+        '<svg class="curve" viewBox="0 0 200 80" preserveAspectRatio="none" role="img"'
+        ' aria-label="{0}"><title>{0}</title><polyline class="control" points="{1}"/><polyline'
+        ' class="faulted" points="{2}"/></svg>'
     ).format(label, path(control), path(faulted))
 
 
 def _grid(scale: Scale, height: int) -> Markup:
     return Markup("").join(
-        Markup('<line class="grid" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>').format(_n(scale.at(t)), height)
+        Markup('<line class="grid" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>').format(
+            _n(scale.at(t)), height
+        )
         for t in scale.ticks()
     )
 
 
-def _bar(scale: Scale, start: float, seconds: float, name: str, top: int, height: int) -> list[Markup]:
+def _bar(
+    scale: Scale, start: float, seconds: float, name: str, top: int, height: int
+) -> list[Markup]:
     left, right = scale.at(max(start, 0.0)), scale.at(max(start, 0.0) + max(seconds, 0.0))
-    box = Markup('x="{}%" y="{}" width="{}%" height="{}"').format(_n(left), top, _n(right - left), height)
+    box = Markup('x="{}%" y="{}" width="{}%" height="{}"').format(
+        _n(left), top, _n(right - left), height
+    )
     kind = slug(name)
     thin = " thin" if right - left < 0.6 else ""
     drawn = [Markup('<rect class="c-{}{}" {}/>').format(kind, thin, box)]
@@ -198,9 +238,9 @@ def _mark(x: str, y: int, value: float, flagged: bool) -> Markup:
 
 
 def _drawing(kind: str, height: int, label: str, parts: Sequence[Markup]) -> Markup:
-    return Markup('<svg class="{}" height="{}" role="img" aria-label="{}"><title>{}</title>{}</svg>').format(
-        kind, height, label, label, Markup("").join(parts)
-    )
+    return Markup(
+        '<svg class="{}" height="{}" role="img" aria-label="{}"><title>{}</title>{}</svg>'
+    ).format(kind, height, label, label, Markup("").join(parts))
 
 
 def _n(value: float) -> str:

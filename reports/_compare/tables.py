@@ -31,7 +31,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Head of a column. ``kind``: text, number, wide (text that may wrap) or score (a block of several lines)."""
+    """Head of a column. ``kind``: text, number, wide (text that may wrap) or score (a block of
+    several lines).
+    """
 
     name: str
     unit: str = ""
@@ -40,7 +42,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """``name``: what it is for readers that do not see it; ``left_out``: rows cut to keep the page readable."""
+    """``name``: what it is for readers that do not see it; ``left_out``: rows cut to keep the page
+    readable.
+    """
 
     name: str
     columns: tuple[Column, ...]
@@ -49,7 +53,9 @@ class Table:
     left_out: int = 0
 
 
-def table(name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str) -> Table:
+def table(
+    name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str
+) -> Table:
     """A table of at most MAX_ROWS rows; the points of a column of numbers line up."""
     kept = [list(row) for row in rows[:MAX_ROWS]]
     for place, column in enumerate(columns):
@@ -58,8 +64,12 @@ def table(name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], 
             for row, plain, padded in zip(kept, texts, align(texts), strict=True):
                 row[place] = replace(row[place], content=row[place].content + padded[len(plain) :])
     return Table(
-        name=name, columns=tuple(columns), rows=tuple(map(tuple, kept)), notes=notes, left_out=len(rows) - len(kept)
-    )  # fmt: skip
+        name=name,
+        columns=tuple(columns),
+        rows=tuple(map(tuple, kept)),
+        notes=notes,
+        left_out=len(rows) - len(kept),
+    )
 
 
 def text(value: object, key: str | None = None) -> Cell:
@@ -68,7 +78,9 @@ def text(value: object, key: str | None = None) -> Cell:
     return Cell(content=content, key=str(value) if key is None else key)
 
 
-def count(value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0) -> Cell:
+def count(
+    value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
+) -> Cell:
     """A cell of one number."""
     return Cell(content=figure(value, unit, better, finest), key=_key(value))
 
@@ -81,16 +93,20 @@ def outcome(name: OutcomeClass, note: str = "") -> Markup:
     """Shape and word of an outcome."""
     tone = "kept" if OUTCOMES[name].kept else "lost" if OUTCOMES[name].tried else "none"
     return Markup('<span class="outcome {}">{}<span>{}{}</span></span>').format(
-        tone, icon(name), name, Markup(' <small class="quiet">{}</small>').format(note) if note else ""
+        tone,
+        icon(name),
+        name,
+        Markup(' <small class="quiet">{}</small>').format(note) if note else "",
     )
 
 
 def scorecard(facts: Facts, families: Sequence[str]) -> Table:
     """Stack by fault family: what became of the job, how long it took, what was lost."""
     columns = [
-        Column(name="stack"), *(Column(name=family, kind="score") for family in families),
+        Column(name="stack"),
+        *(Column(name=family, kind="score") for family in families),
         Column(name="step without a fault", unit="times the bare one", kind="number"),
-    ]  # fmt: skip
+    ]
     rows = []
     for label in facts.labels:
         cells = [_score(facts, label, family) for family in families]
@@ -102,7 +118,9 @@ def _stack(facts: Facts, label: str) -> Cell:
     known = facts.stacks.get(label)
     kept = f"{facts.kept(label)} of {facts.tried(label)} kept"
     ours = (
-        Markup(' <small class="own">this project</small>') if known is not None and known.ours else Markup("")
+        Markup(' <small class="own">this project</small>')
+        if known is not None and known.ours
+        else Markup("")
     )
     content = Markup('<b>{}</b>{}<span class="quiet under">{}</span>').format(label, ours, kept)
     return Cell(content=content, key=label)
@@ -122,13 +140,18 @@ def _score(facts: Facts, label: str, family: str) -> Cell:
     recovery = cell.recovery.median if cell.recovery is not None else None
     key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
     return Cell(
-        content=Markup("").join(lines), key=_key(0.0 if cell.worst == "masked" and key is None else key)
+        content=Markup("").join(lines),
+        key=_key(0.0 if cell.worst == "masked" and key is None else key),
     )
 
 
 def _counts(cell: CellSummary) -> str:
     """``2 of 3`` where outcomes differ, else the number of trials."""
-    return f"{cell.outcomes.get(cell.worst, 0)} of {cell.n}" if len(cell.outcomes) > 1 else f"n = {cell.n}"
+    return (
+        f"{cell.outcomes.get(cell.worst, 0)} of {cell.n}"
+        if len(cell.outcomes) > 1
+        else f"n = {cell.n}"
+    )
 
 
 def _time(cell: CellSummary) -> Markup:
@@ -150,18 +173,24 @@ def _whole(cell: CellSummary) -> Markup:
         if metric is not None
     ]
     return (
-        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(told)) if told else Markup("")
+        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(told))
+        if told
+        else Markup("")
     )
 
 
 def _losses(cell: CellSummary) -> Markup:
     known = cell.samples_lost is not None and cell.samples_lost.median is not None
     lost = Markup("{} lost").format(median(cell.samples_lost)) if known else Markup("lost unknown")
-    return Markup('<span class="quiet under">goodput {} · {}</span>').format(median(cell.goodput), lost)
+    return Markup('<span class="quiet under">goodput {} · {}</span>').format(
+        median(cell.goodput), lost
+    )
 
 
 def ratios(facts: Facts) -> Table:
-    """Each stack's recovery time over that of the stack it is set against, pair by pair of the same seed."""
+    """Each stack's recovery time over that of the stack it is set against, pair by pair of the same
+    seed.
+    """
     pooled = any(ratio.family == EVERY for ratio in facts.comparison.ratios)
     families = [EVERY, *facts.families] if pooled else facts.families
     columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in families)]
@@ -170,7 +199,9 @@ def ratios(facts: Facts) -> Table:
         for label in facts.labels
         if label != facts.reference
     ]
-    return table("Recovery time as a multiple of that of the stack it is set against", columns, rows)
+    return table(
+        "Recovery time as a multiple of that of the stack it is set against", columns, rows
+    )
 
 
 def _ratio(facts: Facts, label: str, family: str) -> Cell:
@@ -183,14 +214,19 @@ def _ratio(facts: Facts, label: str, family: str) -> Cell:
         return Cell(content=Markup('<span class="quiet">{}</span>').format(why))
     better = "higher" if (ratio.value or 0) > 1 else "lower"
     shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
-        figure(ratio.value, better=better), "×" if ratio.value is not None and math.isfinite(ratio.value) else "",
+        figure(ratio.value, better=better),
+        "×" if ratio.value is not None and math.isfinite(ratio.value) else "",
         interval(ratio.interval, better),
-    )  # fmt: skip
+    )
     guess = "at least" if ratio.says == "too few" else "about"
     more = f", {guess} {ratio.needed} would settle it" if ratio.needed else ""
     ahead = ratio.says in ("faster", "only this one recovers")
     said = Markup('<span class="ahead">{}</span>').format(ratio.says) if ahead else Markup("")
-    rest = f"{plural(ratio.n, 'pair')}{more}" if ahead else f"{ratio.says}, {plural(ratio.n, 'pair')}{more}"
+    rest = (
+        f"{plural(ratio.n, 'pair')}{more}"
+        if ahead
+        else f"{ratio.says}, {plural(ratio.n, 'pair')}{more}"
+    )
     rest += f" with {ratio.against}" if ratio.against != facts.reference else ""
     content = shown + said + Markup('<span class="quiet under">{}</span>').format(rest)
     return Cell(content=content, key=_key(ratio.value))
@@ -198,10 +234,15 @@ def _ratio(facts: Facts, label: str, family: str) -> Cell:
 
 def phases(facts: Facts, family: str) -> Table:
     """Median seconds of each phase under one family."""
-    found = {label: c.phases for label in facts.labels if (c := facts.cell(label, family)) and c.phases}
+    found = {
+        label: c.phases for label in facts.labels if (c := facts.cell(label, family)) and c.phases
+    }
     names = [p for p in PHASE_NAMES if any(p in x for x in found.values())]
     names += sorted({p for x in found.values() for p in x} - set(names))
-    columns = [Column(name="stack"), *(Column(name=name, unit="s", kind="number") for name in names)]
+    columns = [
+        Column(name="stack"),
+        *(Column(name=name, unit="s", kind="number") for name in names),
+    ]
     columns.append(Column(name="n", kind="number"))
     rows = [
         [
@@ -216,8 +257,14 @@ def phases(facts: Facts, family: str) -> Table:
 
 def goodput(facts: Facts) -> Table:
     """Goodput with the fault, and of the control without it."""
-    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
-    rows = [[text(label), *(_goodput(facts, label, f) for f in facts.families)] for label in facts.labels]
+    columns = [
+        Column(name="stack"),
+        *(Column(name=family, kind="score") for family in facts.families),
+    ]
+    rows = [
+        [text(label), *(_goodput(facts, label, f) for f in facts.families)]
+        for label in facts.labels
+    ]
     return table("Goodput by kind of fault", columns, rows)
 
 
@@ -225,12 +272,18 @@ def _goodput(facts: Facts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     if cell is None or cell.goodput is None:
         return Cell(content=Markup(MISSING))
-    controls = [t.control_goodput for t in facts.trials(label, family) if t.control_goodput is not None]
+    controls = [
+        t.control_goodput for t in facts.trials(label, family) if t.control_goodput is not None
+    ]
     without = Markup("")
     if controls:
         low, high = min(controls), max(controls)
         shown = figure(low, better="higher")
-        shown = shown if low == high else Markup("{} to {}").format(shown, figure(high, better="higher"))
+        shown = (
+            shown
+            if low == high
+            else Markup("{} to {}").format(shown, figure(high, better="higher"))
+        )
         without = Markup('<span class="quiet under">without the fault {}</span>').format(shown)
     content = Markup('<span class="time">{} <small class="quiet">{}</small></span>{}{}').format(
         median(cell.goodput),
@@ -258,8 +311,13 @@ def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
 
 def cost(facts: Facts) -> Table:
     """Rank-hours, and money, that one failure costs."""
-    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
-    rows = [[text(label), *(_cost(facts, label, f) for f in facts.families)] for label in facts.labels]
+    columns = [
+        Column(name="stack"),
+        *(Column(name=family, kind="score") for family in facts.families),
+    ]
+    rows = [
+        [text(label), *(_cost(facts, label, f) for f in facts.families)] for label in facts.labels
+    ]
     return table("Cost of one failure", columns, rows)
 
 
@@ -280,20 +338,28 @@ def _cost(facts: Facts, label: str, family: str) -> Cell:
         else figure(money, facts.comparison.currency, "lower")
     )
     if money is not None:
-        lines += Markup('<span class="quiet under">{}</span>').format(figure(hours, COST_UNIT, "lower"))
+        lines += Markup('<span class="quiet under">{}</span>').format(
+            figure(hours, COST_UNIT, "lower")
+        )
     return Cell(content=lines, key=_key(hours))
 
 
 def witnesses(facts: Facts) -> Table:
     """What shows that each outcome is what it is said to be."""
     columns = [
-        Column(name="fault"), Column(name="stack"), Column(name="outcome"), Column(name="steps lost", kind="number"),
-        Column(name="samples lost", kind="number"), Column(name="detected", unit="s, median", kind="number"),
+        Column(name="fault"),
+        Column(name="stack"),
+        Column(name="outcome"),
+        Column(name="steps lost", kind="number"),
+        Column(name="samples lost", kind="number"),
+        Column(name="detected", unit="s, median", kind="number"),
         Column(name="full rate", unit="s, median", kind="number"),
         Column(name="redundant", unit="s, median", kind="number"),
-        Column(name="survived", unit="95 %"), Column(name="ETTR", kind="number"),
-        Column(name="cost", unit=f"{COST_UNIT} a failure", kind="number"), Column(name="witness", kind="wide"),
-    ]  # fmt: skip
+        Column(name="survived", unit="95 %"),
+        Column(name="ETTR", kind="number"),
+        Column(name="cost", unit=f"{COST_UNIT} a failure", kind="number"),
+        Column(name="witness", kind="wide"),
+    ]
     rows = []
     for family in facts.families:
         for label in facts.labels:
@@ -304,19 +370,33 @@ def witnesses(facts: Facts) -> Table:
 
 
 def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
-    every = ", ".join(f"{name} {n}" for name, n in cell.outcomes.items()) if len(cell.outcomes) > 1 else ""
+    every = (
+        ", ".join(f"{name} {n}" for name, n in cell.outcomes.items())
+        if len(cell.outcomes) > 1
+        else ""
+    )
     said = Markup("{}").format(cell.witness)
     if cell.note:
         said += Markup('<span class="quiet under">{}</span>').format(cell.note)
     if cell.outliers:
         seeds = ", ".join(map(str, cell.outliers))
-        said += Markup('<span class="quiet under">far from the others, kept: seed {}</span>').format(seeds)
+        said += Markup(
+            '<span class="quiet under">far from the others, kept: seed {}</span>'
+        ).format(seeds)
     return [
-        text(family), text(label), Cell(content=outcome(cell.worst, every), key=str(_RANKS[cell.worst])),
-        _middle(cell.steps_lost), _middle(cell.samples_lost), _middle(cell.detection, FINEST_S),
-        _middle(cell.full_rate), _middle(cell.redundancy), text(survived(cell.survival) or MISSING), _middle(cell.ettr),
-        count(cell.cost_gpu_hours, "", "lower"), Cell(content=said),
-    ]  # fmt: skip
+        text(family),
+        text(label),
+        Cell(content=outcome(cell.worst, every), key=str(_RANKS[cell.worst])),
+        _middle(cell.steps_lost),
+        _middle(cell.samples_lost),
+        _middle(cell.detection, FINEST_S),
+        _middle(cell.full_rate),
+        _middle(cell.redundancy),
+        text(survived(cell.survival) or MISSING),
+        _middle(cell.ettr),
+        count(cell.cost_gpu_hours, "", "lower"),
+        Cell(content=said),
+    ]
 
 
 def _middle(metric: Metric | None, finest: float = 0.0) -> Cell:
@@ -333,13 +413,21 @@ def _middle(metric: Metric | None, finest: float = 0.0) -> Cell:
 def trials(facts: Facts) -> Table:
     """Every trial, and the command that does it again."""
     columns = [
-        Column(name="fault"), Column(name="stack"), Column(name="seed", kind="number"), Column(name="outcome"),
-        Column(name="recovery", unit="s", kind="number"), Column(name="detection", unit="s", kind="number"),
-        Column(name="full rate", unit="s", kind="number"), Column(name="redundant", unit="s", kind="number"),
-        Column(name="lost", unit="steps", kind="number"), Column(name="goodput", kind="number"),
-        Column(name="wall clock", unit="s", kind="number"), Column(name="step", unit="s", kind="number"),
-        Column(name="verdict"), Column(name="again, and where its record is", kind="wide"),
-    ]  # fmt: skip
+        Column(name="fault"),
+        Column(name="stack"),
+        Column(name="seed", kind="number"),
+        Column(name="outcome"),
+        Column(name="recovery", unit="s", kind="number"),
+        Column(name="detection", unit="s", kind="number"),
+        Column(name="full rate", unit="s", kind="number"),
+        Column(name="redundant", unit="s", kind="number"),
+        Column(name="lost", unit="steps", kind="number"),
+        Column(name="goodput", kind="number"),
+        Column(name="wall clock", unit="s", kind="number"),
+        Column(name="step", unit="s", kind="number"),
+        Column(name="verdict"),
+        Column(name="again, and where its record is", kind="wide"),
+    ]
     known = facts.comparison.trials
     return table("Every trial", columns, [_trial(trial) for trial in known])
 
@@ -350,21 +438,32 @@ def _trial(t: Trial) -> list[Cell]:
     )
     again = Markup('<code>{}</code><span class="quiet under">{}</span>').format(t.reproduce, record)
     return [
-        text(t.family), text(t.label), text(t.seed, _key(t.seed)),
-        Cell(content=outcome(t.outcome), key=str(_RANKS[t.outcome])), count(t.recovery, "", "lower", FINEST_S),
-        count(t.detection, "", "lower", FINEST_S), count(t.full_rate, "", "lower", FINEST_S),
-        count(t.redundancy, "", "lower", FINEST_S), text(t.steps_lost, _key(t.steps_lost)),
-        count(t.goodput, "", "higher"), count(t.wall, "", "lower"), count(t.step_time, "", "lower", FINEST_S),
-        text(t.verdict), Cell(content=again),
-    ]  # fmt: skip
+        text(t.family),
+        text(t.label),
+        text(t.seed, _key(t.seed)),
+        Cell(content=outcome(t.outcome), key=str(_RANKS[t.outcome])),
+        count(t.recovery, "", "lower", FINEST_S),
+        count(t.detection, "", "lower", FINEST_S),
+        count(t.full_rate, "", "lower", FINEST_S),
+        count(t.redundancy, "", "lower", FINEST_S),
+        text(t.steps_lost, _key(t.steps_lost)),
+        count(t.goodput, "", "higher"),
+        count(t.wall, "", "lower"),
+        count(t.step_time, "", "lower", FINEST_S),
+        text(t.verdict),
+        Cell(content=again),
+    ]
 
 
 def settings(facts: Facts) -> Table:
     """What was chosen for each stack, why, and in which version."""
     columns = [
-        Column(name="stack"), Column(name="what it is", kind="wide"), Column(name="settings", kind="wide"),
-        Column(name="why these", kind="wide"), Column(name="versions", kind="wide"),
-    ]  # fmt: skip
+        Column(name="stack"),
+        Column(name="what it is", kind="wide"),
+        Column(name="settings", kind="wide"),
+        Column(name="why these", kind="wide"),
+        Column(name="versions", kind="wide"),
+    ]
     rows = []
     for stack in facts.comparison.stacks:
         chosen = pairs(stack.chosen) or "all as they come"
@@ -377,16 +476,24 @@ def settings(facts: Facts) -> Table:
 def same(facts: Facts) -> Table:
     """The reference against itself."""
     columns = [
-        Column(name="fault"), Column(name="metric"), Column(name="ratio", unit="median", kind="number"),
-        Column(name="interval", unit="95 %"), Column(name="pairs", kind="number"), Column(name="says"),
-    ]  # fmt: skip
+        Column(name="fault"),
+        Column(name="metric"),
+        Column(name="ratio", unit="median", kind="number"),
+        Column(name="interval", unit="95 %"),
+        Column(name="pairs", kind="number"),
+        Column(name="says"),
+    ]
     rows = [
         [
-            text(r.family), text(r.metric), count(r.value), Cell(content=interval(r.interval)), text(r.n, _key(r.n)),
+            text(r.family),
+            text(r.metric),
+            count(r.value),
+            Cell(content=interval(r.interval)),
+            text(r.n, _key(r.n)),
             text(r.says),
         ]
         for r in facts.comparison.same
-    ]  # fmt: skip
+    ]
     return table("The reference against itself", columns, rows)
 
 

@@ -1,4 +1,6 @@
-"""The sentences that state the finding, for the person who pays; each number carries its exact value."""
+"""The sentences that state the finding, for the person who pays; each number carries its exact
+value.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from reports._compare.facts import OUTCOMES, Facts, listed
 from reports._format import MISSING, NEVER, few, number, plural, quantity
 
 COST_UNIT = METRICS["failure_cost"].unit
-"""Of what a failure costs: a rank has a GPU where there are any, so the price of a GPU hour is that of one."""
+"""Of what a failure costs: a rank has a GPU where there are any, so the price of a GPU hour is that
+of one.
+"""
 
 
 def exact(value: float | None, text: str) -> Markup:
@@ -25,7 +29,9 @@ def exact(value: float | None, text: str) -> Markup:
     return Markup('<data value="{}">{}</data>').format(machine, text)
 
 
-def figure(value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0) -> Markup:
+def figure(
+    value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
+) -> Markup:
     """A number by the column's rule, with its unit where it has one to show."""
     text = number(value, better, finest) if finest else quantity(value, unit, better)
     shown = text if unit in ("", "ratio", "1") or text in (MISSING, NEVER) else f"{text} {unit}"
@@ -33,8 +39,9 @@ def figure(value: float | None, unit: str = "", better: str = "neither", finest:
 
 
 def median(metric: Metric | None, unit: bool = False) -> Markup:
-    """The median of a metric, rounded against whoever has it, with its unit where that is asked for, and with how many
-    values it is of where not every trial gave one."""
+    """The median of a metric, rounded against whoever has it, with its unit where that is asked
+    for, and with how many values it is of where not every trial gave one.
+    """
     if metric is None:
         return Markup(MISSING)
     if unit:
@@ -50,11 +57,24 @@ def interval(bounds: tuple[float, float] | None, better: str = "neither") -> Mar
 
 
 def findings(facts: Facts) -> list[Markup]:
-    """The headline, then what qualifies it; the first is about survival, the others about speed, money and doubt."""
+    """The headline, then what qualifies it; the first is about survival, the others about speed,
+    money and doubt.
+    """
     if facts.reference not in facts.labels:
-        ran = f"{plural(len(facts.labels), 'other stack')} did" if facts.labels else "nor did any other stack"
+        ran = (
+            f"{plural(len(facts.labels), 'other stack')} did"
+            if facts.labels
+            else "nor did any other stack"
+        )
         return [Markup("{} did not run; {}.").format(facts.reference, ran)]
-    lines = [_survival(facts), _speed(facts), _alike(facts), _behind(facts), _cost(facts), _certainty(facts)]
+    lines = [
+        _survival(facts),
+        _speed(facts),
+        _alike(facts),
+        _behind(facts),
+        _cost(facts),
+        _certainty(facts),
+    ]
     lines += [_apart(facts), _division(facts)]
     return [line for line in lines if line]
 
@@ -81,9 +101,9 @@ def _survival(facts: Facts) -> Markup:
 
 
 def _times(facts: Facts, label: str, family: str) -> tuple[float, bool] | None:
-    """How many times as long a stack takes as what it is set against, and whether that is shown; None where one of them
-    never recovers. Of pairs their ratio, never that of the medians, which may say otherwise; without pairs nothing is
-    shown.
+    """How many times as long a stack takes as what it is set against, and whether that is shown;
+    None where one of them never recovers. Of pairs their ratio, never that of the medians, which
+    may say otherwise; without pairs nothing is shown.
     """
     mine, theirs = facts.recovery(facts.against(label), family), facts.recovery(label, family)
     if not mine or theirs is None or not (math.isfinite(mine) and math.isfinite(theirs)):
@@ -134,7 +154,9 @@ def _speed(facts: Facts) -> Markup:
 
 
 def _alike(facts: Facts) -> Markup:
-    """Stacks that are set against another built-in than the reference, since they go on in its way."""
+    """Stacks that are set against another built-in than the reference, since they go on in
+    its way.
+    """
     parts = []
     for label in facts.others:
         known = facts.against(label)
@@ -147,9 +169,15 @@ def _alike(facts: Facts) -> Markup:
             says = Markup("never recovers")
             if (found := _times(facts, label, family)) is not None:
                 chance = "" if found[1] else ", which may be chance"
-                says = Markup("takes {}{}").format(_multiple(facts, label, family, found[0]), chance)
-            parts.append(Markup("from {}, {} {} (set against {})").format(family, label, says, known))
-    return Markup("Like against like: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
+                says = Markup("takes {}{}").format(
+                    _multiple(facts, label, family, found[0]), chance
+                )
+            parts.append(
+                Markup("from {}, {} {} (set against {})").format(family, label, says, known)
+            )
+    return (
+        Markup("Like against like: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
+    )
 
 
 def _apart(facts: Facts) -> Markup:
@@ -163,7 +191,8 @@ def _apart(facts: Facts) -> Markup:
 def _division(facts: Facts) -> Markup:
     if facts.comparison.division == "closed":
         return Markup(
-            "Closed division: every rule of docs/benchmark-rules.md that a program can hold was kept."
+            "Closed division: every rule of docs/benchmark-rules.md that a program can hold was"
+            " kept."
         )
     if facts.comparison.broken:
         return Markup("Not of the closed division: {}.").format("; ".join(facts.comparison.broken))
@@ -180,21 +209,27 @@ def _behind(facts: Facts) -> Markup:
             share = exact(found[0], number(found[0], "lower"))
             chance = "" if found[1] else ", which may be chance"
             parts.append(
-                Markup("{} recovers from {} in {} of its time{}").format(other[0], family, share, chance)
+                Markup("{} recovers from {} in {} of its time{}").format(
+                    other[0], family, share, chance
+                )
             )
     for family in facts.counted:
         mine = facts.cell(facts.reference, family)
         if mine is None or not OUTCOMES[mine.worst].tried:
             continue
         if OUTCOMES[mine.worst].kept:
-            untouched = [x for x in facts.others if mine.worst != "masked" and _masked(facts, x, family)]
+            untouched = [
+                x for x in facts.others if mine.worst != "masked" and _masked(facts, x, family)
+            ]
             if untouched:
                 parts.append(Markup("{} stops {} not at all").format(family, listed(untouched)))
             continue
         who = [x for x in facts.others if (c := facts.cell(x, family)) and OUTCOMES[c.worst].kept]
         if who:
             verb = "keeps" if len(who) == 1 else "keep"
-            parts.append(Markup("{} {} the work through {}, it does not").format(listed(who), verb, family))
+            parts.append(
+                Markup("{} {} the work through {}, it does not").format(listed(who), verb, family)
+            )
     cheaper = sorted((o, x) for x in facts.others if (o := facts.overhead(x)) is not None)
     own = facts.overhead(facts.reference)
     if cheaper and own is not None and cheaper[0][0] < own:
@@ -203,7 +238,11 @@ def _behind(facts: Facts) -> Markup:
                 cheaper[0][1], figure(cheaper[0][0]), figure(own, better="lower")
             )
         )
-    return Markup("Where others are better: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
+    return (
+        Markup("Where others are better: {}.").format(Markup("; ").join(parts))
+        if parts
+        else Markup("")
+    )
 
 
 def _masked(facts: Facts, label: str, family: str) -> bool:
@@ -220,31 +259,43 @@ def _cost(facts: Facts) -> Markup:
         a, b = facts.money(mine.cost_gpu_hours), facts.money(theirs.cost_gpu_hours)
         if a is None or b is None or not math.isfinite(a):
             continue
-        return Markup("A thousand failures of the kind {} cost {} {} of GPU time, with {} {}.").format(
-            family, figure(a * 1000, better="lower"), facts.comparison.currency, other[0], figure(b * 1000)
+        return Markup(
+            "A thousand failures of the kind {} cost {} {} of GPU time, with {} {}."
+        ).format(
+            family,
+            figure(a * 1000, better="lower"),
+            facts.comparison.currency,
+            other[0],
+            figure(b * 1000),
         )
     return Markup("")
 
 
 def _certainty(facts: Facts) -> Markup:
-    known = [r for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others]
+    known = [
+        r for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others
+    ]
     says = Counter(r.says for r in known if r.family != EVERY)
     together = Counter(r.says for r in known if r.family == EVERY)
     total, open_ = says.total(), says["too few"] + says["no difference shown"]
     if not total:
-        return Markup("Nothing was paired with it, so no difference is shown to be more than chance.")
+        return Markup(
+            "Nothing was paired with it, so no difference is shown to be more than chance."
+        )
     if says["too few"] == total:
         line = Markup("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
     else:
         neither = says["neither recovers"]
         line = Markup(
-            "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {} do not"
+            "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {}"
+            " do not"
         ).format(total, total - open_ - neither, open_)
         line += Markup("; in {} neither recovers.").format(neither) if neither else Markup(".")
     if together:
         slower = together["slower"] + together["only the other recovers"]
         faster = together["faster"] + together["only this one recovers"]
         line += Markup(
-            " Over every kind of fault together {} of the {} others are shown to be slower, {} faster."
+            " Over every kind of fault together {} of the {} others are shown to be slower, {}"
+            " faster."
         ).format(slower, together.total(), faster)
     return line

@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos import beacon
-from harness.script.listen.progress import LINE_LIMIT, BeaconReader, Lines, RegexReader, parse_beacon
+from harness.script.listen.progress import (
+    LINE_LIMIT,
+    BeaconReader,
+    Lines,
+    RegexReader,
+    parse_beacon,
+)
 
 COST_LIMIT_S = 20e-6
 
@@ -107,15 +113,27 @@ def test_a_copy_works_without_the_package(heard: Path) -> None:
     copy.parent.mkdir()
     shutil.copy(beacon.__file__, copy)
     code = "import sys; sys.path.insert(0, sys.argv[1]); import beacon; beacon.step(5)"
-    subprocess.run([sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=30)
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=30
+    )
     assert [progress.step for progress in BeaconReader(Lines(heard)).read()] == [5]
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "1", "2 5 6 0 1 - -", "1 5 6 0 -1 - -", "1 5 6 0 1 - - -", "1 5 6 0 1e3 - -", "1 x 6 0 1 - -",
-     "1 5 99999999999 0 1 - -", "1 5 6 0 9999999999999999999999 - -", "1 5 6 0 １ - -"],
-)  # fmt: skip
+    [
+        "",
+        "1",
+        "2 5 6 0 1 - -",
+        "1 5 6 0 -1 - -",
+        "1 5 6 0 1 - - -",
+        "1 5 6 0 1e3 - -",
+        "1 x 6 0 1 - -",
+        "1 5 99999999999 0 1 - -",
+        "1 5 6 0 9999999999999999999999 - -",
+        "1 5 6 0 １ - -",
+    ],
+)
 def test_what_is_no_report_is_refused(line: str) -> None:
     assert parse_beacon(line) is None
 
@@ -128,7 +146,9 @@ def test_no_line_gives_an_exception(line: str) -> None:
 
 def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    path.write_bytes(b"x" * (3 * LINE_LIMIT) + b"\nstep 1\nstep " + b"2" * 30 + b"\n\xff\xfe step 3\rstep 4")
+    path.write_bytes(
+        b"x" * (3 * LINE_LIMIT) + b"\nstep 1\nstep " + b"2" * 30 + b"\n\xff\xfe step 3\rstep 4"
+    )
     lines = Lines(path)
     reader = RegexReader(lines, r"step (?P<step>\d+)")
     assert [progress.step for progress in reader.read()] == [1, 3]

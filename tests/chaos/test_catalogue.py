@@ -1,4 +1,6 @@
-"""The catalogue is whole: every kind that users are promised is there, documented, and shown by a scenario."""
+"""The catalogue is whole: every kind that users are promised is there, documented, and shown by a
+scenario.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,53 @@ from chaos.planning.listing import NO_SCENARIOS
 ROOT = Path(__file__).parents[2]
 FAULTS = plugins.load("chaos.faults", Fault)
 PROMISED = {
-    "process-kill", "process-stop", "process-term", "process-segv", "exception", "gil-deadlock",
-    "collective-skip", "oom-kill", "crash-loop", "node-kill", "node-isolate", "rack-kill", "spare-kill",
-    "coordinator-kill", "store-kill", "gpu-lost", "gpu-error", "gpu-oom", "gpu-hang", "straggler",
-    "health-event", "link-throttle", "link-delay", "link-loss", "link-flap", "partition", "tensor-corrupt",
-    "replica-desync", "poison-sample", "checkpoint-corrupt", "disk-full", "io-error", "io-slow",
-    "read-only", "data-stall", "data-corrupt", "heartbeat-drop", "store-latency", "clock-skew",
-    "node-stop", "node-slow", "rank-hang",
-}  # fmt: skip
+    "process-kill",
+    "process-stop",
+    "process-term",
+    "process-segv",
+    "exception",
+    "gil-deadlock",
+    "collective-skip",
+    "oom-kill",
+    "crash-loop",
+    "node-kill",
+    "node-isolate",
+    "rack-kill",
+    "spare-kill",
+    "coordinator-kill",
+    "store-kill",
+    "gpu-lost",
+    "gpu-error",
+    "gpu-oom",
+    "gpu-hang",
+    "straggler",
+    "health-event",
+    "link-throttle",
+    "link-delay",
+    "link-loss",
+    "link-flap",
+    "partition",
+    "tensor-corrupt",
+    "replica-desync",
+    "poison-sample",
+    "checkpoint-corrupt",
+    "disk-full",
+    "io-error",
+    "io-slow",
+    "read-only",
+    "data-stall",
+    "data-corrupt",
+    "heartbeat-drop",
+    "store-latency",
+    "clock-skew",
+    "node-stop",
+    "node-slow",
+    "rank-hang",
+}
 SCENARIOS = [
-    path for path in sorted((ROOT / "scenarios").rglob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)
+    path
+    for path in sorted((ROOT / "scenarios").rglob("*.yaml"))
+    if not path.name.endswith(NO_SCENARIOS)
 ]
 
 

@@ -29,7 +29,8 @@ recovery: ${matrix.recovery}
 faults:
   - {id: kill, kind: process-kill, at: {step: 57, phase: any}}
   - {id: slow, kind: straggler, at: {time: 2s}, duration: {steps: 20}, params: {factor: 2}}
-  - {id: rot, kind: checkpoint-corrupt, at: {event: checkpoint_committed, nth: 2}, target: {checkpoint: latest}}
+  - {id: rot, kind: checkpoint-corrupt, at: {event: checkpoint_committed, nth: 2},
+      target: {checkpoint: latest}}
 sla:
   recovery_time: ["median < 2s", {check: "max < 5s", severity: warn}]
 matrix: {recovery: [drop-replica, {strategy: hot-spare, spares: 2}]}
@@ -78,7 +79,9 @@ def test_validate_shows_errors_of_all_files(chaos: Invoke, scenario: Path, tmp_p
 def test_validate_warns_on_standard_error(chaos: Invoke, scenario: Path) -> None:
     code, out, err = chaos("validate", scenario, "--set", "faults.kill.at.step=500")
     assert code == 0 and "valid" in out
-    assert "--set:1:21: warning: fault 'kill' is due at step 500, but the run ends at step 100" in err
+    assert (
+        "--set:1:21: warning: fault 'kill' is due at step 500, but the run ends at step 100" in err
+    )
 
 
 # --- plan
@@ -89,7 +92,8 @@ def test_plan_shows_what_would_happen(chaos: Invoke, scenario: Path, tmp_path: P
     assert (code, err) == (0, "")
     head = out.splitlines()[0]
     assert head.startswith(
-        "example · gpt nano, 4 ranks + 2 spares, 100 steps · 2 cells x 2 repeats x (faulted, control) = 8 arms"
+        "example · gpt nano, 4 ranks + 2 spares, 100 steps · 2 cells x 2 repeats x (faulted,"
+        " control) = 8 arms"
     )
     assert head.endswith("(an estimate)")
     assert "steps: 100" in out and "strategy: hot-spare" in out
@@ -118,9 +122,13 @@ def test_plan_as_json_is_the_same_for_the_same_seed(chaos: Invoke, scenario: Pat
 
 def test_plan_of_one_cell(chaos: Invoke, scenario: Path) -> None:
     planned = json.loads(
-        chaos("plan", scenario, "--format", "json", "--cell", "recovery=drop-replica", "--repeat", 1)[1]
+        chaos(
+            "plan", scenario, "--format", "json", "--cell", "recovery=drop-replica", "--repeat", 1
+        )[1]
     )
-    assert [cell["id"] for cell in planned["cells"]] == ["recovery=drop-replica"] and planned["arms"] == 2
+    assert [cell["id"] for cell in planned["cells"]] == ["recovery=drop-replica"] and planned[
+        "arms"
+    ] == 2
     code, _, err = chaos("plan", scenario, "--cell", "recovery=drop-replca")
     assert code == 2 and "did you mean 'recovery=drop-replica'?" in err
 
@@ -142,7 +150,10 @@ def test_list(chaos: Invoke) -> None:
         "straggler           rank        emulated (real on CUDA)  simulated  Slows a rank down",
         "checkpoint-corrupt  checkpoint  real                     simulated  Damages a checkpoint",
         "disk-full           storage     -                        simulated  Fills the disk",
-        "io-error            rank        emulated (real on CUDA)  simulated  Fails the saves of a rank",
+        (
+            "io-error            rank        emulated (real on CUDA)  simulated  Fails the saves of"
+            " a rank"
+        ),
         "node-kill           node        real                     simulated  Loses a node",
         "partition           link        real                     simulated  Cuts links",
     ]
@@ -162,7 +173,10 @@ def test_list_as_json(chaos: Invoke) -> None:
         for e in json.loads(chaos("list", "strategies", "--format", "json")[1])["strategies"]
         if e["name"] == "hot-spare"
     )
-    assert hot_spare["parameters"][0]["name"] == "spares" and hot_spare["parameters"][0]["default"] == 1
+    assert (
+        hot_spare["parameters"][0]["name"] == "spares"
+        and hot_spare["parameters"][0]["default"] == 1
+    )
 
 
 def test_list_scenarios_where_there_are_none(
@@ -231,22 +245,30 @@ def test_the_schema_admits_references_and_short_forms(validator: Any) -> None:
         "{strategy: hot-spare, spares: 3}",
         "{strategy: hot-spare, params: {spares: '${vars.a}'}}",
     ):
-        assert list(validator.iter_errors(_tree(text.replace("${matrix.recovery}", recovery)))) == []
+        assert (
+            list(validator.iter_errors(_tree(text.replace("${matrix.recovery}", recovery)))) == []
+        )
 
 
 def test_the_schema_knows_triggers_targets_limits_and_extends(validator: Any) -> None:
     at = (
-        "{mtbf: 30s, max: 5}", "{weibull: {mean: 30s, shape: 0.7}, probability: 0.5}", "{trace: fleet.csv}",
-        "{from: 3, until: 9, every: 2, phase: backward}", "{event: recovered, nth: 2}",
-    )  # fmt: skip
+        "{mtbf: 30s, max: 5}",
+        "{weibull: {mean: 30s, shape: 0.7}, probability: 0.5}",
+        "{trace: fleet.csv}",
+        "{from: 3, until: 9, every: 2, phase: backward}",
+        "{event: recovered, nth: 2}",
+    )
     targets = (
-        "{select: majority, exclude: {ranks: [0], nodes: [1]}}", "{select: {percent: 25}, rack: 0}",
-        "{link: {src: 1}}", "{node: 1, select: all}",
-    )  # fmt: skip
+        "{select: majority, exclude: {ranks: [0], nodes: [1]}}",
+        "{select: {percent: 25}, rack: 0}",
+        "{link: {src: 1}}",
+        "{node: 1, select: all}",
+    )
     limits = (
-        "steady_state: [committed_steps >= 5 within 60s, {check: step_time_cv < 0.5 over 10 steps}]\n"
-        "blast_radius: {max_concurrent_faults: 1, min_healthy_replicas: 2, protected_ranks: [0], privileges: none}\n"
-        "requires: {root: true, world_size: 4}\nlauncher: {kind: sim, nodes: 2, nodes_per_rack: 2}\n"
+        "steady_state: [committed_steps >= 5 within 60s, {check: step_time_cv < 0.5 over 10"
+        " steps}]\nblast_radius: {max_concurrent_faults: 1, min_healthy_replicas: 2,"
+        " protected_ranks: [0], privileges: none}\nrequires: {root: true, world_size: 4}\nlauncher:"
+        " {kind: sim, nodes: 2, nodes_per_rack: 2}\n"
     )
     for when in at:
         for target in targets:
@@ -255,7 +277,8 @@ def test_the_schema_knows_triggers_targets_limits_and_extends(validator: Any) ->
             )
             assert list(validator.iter_errors(_tree(text + limits))) == []
     own = (
-        "extends: other.yaml\nname: mine\nsla: {recovery_time: null}\nbaseline: null\nrecovery: {spares: 2}\n"
+        "extends: other.yaml\nname: mine\nsla: {recovery_time: null}\nbaseline: null\nrecovery:"
+        " {spares: 2}\n"
     )
     assert list(validator.iter_errors(_tree(own))) == []
 
@@ -303,13 +326,13 @@ def test_what_goes_wrong_has_its_exit_code(
 
 
 def _imported(*lines: str) -> list[tuple[str, int, set[str]]]:
-    """These command lines, one after the other in a fresh interpreter: the exit code of each, and what was imported by
-    the end of it."""
+    """These command lines, one after the other in a fresh interpreter: the exit code of each, and
+    what was imported by the end of it.
+    """
     script = (
-        "import sys, json; from chaos.cli import invoke\n"
-        "for line in sys.argv[1:]:\n"
-        "    code = invoke(line.split())\n"
-        "    print('\\n' + json.dumps([line, code, sorted({name.split('.')[0] for name in sys.modules})]))"
+        "import sys, json; from chaos.cli import invoke\nfor line in sys.argv[1:]:\n    code ="
+        " invoke(line.split())\n    print('\\n' + json.dumps([line, code,"
+        " sorted({name.split('.')[0] for name in sys.modules})]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *lines],
@@ -320,7 +343,9 @@ def _imported(*lines: str) -> list[tuple[str, int, set[str]]]:
         check=True,
     )
     ours = [
-        line for line in done.stdout.splitlines() if line.startswith(tuple(f'["{one}", ' for one in lines))
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(tuple(f'["{one}", ' for one in lines))
     ]
     return [(line, code, set(modules)) for line, code, modules in map(json.loads, ours)]
 
@@ -351,7 +376,9 @@ def test_shipped_scenarios(path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert text.startswith("# yaml-language-server: $schema=scenario.schema.json\n")
     tree = _tree(text)
     assert tree["name"] == path.stem and tree["description"] and tree["tags"]
-    jsonschema.validate(tree, scenario_schema(cli.build_catalogue()), jsonschema.Draft202012Validator)
+    jsonschema.validate(
+        tree, scenario_schema(cli.build_catalogue()), jsonschema.Draft202012Validator
+    )
 
 
 def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,7 +386,10 @@ def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[
     planned = json.loads(capsys.readouterr().out)
     strategies = [cell["scenario"]["recovery"]["strategy"] for cell in planned["cells"]]
     assert strategies == ["checkpoint-restart", "drop-replica", "hot-spare", "drop-replica"]
-    assert planned["cells"][3]["scenario"]["workload"]["determinism"] == "elastic" and planned["arms"] == 20
+    assert (
+        planned["cells"][3]["scenario"]["workload"]["determinism"] == "elastic"
+        and planned["arms"] == 20
+    )
 
 
 def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:

@@ -33,10 +33,14 @@ FOUND: list[tuple[str, str, type[BaseModel]]] = [
     for kind, (package, base) in KINDS.items()
     for name, model in plugins.load(package, base).items()
 ]
-EVERY = pytest.mark.parametrize(("kind", "name", "model"), FOUND, ids=[f"{k}-{n}" for k, n, _ in FOUND])
+EVERY = pytest.mark.parametrize(
+    ("kind", "name", "model"), FOUND, ids=[f"{k}-{n}" for k, n, _ in FOUND]
+)
 REQUIRED = {name: case_of(name).required for name in plugins.load("chaos.faults", Fault)}
 REQUIRED["script"] = {"path": "train.py"}
-"""Parameters without a default, and a value to try them with. Keep this short: a default is a kindness."""
+"""Parameters without a default, and a value to try them with. Keep this short: a default is a
+kindness.
+"""
 
 
 def make(name: str, model: type[BaseModel], **params: Any) -> Any:
@@ -46,9 +50,13 @@ def make(name: str, model: type[BaseModel], **params: Any) -> Any:
 
 def test_every_kind_has_plugins() -> None:
     assert {kind for kind, _, _ in FOUND} == set(KINDS)
-    assert {"process-kill", "process-stop", "exception", "tensor-corrupt", "checkpoint-corrupt"} <= {
-        name for kind, name, _ in FOUND if kind == "fault"
-    }
+    assert {
+        "process-kill",
+        "process-stop",
+        "exception",
+        "tensor-corrupt",
+        "checkpoint-corrupt",
+    } <= {name for kind, name, _ in FOUND if kind == "fault"}
 
 
 @EVERY
@@ -96,7 +104,8 @@ def test_its_schema_can_be_exported(kind: str, name: str, model: type[BaseModel]
 
 WORKLOADS = plugins.load("harness.workloads", Workload)
 BUILT = [name for name, kind in WORKLOADS.items() if kind.program is Workload.program]
-"""Workloads whose model the harness builds; a script builds its own (tests/recovery/test_run.py)."""
+"""Workloads whose model the harness builds; a script builds its own (tests/recovery/test_run.py).
+"""
 
 EVERY_WORKLOAD = pytest.mark.parametrize("name", BUILT)
 SMALL: dict[str, dict[str, Any]] = {"mlp": {"samples": 64}, "gpt": {"data": __file__}}

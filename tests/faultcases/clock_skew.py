@@ -14,5 +14,10 @@ CASE = FaultCase(
     required={"offset_s": 3.0},
     variants=[{}, {"direction": "back"}, {"offset_s": 3600.0}],
     evidence=[STARTED, read(8.0)],  # type: ignore[list-item]
-    elsewhere=[[read(8.0)], [STARTED, read(5.0)], [STARTED, read(2.0)], [STARTED, read(8.0, number=1)]],  # type: ignore[list-item]
+    elsewhere=[
+        [read(8.0)],
+        [STARTED, read(5.0)],
+        [STARTED, read(2.0)],
+        [STARTED, read(8.0, number=1)],
+    ],  # type: ignore[list-item]
 )

@@ -7,9 +7,15 @@ from tests.support.fault_fakes import FaultCase, calm, event
 def hung(process: str = "w1", cause: str = "hang") -> Event:
     """The supervisor gives a rank up."""
     return event(
-        Kind.FAILURE_DETECTED, "orchestrator", 22_500, failure=1, cause=cause, process=process, rank=1,
+        Kind.FAILURE_DETECTED,
+        "orchestrator",
+        22_500,
+        failure=1,
+        cause=cause,
+        process=process,
+        rank=1,
         detail="silent",
-    )  # fmt: skip
+    )
 
 
 CASE = FaultCase(

@@ -6,6 +6,8 @@ CASE = FaultCase(
     variants=[{"by": by} for by in ("ballast", "shrink")],
     evidence=[effect(errno="ENOSPC")],
     elsewhere=[
-        [effect(errno="EROFS")], [effect(number=1, errno="ENOSPC")], [effect(fault="g", errno="ENOSPC")],
+        [effect(errno="EROFS")],
+        [effect(number=1, errno="ENOSPC")],
+        [effect(fault="g", errno="ENOSPC")],
     ],
-)  # fmt: skip
+)

@@ -6,7 +6,9 @@ CASE = FaultCase(
     variants=[{}, {"hold_s": 5.0}],
     evidence=[declared("hang")],
     elsewhere=[
-        [declared("exit")], [declared("hang", process="w2")], [declared("hang", at_ns=20_000)],
+        [declared("exit")],
+        [declared("hang", process="w2")],
+        [declared("hang", at_ns=20_000)],
         calm(collective_s=0.5),
     ],
-)  # fmt: skip
+)

@@ -5,9 +5,11 @@ from tests.support.fault_fakes import FaultCase, exited, raised
 CASE = FaultCase(
     evidence=[raised(kind="OutOfMemoryError"), exited(code=1)],
     elsewhere=[
-        [raised(kind="OutOfMemoryError")], [exited(code=1)], [raised(kind="OSError"), exited(code=1)],
+        [raised(kind="OutOfMemoryError")],
+        [exited(code=1)],
+        [raised(kind="OSError"), exited(code=1)],
         [raised(kind="OutOfMemoryError", actor="w2"), exited(code=1)],
         [raised(kind="OutOfMemoryError"), exited(signum=9)],
     ],
     raises="no memory left",
-)  # fmt: skip
+)

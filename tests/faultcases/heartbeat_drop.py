@@ -6,5 +6,9 @@ HANG = declared("hang", process="w1", at_ns=30_500)
 
 CASE = FaultCase(
     evidence=[*calm(), HANG],
-    elsewhere=[[*calm()[:21], HANG], [*calm(), declared("hang", process="w2", at_ns=30_500)], [HANG]],
+    elsewhere=[
+        [*calm()[:21], HANG],
+        [*calm(), declared("hang", process="w2", at_ns=30_500)],
+        [HANG],
+    ],
 )

@@ -14,5 +14,9 @@ def failed(
 CASE = FaultCase(
     variants=[{}, {"error": "ESTALE"}, {"operations": ["rename"], "probability": 0.5}],
     evidence=[failed()],
-    elsewhere=[[failed("w2")], [failed(time_ns=20_400)], [failed(error="OSError: [Errno 28] No space left")]],
+    elsewhere=[
+        [failed("w2")],
+        [failed(time_ns=20_400)],
+        [failed(error="OSError: [Errno 28] No space left")],
+    ],
 )

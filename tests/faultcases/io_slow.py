@@ -7,16 +7,27 @@ from tests.support.fault_fakes import FaultCase, event
 def saved(time_ns: int, seconds: float, actor: str = "w1") -> Event:
     """A save."""
     return event(
-        Kind.CHECKPOINT_COMMITTED, actor, time_ns, checkpoint="step-00000020", bytes=1, seconds=seconds
+        Kind.CHECKPOINT_COMMITTED,
+        actor,
+        time_ns,
+        checkpoint="step-00000020",
+        bytes=1,
+        seconds=seconds,
     )
 
 
 def hung(process: str = "w1", phase: str = "checkpoint", time_ns: int = 22_500) -> Event:
     """The supervisor gives a rank up."""
     return event(
-        Kind.FAILURE_DETECTED, "orchestrator", time_ns, failure=1, cause="hang", process=process, rank=1,
+        Kind.FAILURE_DETECTED,
+        "orchestrator",
+        time_ns,
+        failure=1,
+        cause="hang",
+        process=process,
+        rank=1,
         detail=f"silent for 5.00 s in {phase} of step 12, limit 5.00 s",
-    )  # fmt: skip
+    )
 
 
 CASE = FaultCase(

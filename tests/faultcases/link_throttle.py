@@ -4,7 +4,9 @@ from tests.support.fault_fakes import FaultCase, calm, effect
 
 
 def probed(mbit_per_s: float | None) -> object:
-    return effect(actor="orchestrator", link=[1, 0], by="a fake", round_trip_s=0.05, mbit_per_s=mbit_per_s)
+    return effect(
+        actor="orchestrator", link=[1, 0], by="a fake", round_trip_s=0.05, mbit_per_s=mbit_per_s
+    )
 
 
 CASE = FaultCase(

@@ -8,7 +8,9 @@ CASE = FaultCase(
     required={"cores": 0.3},
     evidence=[*calm(compute_s=0.03), WAITED],
     elsewhere=[
-        calm(compute_s=0.03), [*calm(compute_s=0.011), WAITED], [*calm(compute_s=0.03)[:23], WAITED],
+        calm(compute_s=0.03),
+        [*calm(compute_s=0.011), WAITED],
+        [*calm(compute_s=0.03)[:23], WAITED],
         [*calm(compute_s=0.03), effect(number=1, throttled=7)],
     ],
-)  # fmt: skip
+)

@@ -6,7 +6,8 @@ from tests.support.fault_fakes import FaultCase, effect
 def seen(*states: str) -> object:
     """What the platform says of its machines."""
     return effect(
-        actor="orchestrator", nodes={str(node): {"state": state} for node, state in enumerate(states)}
+        actor="orchestrator",
+        nodes={str(node): {"state": state} for node, state in enumerate(states)},
     )
 
 

@@ -6,7 +6,10 @@ CASE = FaultCase(
     variants=[{}, {"grace_s": 0.5}],
     evidence=[declared("notice")],
     elsewhere=[
-        [declared("notice", process="w2")], [declared("exit")], [exited(code=0)], [exited(signum=11)],
+        [declared("notice", process="w2")],
+        [declared("exit")],
+        [exited(code=0)],
+        [exited(signum=11)],
         [exited(code=1)],
     ],
-)  # fmt: skip
+)

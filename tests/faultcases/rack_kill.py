@@ -6,10 +6,14 @@ from tests.support.fault_fakes import OCCURRENCE, FaultCase, exited
 
 BOTH = [exited(process="w1", signum=9), exited(process="w2", signum=9)]
 CASE = FaultCase(
-    occurrence=dataclasses.replace(OCCURRENCE, processes=("w1", "w2"), target={"nodes": [0, 1], "rack": 0}),
+    occurrence=dataclasses.replace(
+        OCCURRENCE, processes=("w1", "w2"), target={"nodes": [0, 1], "rack": 0}
+    ),
     evidence=BOTH,
     elsewhere=[
-        BOTH[:1], BOTH[1:], [BOTH[0], exited(process="w2", signum=11)],
+        BOTH[:1],
+        BOTH[1:],
+        [BOTH[0], exited(process="w2", signum=11)],
         [BOTH[0], exited(process="w2", signum=9, asked_ns=20_000)],
     ],
-)  # fmt: skip
+)

@@ -13,5 +13,8 @@ CASE = FaultCase(
         if surface != "rng" or op in ("bitflip", "stale", "zero")
     ],
     evidence=[effect(before="aa", after="bb")],
-    elsewhere=[[effect(number=1, before="aa", after="bb")], [effect(fault="g", before="aa", after="bb")]],
+    elsewhere=[
+        [effect(number=1, before="aa", after="bb")],
+        [effect(fault="g", before="aa", after="bb")],
+    ],
 )

@@ -1,4 +1,6 @@
-"""Whole good arms, a pair of each kind of run: played on the simulator when first asked for, or stored."""
+"""Whole good arms, a pair of each kind of run: played on the simulator when first asked for, or
+stored.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ POINT = {"step": 21, "phase": "backward"}
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A faulted arm and its control, as files hold them. ``alone``: the control is a run of its own, of another cell,
-    which no checker sets against the faulted arm (a comparison does that later)."""
+    """A faulted arm and its control, as files hold them. ``alone``: the control is a run of its
+    own, of another cell, which no checker sets against the faulted arm (a comparison does that
+    later).
+    """
 
     cell: Cell
     faulted: Mapping[str, tuple[Event, ...]]
@@ -82,7 +86,10 @@ SPARE = {"strategy": "hot-spare", "spares": 1}
 KILL = fault("process-kill")
 ROT = fault("checkpoint-corrupt", None, id="rot", target={"checkpoint": "latest"})
 SLOW = fault(
-    "straggler", params={"factor": 3.0}, duration={"steps": 6}, expect={"outcome": "masked", "blame": "none"}
+    "straggler",
+    params={"factor": 3.0},
+    duration={"steps": 6},
+    expect={"outcome": "masked", "blame": "none"},
 )
 EARLY = {**KILL, "at": {"step": 9, "phase": "backward"}}
 SLOW_STEPS, SLOW_TO_START = Sim(step_ms=300), Sim(step_ms=300, spawn_ms=60_000)
@@ -92,7 +99,9 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "hot-spare": _simulated(SPARE, KILL),
     "checkpoint-restart": _simulated("checkpoint-restart", KILL),
     "memory": _simulated("checkpoint-restart", KILL, memory=True),
-    "takeover": _simulated(SPARE, fault("coordinator-kill", None, id="lost"), {**KILL, "at": {"step": 30}}),
+    "takeover": _simulated(
+        SPARE, fault("coordinator-kill", None, id="lost"), {**KILL, "at": {"step": 30}}
+    ),
     "steady": _simulated(SPARE, KILL, steady_state=[{"check": "committed_steps >= 5"}]),
     "hang": _simulated(SPARE, fault("process-stop")),
     "notice": _simulated(SPARE, fault("process-term", params={"grace_s": 5})),
@@ -100,16 +109,24 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "straggler": _simulated("drop-replica", SLOW),
     "rot": _simulated("checkpoint-restart", ROT, {**KILL, "at": {"step": 23}}),
     "node": _simulated(
-        "drop-replica", fault("node-kill", None, target={"node": 1}), launcher={"kind": "sim", "nodes": 2}
+        "drop-replica",
+        fault("node-kill", None, target={"node": 1}),
+        launcher={"kind": "sim", "nodes": 2},
     ),
     "exception": _simulated(SPARE, fault("exception")),
-    "full disk": _simulated("drop-replica", fault("read-only", None, duration={"steps": 8}, at={"step": 14})),
+    "full disk": _simulated(
+        "drop-replica", fault("read-only", None, duration={"steps": 8}, at={"step": 14})
+    ),
     "deadlock": _simulated(SPARE, fault("gil-deadlock")),
-    "two kills": _simulated("drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})),
+    "two kills": _simulated(
+        "drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})
+    ),
     "ends small": _simulated("drop-replica", EARLY, sim=SLOW_TO_START),
     "spare used": _simulated(SPARE, EARLY, sim=SLOW_STEPS),
     "stays small": _simulated({"strategy": "drop-replica", "rejoin": False}, EARLY, sim=SLOW_STEPS),
-    "ends a replica short": _simulated("drop-replica", EARLY, sim=SLOW_TO_START, parallelism=TWO_REPLICAS),
+    "ends a replica short": _simulated(
+        "drop-replica", EARLY, sim=SLOW_TO_START, parallelism=TWO_REPLICAS
+    ),
     "two acts": _simulated(
         "checkpoint-restart",
         fault("process-kill", None, target={"select": {"count": 2}}, at={"steps": [14, 30]}),
@@ -124,11 +141,12 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "agents": _recorded("agents"),
     "compare": _recorded("compare"),
 }
-"""``ends small``: whoever is started in place of the lost is not ready before the end, ``stays small``: nobody is;
-``spare used``: another is started in its place;
-``few checks``: a scenario that lists its invariants; ``script``: a command that is started again after a kill, whose
-ranks report through a beacon; ``agents``: nodes with agents, one of which is lost while a third has a spare;
-``compare``: two runs of a comparison, of torchrun."""
+"""``ends small``: whoever is started in place of the lost is not ready before the end, ``stays
+small``: nobody is; ``spare used``: another is started in its place; ``few checks``: a scenario that
+lists its invariants; ``script``: a command that is started again after a kill, whose ranks report
+through a beacon; ``agents``: nodes with agents, one of which is lost while a third has a spare;
+``compare``: two runs of a comparison, of torchrun.
+"""
 
 
 @cache
@@ -158,12 +176,16 @@ def _control(made: Base, log: Log) -> Evidence:
 
 
 def _expected(made: Base, cell: Cell, arm: str) -> Expected:
-    resolved = ResolvedRun(run_id="", source="", started="", reproduce="", seed=made.seed, cells=[cell])
+    resolved = ResolvedRun(
+        run_id="", source="", started="", reproduce="", seed=made.seed, cells=[cell]
+    )
     return expected_of(resolved, cell, 0, arm)
 
 
 def judged(name: str, mutation: Mutation | None = None) -> dict[str, Finding]:
-    """What all checkers say of both arms of a base, changed by a mutation: the worst word of each."""
+    """What all checkers say of both arms of a base, changed by a mutation: the worst word
+    of each.
+    """
     made = base(name)
     control = Tape.of(made.control)
     faulted = Tape.of(made.faulted, control)
@@ -182,7 +204,9 @@ def judged(name: str, mutation: Mutation | None = None) -> dict[str, Finding]:
             expected=_expected(made, made.cell, "faulted"),
         )
     )
-    others = _controls_findings(name) if control.rows == before else check_all(_control(made, paired))
+    others = (
+        _controls_findings(name) if control.rows == before else check_all(_control(made, paired))
+    )
     for checker, finding in others.items():
         mine = found.get(checker)
         if mine is None or _RANK[finding.verdict] > _RANK[mine.verdict]:

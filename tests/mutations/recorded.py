@@ -1,7 +1,9 @@
-"""Arms of real runs as bases, stored beside this file: what a simulator cannot play, a command and nodes with agents.
+"""Arms of real runs as bases, stored beside this file: what a simulator cannot play, a command and
+nodes with agents.
 
-``python -m mutations.recorded RUN ARM INTO``, from ``tests``, stores one arm of a run directory anew, without what
-would tell on which machine it was played. ``INTO``: ``<base>/faulted`` or ``<base>/control``.
+``python -m mutations.recorded RUN ARM INTO``, from ``tests``, stores one arm of a run directory
+anew, without what would tell on which machine it was played. ``INTO``: ``<base>/faulted`` or
+``<base>/control``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def resolved_of(name: str, arm: str) -> ResolvedRun:
 
 def events_of(name: str, arm: str) -> dict[str, tuple[Event, ...]]:
     """What it wrote."""
-    return {path.stem: read_actor(path).events for path in sorted((STORED / name / arm).glob("*.jsonl"))}
+    return {
+        path.stem: read_actor(path).events for path in sorted((STORED / name / arm).glob("*.jsonl"))
+    }
 
 
 def keep(run: Path, arm: str, into: Path) -> None:

@@ -28,10 +28,12 @@ class Row:
 
 
 class Tape:
-    """The rows of one arm, in the order of their actors' files. ``other``: the tape of the control arm.
+    """The rows of one arm, in the order of their actors' files. ``other``: the tape of the control
+    arm.
 
-    When it is made a log again, each actor's rows are sorted by time and numbered, and exits claim the right last
-    number: who changes a log on purpose does that too. ``keep_numbers``: not so, numbers are as they were.
+    When it is made a log again, each actor's rows are sorted by time and numbered, and exits claim
+    the right last number: who changes a log on purpose does that too. ``keep_numbers``: not so,
+    numbers are as they were.
     """
 
     def __init__(self, rows: Iterable[Row], other: Tape | None = None) -> None:
@@ -46,22 +48,34 @@ class Tape:
         """From what files hold."""
         rows = [
             Row(e.kind, e.actor, e.time_ns, e.generation, e.step, copy.deepcopy(dict(e.data)))
-            for events in actors.values() for e in events
-        ]  # fmt: skip
+            for events in actors.values()
+            for e in events
+        ]
         return cls(rows, other)
 
     def find(
-        self, kind: Kind | None = None, *, actor: str | None = None, step: int | None = None,
-        generation: int | None = None, after: int | None = None, **data: Any,
-    ) -> list[Row]:  # fmt: skip
-        """Rows of a kind in time order, narrowed; ``after``: a time; ``data``: values of theirs. At least one: a
-        mutation that changes nothing proves nothing. Raises AssertionError."""
+        self,
+        kind: Kind | None = None,
+        *,
+        actor: str | None = None,
+        step: int | None = None,
+        generation: int | None = None,
+        after: int | None = None,
+        **data: Any,
+    ) -> list[Row]:
+        """Rows of a kind in time order, narrowed; ``after``: a time; ``data``: values of theirs. At
+        least one: a mutation that changes nothing proves nothing. Raises AssertionError.
+        """
         found = [
-            row for row in self.rows
-            if kind in (None, row.kind) and actor in (None, row.actor) and step in (None, row.step)
-            and generation in (None, row.generation) and (after is None or row.time_ns > after)
+            row
+            for row in self.rows
+            if kind in (None, row.kind)
+            and actor in (None, row.actor)
+            and step in (None, row.step)
+            and generation in (None, row.generation)
+            and (after is None or row.time_ns > after)
             and all(row.data.get(key) == value for key, value in data.items())
-        ]  # fmt: skip
+        ]
         assert found, f"the base has no {kind} {actor or ''} {step or ''} {generation or ''} {data}"
         return sorted(found, key=lambda row: row.time_ns)
 
@@ -110,10 +124,15 @@ class Tape:
         for number, row in enumerate(rows):
             events.append(
                 Event(
-                    kind=row.kind, actor=name, seq=number, time_ns=row.time_ns, generation=row.generation,
-                    step=row.step, data=row.data,
+                    kind=row.kind,
+                    actor=name,
+                    seq=number,
+                    time_ns=row.time_ns,
+                    generation=row.generation,
+                    step=row.step,
+                    data=row.data,
                 )
-            )  # fmt: skip
+            )
         if self.keep_numbers:
             was = [row for row in self._kept.values() if row.actor == name]
             if len(was) != len(rows):
@@ -126,7 +145,9 @@ Change = Callable[[Tape], None]
 
 
 class Mutation:
-    """One line of the corpus. ``seen``: checker -> the verdict that it must give (``-`` in a name is ``_`` here)."""
+    """One line of the corpus. ``seen``: checker -> the verdict that it must give (``-`` in a name
+    is ``_`` here).
+    """
 
     def __init__(self, name: str, base: str, change: Change, **seen: str) -> None:
         self.name, self.base, self.change = name, base, change
@@ -165,7 +186,9 @@ def move(kind: Kind, ms: float, **which: Any) -> Change:
     return do
 
 
-def each(kind: Kind, change: Callable[[dict[str, Any]], Any], *, since: int = 0, **which: Any) -> Change:
+def each(
+    kind: Kind, change: Callable[[dict[str, Any]], Any], *, since: int = 0, **which: Any
+) -> Change:
     """A function on the data of all rows found, of steps from ``since`` on."""
 
     def do(tape: Tape) -> None:
@@ -222,7 +245,9 @@ def the_injection(tape: Tape, fault: str | None = None) -> Row:
 
 
 def goes_on(process: str) -> Change:
-    """A process that a fault hit commits on, in its generation, whenever another one does: it never was hit."""
+    """A process that a fault hit commits on, in its generation, whenever another one does: it never
+    was hit.
+    """
 
     def do(tape: Tape) -> None:
         hit = the_injection(tape)

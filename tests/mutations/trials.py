@@ -1,4 +1,6 @@
-"""What a comparison makes of the base ``compare``, changed by a mutation: the trial, as its report has it."""
+"""What a comparison makes of the base ``compare``, changed by a mutation: the trial, as its report
+has it.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,28 @@ def trial(mutation: Mutation | None = None) -> Trial:
     trusted = None if why["control"] else arms["control"]
     return trial_of(
         Source(
-            label="torchrun default", family="kill", seed=made.seed, log=arms["faulted"], control=trusted,
-            ideal=trusted, run="run", control_run="control", verdict=found["faulted"].verdict("pass"), reproduce="",
-            contradictions=why["faulted"], against=found["control"].said_as("its control"),
+            label="torchrun default",
+            family="kill",
+            seed=made.seed,
+            log=arms["faulted"],
+            control=trusted,
+            ideal=trusted,
+            run="run",
+            control_run="control",
+            verdict=found["faulted"].verdict("pass"),
+            reproduce="",
+            contradictions=why["faulted"],
+            against=found["control"].said_as("its control"),
         )
-    )  # fmt: skip
+    )
 
 
 def _record(arm: str, logs: Mapping[Any, Log]) -> Record:
     resolved = resolved_of(BASE, arm)
     (cell,) = resolved.cells
-    return Record(log=logs[arm], resolved=resolved, cell=cell, name=cell.scenario.name, seed=resolved.seed)
+    return Record(
+        log=logs[arm], resolved=resolved, cell=cell, name=cell.scenario.name, seed=resolved.seed
+    )
 
 
 Effect = Mapping[str, object]
@@ -51,9 +64,13 @@ NOT_REFUTED: Mapping[str, Effect] = {
     "compare: the job gave up": {"goodput": 0.0, "verdict": "fail"},
     "compare: a failure without a fault": {"note": "its control fails: detection: "},
     "compare: a fault in the run without one": {
-        "note": "its control is left out: identity: ", "control_goodput": None, "step_time": None,
+        "note": "its control is left out: identity: ",
+        "control_goodput": None,
+        "step_time": None,
     },
     "compare: the end is missing": {"goodput": None, "verdict": "inconclusive"},
     "compare: a step that the run cannot have": {"verdict": "inconclusive"},
-}  # fmt: skip
-"""Mutation -> what it does to its trial, where that still counts. Of others its verdict is not a pass."""
+}
+"""Mutation -> what it does to its trial, where that still counts. Of others its verdict is not a
+pass.
+"""

@@ -1,4 +1,6 @@
-"""The fault that CONTRIBUTING.md adds is complete as it stands there: it is found, lands and is recovered from."""
+"""The fault that CONTRIBUTING.md adds is complete as it stands there: it is found, lands and is
+recovered from.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 def test_the_section_adds_these_files(added: dict[str, Path]) -> None:
-    assert sorted(added) == ["late-kill.yaml", "late_kill.py"]  # the fault and how it is tried share a name
+    # the fault and how it is tried share a name
+    assert sorted(added) == ["late-kill.yaml", "late_kill.py"]
 
 
 def test_the_fault_is_found_and_its_evidence_told_apart(added: dict[str, Path]) -> None:

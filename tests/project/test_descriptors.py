@@ -1,4 +1,6 @@
-"""What a supervisor holds for its processes: nothing once they are gone, however many there were."""
+"""What a supervisor holds for its processes: nothing once they are gone, however many
+there were.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,15 @@ def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, named: bool) -> No
     children = Children(named=named)
     before, threads = descriptors(), threading.active_count()
     for number in range(ROUNDS):
-        children.spawn(f"w{number}", program("true"), log=tmp_path / f"w{number}.jsonl" if named else None)
+        children.spawn(
+            f"w{number}", program("true"), log=tmp_path / f"w{number}.jsonl" if named else None
+        )
         await_exit(children, f"w{number}")
     assert (descriptors(), threading.active_count()) == (before, threads)
     assert children.pulse("w3") == Pulse(), "asked by whoever has not heard of its end yet"
-    assert children.mark("w3") == NEVER and children.os_state("w3") == "X" and not children.alive("w3")
+    assert (
+        children.mark("w3") == NEVER and children.os_state("w3") == "X" and not children.alive("w3")
+    )
     children.signal("w3", signal.SIGKILL)
     assert not list(tmp_path.glob("*.memory"))
     assert not children.close()
@@ -124,11 +130,15 @@ def test_what_a_process_left_in_its_session_is_ended_while_the_job_runs(
     pid = children.spawn("w0", program("sh", "-c", "sleep 60 & sleep 61 &"))
     await_exit(children, "w0")
     until(lambda: not children.wait(0.01) and not children._sessions.ended, LIMIT_S)
-    assert not [fields for _, fields in processes.everybody() if fields[3] == str(pid)], "reaped, too"
+    assert not [fields for _, fields in processes.everybody() if fields[3] == str(pid)], (
+        "reaped, too"
+    )
     assert not children.close()
 
 
-def test_a_session_of_the_same_number_that_came_later_is_a_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_the_same_number_that_came_later_is_a_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(remnants, "LOOK_AFTER_S", 0.0)
     sessions = Sessions()
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)

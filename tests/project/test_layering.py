@@ -49,13 +49,24 @@ TORCH_AT_TOP = (
 """Loaded in rank processes only (or, for the zygote, before forking one)."""
 
 TORCH_IN_FUNCTIONS = (
-    "harness.workloads", "harness.rank.rank", "recovery.process.local", "chaos.faults", "harness.rank.shims",
-)  # fmt: skip
+    "harness.workloads",
+    "harness.rank.rank",
+    "recovery.process.local",
+    "chaos.faults",
+    "harness.rank.shims",
+)
 
 AS_THEIR_USERS_DO = ("harness.peers",)
-"""Programs of their own in environments of their own, that save and load as their stack's users do."""
+"""Programs of their own in environments of their own, that save and load as their stack's users do.
+"""
 
-PLOTS_AT_TOP = ("reports._plots", "reports._series", "reports._strips", "reports._svg", "reports._tables")
+PLOTS_AT_TOP = (
+    "reports._plots",
+    "reports._series",
+    "reports._strips",
+    "reports._svg",
+    "reports._tables",
+)
 """Private modules of reports, imported by the functions that draw."""
 
 
@@ -85,7 +96,9 @@ def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            checking = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
+            checking = typing or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
             if isinstance(child, ast.Import):
                 for alias in child.names:
                     yield Import(module=alias.name, line=child.lineno, lazy=lazy, typing=typing)
@@ -95,7 +108,9 @@ def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
                     above = name.split(".")[: len(name.split(".")) - child.level + is_package]
                     base = ".".join([*above, base] if base else above)
                 for alias in child.names:
-                    yield Import(module=f"{base}.{alias.name}", line=child.lineno, lazy=lazy, typing=typing)
+                    yield Import(
+                        module=f"{base}.{alias.name}", line=child.lineno, lazy=lazy, typing=typing
+                    )
             yield from walk(child, inside, checking)
 
     yield from walk(tree, lazy=False, typing=False)
@@ -107,7 +122,9 @@ def within(module: str, allowed: tuple[str, ...]) -> bool:
 
 
 def may_not(name: str, wanted: str) -> str:
-    """Why module ``name`` may not import ``wanted`` of ours, and what to do instead; "" when it may."""
+    """Why module ``name`` may not import ``wanted`` of ours, and what to do instead; "" when it
+    may.
+    """
     package, other = name.split(".")[0], wanted.split(".")[0]
     if other not in OURS or within(name, COMPOSITION_ROOTS):
         return ""
@@ -119,12 +136,22 @@ def may_not(name: str, wanted: str) -> str:
     if package == other:
         return ""
     if package == "chaos":
-        return "chaos holds the shared words: pass the object in from chaos/cli.py, or move the word to chaos"
+        return (
+            "chaos holds the shared words: pass the object in from chaos/cli.py, or move the word"
+            " to chaos"
+        )
     if package == "recovery" and not within(wanted, ("chaos", "chaos.events.log", "chaos.errors")):
-        return "recovery serves anybody's training script: take it as an argument or through a Protocol"
+        return (
+            "recovery serves anybody's training script: take it as an argument or through a"
+            " Protocol"
+        )
     if package == "recovery" and within(wanted, ("chaos",)) and wanted != "chaos":
         allowed = within(wanted, ("chaos.events.log", "chaos.errors"))
-        return "" if allowed else "recovery may use chaos.events.log and chaos.errors only: pass the rest in"
+        return (
+            ""
+            if allowed
+            else "recovery may use chaos.events.log and chaos.errors only: pass the rest in"
+        )
     if package == "harness" and other == "reports":
         return "reports read stored runs: let the caller render"
     if package == "reports" and other == "recovery":
@@ -167,12 +194,15 @@ def violations(root: Path) -> list[str]:
             if why := heavy(name, found):
                 wrong.append(f"{line}; {why}")
             if found.module.split(".")[0] in PICKLES:
-                wrong.append(f"{line}; nothing is unpickled here: use JSON, safetensors or pydantic")
+                wrong.append(
+                    f"{line}; nothing is unpickled here: use JSON, safetensors or pydantic"
+                )
         wrong.extend(
             f"{where}:{line}: {what}; parse it instead"
             for line, what in executions(tree)
             if not (
-                within(name, AS_THEIR_USERS_DO) and what.startswith(("calls torch.save", "calls torch.load"))
+                within(name, AS_THEIR_USERS_DO)
+                and what.startswith(("calls torch.save", "calls torch.load"))
             )
         )
     return wrong
@@ -182,10 +212,18 @@ def executions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Calls that run, or unpickle, what they read."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+            called = (
+                ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+            )
             if called in ("eval", "exec", "compile", "__import__"):
                 yield node.lineno, f"calls {called}"
-            if called in ("torch.load", "torch.save", "numpy.load", "pandas.read_pickle", "yaml.unsafe_load"):
+            if called in (
+                "torch.load",
+                "torch.save",
+                "numpy.load",
+                "pandas.read_pickle",
+                "yaml.unsafe_load",
+            ):
                 yield node.lineno, f"calls {called}, which may unpickle"
             if called.endswith("all_gather_object") or called.endswith("broadcast_object_list"):
                 yield node.lineno, f"calls {called}, which pickles"
@@ -215,14 +253,22 @@ def test_import_rule() -> None:
             "from chaos.scenario.model import Cell",
             "recovery may use chaos.events.log and chaos.errors only",
         ),
-        ("recovery/data/order.py", "from harness.host.corpus import prepare", "recovery serves anybody's"),
+        (
+            "recovery/data/order.py",
+            "from harness.host.corpus import prepare",
+            "recovery serves anybody's",
+        ),
         (
             "recovery/policy/strategies/a.py",
             "from recovery.policy.strategies.b import B",
             "plugins do not know",
         ),
         ("recovery/supervise/controller.py", "def f():\n    import torch", "torch belongs in"),
-        ("harness/judge/measure/measure.py", "from reports import html", "reports read stored runs"),
+        (
+            "harness/judge/measure/measure.py",
+            "from reports import html",
+            "reports read stored runs",
+        ),
         ("harness/judge/measure/measure.py", "import pandas", "import pandas inside the function"),
         ("harness/run/orchestrator.py", "def f():\n    import torch", "torch belongs in"),
         ("harness/workloads/a.py", "import torch", "torch belongs in"),
@@ -261,12 +307,18 @@ def test_a_breach_is_found_and_says_what_to_do(
         ("chaos/faults/a.py", "from chaos.fault.base import Fault\ndef f():\n    import torch"),
         ("recovery/data/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
         ("recovery/collectives/a.py", "import torch"),
-        ("harness/workloads/a.py", "def f():\n    from harness.workloads._shared import x\n    import torch"),
+        (
+            "harness/workloads/a.py",
+            "def f():\n    from harness.workloads._shared import x\n    import torch",
+        ),
         (
             "harness/launch/workload.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
         ),
-        ("reports/html.py", "from harness.judge.results import Results\nfrom chaos.events.log import Event"),
+        (
+            "reports/html.py",
+            "from harness.judge.results import Results\nfrom chaos.events.log import Event",
+        ),
     ],
 )
 def test_what_is_allowed_is_not_complained_about(tmp_path: Path, module: str, source: str) -> None:
@@ -283,5 +335,7 @@ def test_the_command_line_and_its_catalogue_load_nothing_heavy() -> None:
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,9 @@ RECORDS = {"docs/comparison.md", "docs/search.md"}
 EXAMPLE = {name for name, _ in BLOCKS.findall((ROOT / "CONTRIBUTING.md").read_text())}
 """Files that a reader is shown how to add."""
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
-CODE = [path for room in (*ROOMS, "benchmarks", "tests") for path in sorted((ROOT / room).rglob("*.py"))]
+CODE = [
+    path for room in (*ROOMS, "benchmarks", "tests") for path in sorted((ROOT / room).rglob("*.py"))
+]
 
 
 def named(path: Path) -> Iterator[str]:
@@ -27,7 +29,9 @@ def named(path: Path) -> Iterator[str]:
     text = path.read_text()
     for found in PATH.findall(text) if path.suffix == ".md" else ():
         place = ROOT / found.rstrip("./")
-        if found not in EXAMPLE and not (place.exists() or place.with_name(place.name + ".py").exists()):
+        if found not in EXAMPLE and not (
+            place.exists() or place.with_name(place.name + ".py").exists()
+        ):
             yield found
     for found in MODULE.findall(text):
         if not resolves(found):

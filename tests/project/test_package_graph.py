@@ -1,4 +1,5 @@
-"""The floors of the house: packages import each other in one direction only, and each can be taken in at a glance.
+"""The floors of the house: packages import each other in one direction only, and each can be taken
+in at a glance.
 
 Imports inside functions and for types count. A package is a folder; the command line
 (``chaos/cli.py``), which puts all together, is none of them.
@@ -35,7 +36,9 @@ def package_edges(root: Path) -> dict[tuple[str, str], list[str]]:
                 continue
             here, there = package_of(name, files), package_of(target, files)
             if here != there:
-                found[here, there].append(f"{path.relative_to(root)}:{one.line} imports {one.module}")
+                found[here, there].append(
+                    f"{path.relative_to(root)}:{one.line} imports {one.module}"
+                )
     return found
 
 
@@ -79,7 +82,9 @@ def way_out(cycle: frozenset[str], edges: Edges) -> str:
     )
     lines = [f"  {here} -> {there} ({n}): {where}" for n, here, there, where in inside[:6]]
     hint = "  move what both need to the lower of the two, or pass it in from above"
-    return "\n".join([f"these packages import each other: {', '.join(sorted(cycle))}", *lines, hint])
+    return "\n".join(
+        [f"these packages import each other: {', '.join(sorted(cycle))}", *lines, hint]
+    )
 
 
 def test_packages_import_each_other_in_one_direction_only() -> None:
@@ -92,7 +97,9 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
     """Folders of plugins hold as many as there are."""
     count: dict[Path, int] = defaultdict(int)
     for name, path in modules(ROOT).items():
-        if path.name != "__init__.py" and path.parent not in {ROOT / p.replace(".", "/") for p in PLUGINS}:
+        if path.name != "__init__.py" and path.parent not in {
+            ROOT / p.replace(".", "/") for p in PLUGINS
+        }:
             count[path.parent.relative_to(ROOT)] += 1
             assert name
     crowded = {str(folder): n for folder, n in count.items() if n > MOST_MODULES}
@@ -115,7 +122,10 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
         ),
         (
             {
-                "chaos/a/x.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from chaos.b.y import Y",
+                "chaos/a/x.py": (
+                    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from chaos.b.y"
+                    " import Y"
+                ),
                 "chaos/b/y.py": "from chaos.c.z import Z",
                 "chaos/c/z.py": "from ..a import x",
             },

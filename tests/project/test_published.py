@@ -1,4 +1,6 @@
-"""What README.md and docs/ state about recovery times is in the register, and what the register holds they state."""
+"""What README.md and docs/ state about recovery times is in the register, and what the register
+holds they state.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ measurements:
     stated: [README.md]
     figures:
       - {of: hot-spare, fault: kill, n: 6, median: 0.130, spread: [0.120, 0.141]}
-      - {of: torchrun, fault: kill, n: 6, median: 5.20, spread: [4.9, never], also: {detection: 0.025}}
+      - {of: torchrun, fault: kill, n: 6, median: 5.20, spread: [4.9, never],
+         also: {detection: 0.025}}
 excused: [{file: README.md, says: recovers within 60 s or ends, why: a limit}]
 """
 PAGE = """# A title
@@ -86,7 +89,9 @@ def test_every_figure_of_recovery_is_in_the_register_and_every_entry_is_stated(
     assert not found, "\n".join(found)
 
 
-def test_the_table_is_the_one_made_from_the_register(register: Register, texts: dict[str, str]) -> None:
+def test_the_table_is_the_one_made_from_the_register(
+    register: Register, texts: dict[str, str]
+) -> None:
     made = stated.made(texts[TABLE_IN])
     assert made == published.table(register), "python -m benchmarks.published --write"
 
@@ -97,7 +102,9 @@ def test_every_archive_gives_what_the_register_says_of_it(register: Register) ->
 
 
 def test_readme_says_how_many_and_how_sure(register: Register, texts: dict[str, str]) -> None:
-    told = [block for block in stated.blocks(texts["README.md"]) if block.marks and block.kind == "text"]
+    told = [
+        block for block in stated.blocks(texts["README.md"]) if block.marks and block.kind == "text"
+    ]
     assert told, "README.md states no recovery time in a sentence"
     for block in told:
         assert re.search(r"\bn = \d+", block.text) and "95 % interval" in block.text, block.text
@@ -121,11 +128,16 @@ def altered(page: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     "name", ["README.md", "docs/performance.md", "docs/comparison.md", "docs/clusters.md"]
 )
-def test_no_figure_can_be_changed_unnoticed(register: Register, texts: dict[str, str], name: str) -> None:
-    before = published.problems(register, {name: texts[name]})  # entries of other pages, always the same
+def test_no_figure_can_be_changed_unnoticed(
+    register: Register, texts: dict[str, str], name: str
+) -> None:
+    # entries of other pages, always the same
+    before = published.problems(register, {name: texts[name]})
     changes = list(altered(texts[name]))
     assert len(changes) > 5
-    unseen = [what for what, page in changes if published.problems(register, {name: page}) == before]
+    unseen = [
+        what for what, page in changes if published.problems(register, {name: page}) == before
+    ]
     assert not unseen, unseen
 
 
@@ -157,13 +169,19 @@ def test_a_page_that_states_what_the_register_holds_is_in_order(small: Register)
         ("figures: six -->", "figures: seven -->", "names 'seven', which is not in the register"),
         ("<!-- figures: six -->\n", "", "states a time of recovery without a mark"),
         ("<!-- figures: six/torchrun -->\n", "", "states a time of recovery without a mark"),
-        ("60 s or ends", "90 s or ends", "the register excuses 'recovers within 60 s or ends', which is not"),
+        (
+            "60 s or ends",
+            "90 s or ends",
+            "the register excuses 'recovers within 60 s or ends', which is not",
+        ),
         ("takes 50 ms", "takes 50 ms, and a rank is back after 0.2 s", "without a mark"),
         ("takes 50 ms", "takes 50 ms. hot-spare recovers in 90 ms", "without a mark"),
         ("# A title\n", "A new step comes 0.3 to 0.4 s after it.\n", "without a mark"),
     ],
 )
-def test_a_page_that_states_something_else_is_not(small: Register, old: str, new: str, said: str) -> None:
+def test_a_page_that_states_something_else_is_not(
+    small: Register, old: str, new: str, said: str
+) -> None:
     assert old in PAGE
     found = published.problems(small, {"README.md": PAGE.replace(old, new, 1)})
     assert any(said in line for line in found), found
@@ -179,13 +197,20 @@ def test_an_entry_that_no_page_states_fails(tmp_path: Path) -> None:
 def test_a_page_that_is_gone_is_excused_of_nothing(tmp_path: Path) -> None:
     register = loaded(tmp_path, SMALL.replace("{file: README.md", "{file: docs/gone.md"))
     found = published.problems(register, {"README.md": PAGE})
-    assert any(line.startswith("docs/gone.md: ") and "no such page" in line for line in found), found
+    assert any(line.startswith("docs/gone.md: ") and "no such page" in line for line in found), (
+        found
+    )
 
 
 def test_what_a_fence_holds_is_read_and_where_it_ends_is_seen() -> None:
     page = "<!-- figures: a -->\n```\n- recovery 1.82 s\n\n| 0.614* |\n```\nIt restarts in 3 s.\n"
     fence, text = stated.blocks(page)
-    assert (fence.kind, fence.marks, fence.line, fence.figures()) == ("fence", ("a",), 2, ["1.82", "0.614"])
+    assert (fence.kind, fence.marks, fence.line, fence.figures()) == (
+        "fence",
+        ("a",),
+        2,
+        ["1.82", "0.614"],
+    )
     assert (text.kind, text.marks, text.speaks_of_recovery()) == ("text", (), True)
 
 
@@ -208,19 +233,29 @@ def test_what_counts_as_a_figure(text: str, figures: list[str]) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("n: 6, median: 0.130", "n: 0, median: 0.130", "measurements.0.figures.0.n: Input should be greater"),
+        (
+            "n: 6, median: 0.130",
+            "n: 0, median: 0.130",
+            "measurements.0.figures.0.n: Input should be greater",
+        ),
         ("median: 0.130", "median: fast", "measurements.0.figures.0.median: String should match"),
         ("machine: here", "machine: there", "machine 'there' is none of here"),
         ("of: torchrun", "of: hot-spare", "six/hot-spare/kill is there 2 times"),
         ("commit: abcdef0", "comit: abcdef0", "measurements.0.comit: Extra inputs"),
         (", spread: [0.120, 0.141]", "", "has no spread of its 6 values"),
-        ("spread: 95 % interval", "spread: not kept", "has a spread, where the measurement says 'not kept'"),
+        (
+            "spread: 95 % interval",
+            "spread: not kept",
+            "has a spread, where the measurement says 'not kept'",
+        ),
         ("source: chaos", "superseded_by: later\n    source: chaos", "no measurement 'later'"),
         ("machines: {here", "machines: {here: x, here", "duplicate key"),
         ("machines:", "machines: [", "expected"),
     ],
 )
-def test_a_register_with_an_error_is_refused_in_a_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_register_with_an_error_is_refused_in_a_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     assert old in SMALL
     with pytest.raises(ScenarioError) as caught:
         loaded(tmp_path, SMALL.replace(old, new, 1))
@@ -247,13 +282,19 @@ def test_the_table_has_like_beside_like_in_seconds(tmp_path: Path) -> None:
       - {of: hot-spare, fault: hang, n: 1, median: 0.20}
       - {of: hot-spare, fault: hang, metric: detection, n: 1, median: 0.1}
 """
-    old = alone.replace("id: one", "id: old").replace("    spread", "    superseded_by: one\n    spread")
+    old = alone.replace("id: one", "id: old").replace(
+        "    spread", "    superseded_by: one\n    spread"
+    )
     table = published.table(loaded(tmp_path, two.replace("excused", f"{alone}{old}excused")))
     assert table.splitlines()[2:] == [
-        "| kill | hot-spare | 0.000130 | 6 | 0.000120 to 0.000141, 95 % interval | six seeds "
-        "| abcdef0, 2026-11-23 | here |",
-        "| kill | torchrun | 0.00520 | 6 | 0.0049 to never, 95 % interval | six seeds "
-        "| abcdef0, 2026-11-23 | here |",
+        (
+            "| kill | hot-spare | 0.000130 | 6 | 0.000120 to 0.000141, 95 % interval | six seeds "
+            "| abcdef0, 2026-11-23 | here |"
+        ),
+        (
+            "| kill | torchrun | 0.00520 | 6 | 0.0049 to never, 95 % interval | six seeds "
+            "| abcdef0, 2026-11-23 | here |"
+        ),
         "| kill, hang | hot-spare | 0.16, 0.20 | 1 each | none | one seed | 2026-11-22 | here |",
         "",
         "- here: two cores",
@@ -305,8 +346,13 @@ def test_rows_of_an_archive_are_recomputed(packed: Path, tmp_path: Path) -> None
     assert published.archives(register, packed) == []
     wrong = recovery.model_copy(update={"median": f"{recovery.median}1"})
     unknown = recovery.model_copy(update={"of": "theirs"})
-    first, second = published.archives(of_the_archive(tmp_path, indented([wrong, unknown]), commit), packed)
-    assert f"the register has {recovery.median}1" in first and f"the archive {recovery.median}" in first
+    first, second = published.archives(
+        of_the_archive(tmp_path, indented([wrong, unknown]), commit), packed
+    )
+    assert (
+        f"the register has {recovery.median}1" in first
+        and f"the archive {recovery.median}" in first
+    )
     assert "sims.tar.xz has no such row" in second
 
 
@@ -314,7 +360,11 @@ def test_an_archive_is_of_the_commit_that_the_register_says(packed: Path, tmp_pa
     made = published.archived(packed / "sims.tar.xz")
     one = made.model_copy(update={"machine": {**made.machine, "commit": "1234567890"}})
     rows = indented(published.rows_of(made))
-    for commit, said in (("1234567", ""), ("1234568", "has commit 1234568"), ("", "has commit none")):
+    for commit, said in (
+        ("1234567", ""),
+        ("1234568", "has commit 1234568"),
+        ("", "has commit none"),
+    ):
         measurement = of_the_archive(tmp_path, rows, commit).measurements[-1]
         found = published.departures(measurement, one)
         assert len(found) == bool(said) and all(said in line for line in found), (commit, found)
@@ -350,7 +400,9 @@ def test_rows_are_printed_as_the_register_reads_them() -> None:
     never = next(row for row in rows if row.id == "none/kill")
     ratio = next(row for row in rows if row.id == "torchrun-tuned/kill/times-hot-spare")
     assert (
-        ours.n == 6 and ours.spread and float(ours.spread[0]) <= float(ours.median) <= float(ours.spread[1])
+        ours.n == 6
+        and ours.spread
+        and float(ours.spread[0]) <= float(ours.median) <= float(ours.spread[1])
     )
     assert never.median == "never" and never.values == []
     assert float(ratio.median) > 50 and ratio.spread
@@ -360,6 +412,13 @@ def test_rows_are_printed_as_the_register_reads_them() -> None:
 def test_the_program_says_where_it_is_wrong(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.published", "--rows", str(tmp_path / "none.tar.xz")],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 4 and "cannot be unpacked" in done.stderr and "Traceback" not in done.stderr
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (
+        done.returncode == 4
+        and "cannot be unpacked" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -1,4 +1,6 @@
-"""House style that a linter does not know: sizes, annotations, docstrings, silent excepts, waits."""
+"""House style that a linter does not know: sizes, annotations, docstrings, silent excepts,
+waits.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,19 @@ LONGEST_FILE = 400
 
 UNBOUNDED = {
     "recovery/rank/joining.py: _PLACE.get()": "a context variable: nothing is waited for",
-    "recovery/rank/job.py: self.agent.orders.get()": "the agent ends the process when the supervisor is gone",
-    "recovery/checkpoint/files/pieces.py: thread.join()": "each ends with the piece it reads, as this thread did",
-    "recovery/collectives/group.py: work.wait()": "the operation has ended; gloo and NCCL bound it besides",
+    "recovery/rank/job.py: self.agent.orders.get()": (
+        "the agent ends the process when the supervisor is gone"
+    ),
+    "recovery/checkpoint/files/pieces.py: thread.join()": (
+        "each ends with the piece it reads, as this thread did"
+    ),
+    "recovery/collectives/group.py: work.wait()": (
+        "the operation has ended; gloo and NCCL bound it besides"
+    ),
     "harness/peers/common.py: word.wait()": "the group's timeout, which is the stack's to choose",
-    "harness/peers/torchft_train.py: word.wait()": "torchft's timeout, which is the stack's to choose",
+    "harness/peers/torchft_train.py: word.wait()": (
+        "torchft's timeout, which is the stack's to choose"
+    ),
     "harness/peers/torchft_train.py: self.manager.allreduce(flat).wait()": "the same",
 }
 """Waits without a bound of their own -> what bounds them."""
@@ -71,7 +81,9 @@ def short_functions(path: str, tree: ast.Module) -> Iterator[str]:
     for name, node, _ in functions(tree):
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
         if lines > LONGEST_FUNCTION:
-            yield f"{path}:{node.lineno}: {name} has {lines} lines, over {LONGEST_FUNCTION}: split it"
+            yield (
+                f"{path}:{node.lineno}: {name} has {lines} lines, over {LONGEST_FUNCTION}: split it"
+            )
 
 
 def annotated(path: str, tree: ast.Module) -> Iterator[str]:
@@ -135,16 +147,23 @@ def bounded(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {call} may wait for ever: give it a timeout"
         elif any(k.arg == "timeout" for k in node.keywords):
             continue
-        elif any(name.endswith(f".{method}") for name in STARTERS) and ast.unparse(node.func) in STARTERS:
+        elif (
+            any(name.endswith(f".{method}") for name in STARTERS)
+            and ast.unparse(node.func) in STARTERS
+        ):
             yield f"{path}:{node.lineno}: {ast.unparse(node.func)} has no timeout"
 
 
 def no_mutable_state(path: str, tree: ast.Module) -> Iterator[str]:
-    """No list, dict or set at module level that somebody could change (constants are upper case)."""
+    """No list, dict or set at module level that somebody could change (constants are upper
+    case).
+    """
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             target = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
-            literal = isinstance(node.value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp)
+            literal = isinstance(
+                node.value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp
+            )
             if literal and not target.lstrip("_").isupper() and target != "__all__":
                 yield f"{path}:{node.lineno}: {target} is mutable module state: pass it in"
 
@@ -154,7 +173,9 @@ RULES: list[Rule] = [short_functions, annotated, documented, no_silence, bounded
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_product_keeps(rule: Rule) -> None:
-    found = [line for path, text in sources(*PACKAGES).items() for line in rule(path, tree_of(text))]
+    found = [
+        line for path, text in sources(*PACKAGES).items() for line in rule(path, tree_of(text))
+    ]
     assert not found, "\n".join(found)
 
 
@@ -199,7 +220,9 @@ def test_every_listed_wait_still_exists() -> None:
     for entry in UNBOUNDED:
         path, call = entry.split(": ", 1)
         calls = {
-            ast.unparse(n) for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.Call)
+            ast.unparse(n)
+            for n in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(n, ast.Call)
         }
         assert call in calls, f"{entry} is gone: remove it from the list"
 

@@ -1,4 +1,6 @@
-"""``python -m recovery.run``: a script of anybody's, supervised without the harness, broken and recovered for real."""
+"""``python -m recovery.run``: a script of anybody's, supervised without the harness, broken and
+recovered for real.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,18 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     ("options", "exact"),
     [
         (("--strategy", "hot-spare", "--spares", "1"), True),
-        pytest.param(("--strategy", "checkpoint-restart", "--every", "15"), True, marks=pytest.mark.soak),
+        pytest.param(
+            ("--strategy", "checkpoint-restart", "--every", "15"), True, marks=pytest.mark.soak
+        ),
         pytest.param(("--strategy", "drop-replica"), False, marks=pytest.mark.soak),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
 def test_a_killed_rank_is_recovered_without_the_harness(
-    start: Callable[..., Running], unharmed: dict[str, object], options: tuple[str, ...], exact: bool
+    start: Callable[..., Running],
+    unharmed: dict[str, object],
+    options: tuple[str, ...],
+    exact: bool,
 ) -> None:
     job = start("--ranks", "4", *options, RECOVERABLE, EPOCHS)
     job.wait_for(lambda: job.trained(40))
@@ -102,7 +109,16 @@ def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
 def test_a_job_goes_on_where_an_interrupted_one_stopped(
     start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path
 ) -> None:
-    kept = ("--ranks", "4", "--checkpoint-dir", tmp_path / "kept", "--every", "20", RECOVERABLE, EPOCHS)
+    kept = (
+        "--ranks",
+        "4",
+        "--checkpoint-dir",
+        tmp_path / "kept",
+        "--every",
+        "20",
+        RECOVERABLE,
+        EPOCHS,
+    )
     first = start(*kept)
     first.wait_for(lambda: first.trained(45))
     first.process.send_signal(signal.SIGTERM)
@@ -121,7 +137,9 @@ def test_an_ended_supervisor_leaves_nothing(
     start: Callable[..., Running], tmp_path: Path, number: int, code: int
 ) -> None:
     # A child that looks after itself, and, where somebody is left to end it, one that does not.
-    stubborn = "import subprocess; subprocess.Popen(['sleep', '600'])\n" if number == signal.SIGINT else ""
+    stubborn = (
+        "import subprocess; subprocess.Popen(['sleep', '600'])\n" if number == signal.SIGINT else ""
+    )
     (tmp_path / "train.py").write_text(stubborn + WORKERS)
     job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
     job.wait_for(lambda: job.trained(3))
@@ -134,7 +152,8 @@ def test_an_ended_supervisor_leaves_nothing(
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    # One that ended by itself has ended the others before; the kernel and they themselves see to it otherwise.
+    # One that ended by itself has ended the others before; the kernel and they themselves see to it
+    # otherwise.
     deadline, left = time.monotonic() + (LIMIT_S if number == signal.SIGKILL else 0.0), set(fds)
     while left:
         ended = poll.poll(1000)
@@ -157,7 +176,9 @@ def children_of(pid: int) -> list[int]:
     [
         pytest.param("import recovery", "broken: w", id="before it joins", marks=pytest.mark.soak),
         pytest.param("    with job.step() as step:", "gave-up: ", id="in a step"),
-        pytest.param("        step.commit()", "gave-up: ", id="after a step", marks=pytest.mark.soak),
+        pytest.param(
+            "        step.commit()", "gave-up: ", id="after a step", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_a_script_that_raises_ends_the_job_and_is_quoted(
@@ -165,11 +186,17 @@ def test_a_script_that_raises_ends_the_job_and_is_quoted(
 ) -> None:
     indent = " " * (len(where) - len(where.lstrip()) + 4 * where.endswith(":"))
     text = WORKERS.replace("import torch, recovery", "import recovery\nimport torch")
-    (tmp_path / "train.py").write_text(text.replace(where, f"{where}\n{indent}raise KeyError('the cause')"))
+    (tmp_path / "train.py").write_text(
+        text.replace(where, f"{where}\n{indent}raise KeyError('the cause')")
+    )
     job = start("--ranks", "2", "--strategy", "none", "--logs", "logs", tmp_path / "train.py")
     assert job.end() == 1
     assert "KeyError: 'the cause'" in job.said and complaint in job.said
-    log = next(text for path in job.events.parent.glob("logs/*") if "Traceback" in (text := path.read_text()))
+    log = next(
+        text
+        for path in job.events.parent.glob("logs/*")
+        if "Traceback" in (text := path.read_text())
+    )
     assert "raise KeyError('the cause')" in log, "the traceback shows the line of the script"
 
 
@@ -186,7 +213,9 @@ def test_a_script_that_leaves_its_loop_early_is_told_so(
 
 @pytest.mark.real
 @pytest.mark.long
-def test_an_interrupt_while_it_starts_ends_it_too(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_an_interrupt_while_it_starts_ends_it_too(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(WORKERS)
     job = start("--ranks", "2", tmp_path / "train.py")
     job.wait_for((job.events / "orchestrator.jsonl").exists)
@@ -201,7 +230,9 @@ def test_an_interrupt_while_it_starts_ends_it_too(start: Callable[..., Running],
 
 @pytest.mark.real
 @pytest.mark.long
-def test_what_follows_the_loop_can_be_interrupted_too(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_what_follows_the_loop_can_be_interrupted_too(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     text = WORKERS.replace("1_000_000", "3") + "\nimport signal\nwhile True:\n    signal.pause()\n"
     (tmp_path / "train.py").write_text(text)
     job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
@@ -213,8 +244,13 @@ def test_what_follows_the_loop_can_be_interrupted_too(start: Callable[..., Runni
 
 @pytest.mark.real
 @pytest.mark.long
-def test_an_error_after_the_last_step_is_no_success(start: Callable[..., Running], tmp_path: Path) -> None:
-    text = WORKERS.replace("1_000_000", "3") + "\nif job.rank == 1:\n    raise OSError('the disk is full')\n"
+def test_an_error_after_the_last_step_is_no_success(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    text = (
+        WORKERS.replace("1_000_000", "3")
+        + "\nif job.rank == 1:\n    raise OSError('the disk is full')\n"
+    )
     (tmp_path / "train.py").write_text(text)
     job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
     assert job.end() == 1
@@ -231,7 +267,10 @@ NODES = ["--nodes", "2", "--listen", "127.0.0.1:9", "--token-file", "token"]
     ("arguments", "complaint"),
     [
         (["nowhere.py"], "no script nowhere.py"),
-        (["--strategy", "hop-spare", __file__], "no strategy 'hop-spare'; there are checkpoint-restart"),
+        (
+            ["--strategy", "hop-spare", __file__],
+            "no strategy 'hop-spare'; there are checkpoint-restart",
+        ),
         (["--strategy", "drop-replica", "--spares", "2", __file__], "keeps no spares"),
         (["--spares", "0", __file__], "hot-spare: spares"),
         (["--param", "speed=9", __file__], "hot-spare: speed"),
@@ -246,13 +285,19 @@ NODES = ["--nodes", "2", "--listen", "127.0.0.1:9", "--token-file", "token"]
             "--memory-checkpoints and --logs are for one machine",
         ),
         ([*NODES, "--adopt", __file__], "--adopt needs --events DIR"),
-        (["--ranks", "1", "--spares", "1", *NODES, "--nodes", "3", __file__], "3 nodes for 2 processes"),
+        (
+            ["--ranks", "1", "--spares", "1", *NODES, "--nodes", "3", __file__],
+            "3 nodes for 2 processes",
+        ),
     ],
 )
 def test_a_command_line_that_cannot_be_is_refused_before_anything_starts(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    arguments: list[str],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
@@ -283,9 +328,15 @@ def test_every_strategy_is_found_by_its_name() -> None:
 @pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.soak)])
 def test_the_harness_runs_it_under_its_faults(tmp_path: Path, phase: str) -> None:
     options = (
-        "--set", "matrix.recovery=[hot-spare]", "--set", f"faults.kill.at.phase={phase}",
-        "--set", "workload.steps=96", "--set", 'workload.params.args=["3"]',
-    )  # fmt: skip
+        "--set",
+        "matrix.recovery=[hot-spare]",
+        "--set",
+        f"faults.kill.at.phase={phase}",
+        "--set",
+        "workload.steps=96",
+        "--set",
+        'workload.params.args=["3"]',
+    )
     code, results = harness_run(tmp_path, ROOT / "examples" / "recoverable.yaml", *options)
     assert code == 0, results.reason
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
@@ -360,5 +411,7 @@ def test_a_defect_of_the_script_is_no_fault_of_the_scenario_and_is_quoted(
 def test_a_script_that_does_not_fit_its_scenario_is_refused_before_anything_starts(
     failing: Path, tmp_path: Path, option: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke(["run", str(failing), "--runs", str(tmp_path / "runs"), "-q", "--set", option]) == 2
+    assert (
+        invoke(["run", str(failing), "--runs", str(tmp_path / "runs"), "-q", "--set", option]) == 2
+    )
     assert complaint in capsys.readouterr().err

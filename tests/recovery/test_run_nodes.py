@@ -1,4 +1,6 @@
-"""``recovery.run --nodes``: ranks on nodes with agents, a coordinator that is killed for real, and the next one."""
+"""``recovery.run --nodes``: ranks on nodes with agents, a coordinator that is killed for real, and
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,9 @@ def lost_coordinator(cluster: Cluster, *options: str) -> Running:
 
 
 def assert_all_four_train(job: Running) -> None:
-    """At the end, with one state; not that of an undisturbed job, since both spares were on the lost node and the group
-    was smaller for a while."""
+    """At the end, with one state; not that of an undisturbed job, since both spares were on the
+    lost node and the group was smaller for a while.
+    """
     assert len(job.of(ORCHESTRATOR, Kind.GENERATION_READY)[-1].data["members"]) == 4
     job.digest()
 
@@ -73,7 +76,9 @@ def test_ranks_train_on_while_their_coordinator_is_dead_and_another_adopts_them(
     until(lambda: cluster.committed() > dead_at + 20)
     second = cluster.job()
     assert second.end() == 0, second.said
-    assert "took over 4 ranks" in second.said and f"completed: {STEPS} steps committed" in second.said
+    assert (
+        "took over 4 ranks" in second.said and f"completed: {STEPS} steps committed" in second.said
+    )
     assert generations(second) == [1], "nobody had to stop for it"
     assert second.digest() == unharmed
     log = read_actor(second.events / f"{ORCHESTRATOR}.jsonl")
@@ -100,7 +105,9 @@ def test_what_fails_while_nobody_supervises_is_recovered_by_the_next_one(
 
 @pytest.mark.real
 @pytest.mark.soak
-def test_coordinators_that_are_killed_at_any_moment_harm_nobody(cluster: Cluster, tmp_path: Path) -> None:
+def test_coordinators_that_are_killed_at_any_moment_harm_nobody(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     epochs, steps, moments = "60", 6 * STEPS, random.Random(11)
     (tmp_path / "unharmed").mkdir()
     unharmed = Running(tmp_path / "unharmed", "--ranks", "4", RECOVERABLE, epochs)
@@ -178,10 +185,22 @@ def test_what_a_supervisor_left_is_in_its_log(tmp_path: Path) -> None:
     writer = begun(tmp_path / "events")
     for name, node in (("w0", 0), ("w1", 1)):
         writer.write(
-            Kind.PROCESS_SPAWNED, process=name, pid=40 + node, role="worker", mode="warm", node=node, device="cpu"
-        )  # fmt: skip
+            Kind.PROCESS_SPAWNED,
+            process=name,
+            pid=40 + node,
+            role="worker",
+            mode="warm",
+            node=node,
+            device="cpu",
+        )
     writer.write(
-        Kind.PROCESS_EXITED, process="w0", pid=40, exit_code=None, signal=9, expected=False, last_seq=3
+        Kind.PROCESS_EXITED,
+        process="w0",
+        pid=40,
+        exit_code=None,
+        signal=9,
+        expected=False,
+        last_seq=3,
     )
     writer.abandon()
     found = read_estate(tmp_path / "events")
@@ -191,12 +210,19 @@ def test_what_a_supervisor_left_is_in_its_log(tmp_path: Path) -> None:
 
 
 def test_whoever_takes_over_gives_no_name_a_second_time(tmp_path: Path) -> None:
-    """Each try to start a process uses a number up, also one that is not in the log as nobody knows what became of
-    it: w2 and w3 could not be started, and may be there."""
+    """Each try to start a process uses a number up, also one that is not in the log as nobody knows
+    what became of it: w2 and w3 could not be started, and may be there.
+    """
     writer = begun(tmp_path / "events")
     for name in ("w0", "w1", "s4"):
         writer.write(
-            Kind.PROCESS_SPAWNED, process=name, pid=40, role="worker", mode="warm", node=0, device="cpu"
+            Kind.PROCESS_SPAWNED,
+            process=name,
+            pid=40,
+            role="worker",
+            mode="warm",
+            node=0,
+            device="cpu",
         )
     writer.abandon()
     found = read_estate(tmp_path / "events")
@@ -261,7 +287,13 @@ def test_keepers_are_no_ranks_to_take_over(tmp_path: Path) -> None:
     writer = begun(tmp_path / "events")
     writer.write(Kind.PROCESS_SPAWNED, process="k0", pid=7, role="keeper", mode="warm", node=0)
     writer.write(
-        Kind.PROCESS_EXITED, process="k0", pid=7, exit_code=0, signal=None, expected=True, last_seq=None
+        Kind.PROCESS_EXITED,
+        process="k0",
+        pid=7,
+        exit_code=0,
+        signal=None,
+        expected=True,
+        last_seq=None,
     )
     writer.abandon()
     found = read_estate(tmp_path / "events")

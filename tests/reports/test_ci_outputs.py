@@ -1,5 +1,6 @@
-"""What continuous integration reads, read back by readers of our own: JUnit, workflow commands, summaries,
-OpenMetrics, the templates, spans."""
+"""What continuous integration reads, read back by readers of our own: JUnit, workflow commands,
+summaries, OpenMetrics, the templates, spans.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def test_junit_is_as_its_schema_has_it(finished: Finished, tmp_path: Path, by_ga
 
 
 def read_command(line: str) -> tuple[str, dict[str, str], str]:
-    """``::name key=value,key=value::data``; the first ``::`` after the start ends the properties."""
+    """``::name key=value,key=value::data``; the first ``::`` after the start ends the
+    properties.
+    """
     assert line.startswith("::")
     end = line.index("::", 2)
     head, data = line[2:end], line[end + 2 :]
@@ -132,12 +135,16 @@ def test_a_file_is_named_from_the_repository(finished: Finished, tmp_path: Path)
     moved = results.model_copy(update={"source": str(tmp_path / "repo" / "scenarios" / "x.yaml")})
     env = {"GITHUB_WORKSPACE": str(tmp_path / "repo")}
     assert _github.remarks(moved, env)[0].file == os.path.join("scenarios", "x.yaml")
-    assert _github.remarks(moved, {"GITHUB_WORKSPACE": str(tmp_path / "else")})[0].file == moved.source
+    assert (
+        _github.remarks(moved, {"GITHUB_WORKSPACE": str(tmp_path / "else")})[0].file == moved.source
+    )
 
 
 def test_a_run_that_broke_is_annotated(finished: Finished) -> None:
     _, results = finished
-    broken = results.model_copy(update={"verdict": "broken", "cells": [], "slas": [], "reason": "no disk"})
+    broken = results.model_copy(
+        update={"verdict": "broken", "cells": [], "slas": [], "reason": "no disk"}
+    )
     (only,) = _github.remarks(broken, {})
     assert (only.level, only.message) == ("error", "no disk")
     assert _github.remarks(broken.model_copy(update={"verdict": "pass"}), {}) == []
@@ -198,16 +205,27 @@ def test_metrics_hold_what_the_results_do(finished: Finished, tmp_path: Path) ->
     found = read_metrics(text)
     for cell in results.cells:
         labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
-        for name, unit in (("recovery_time", "seconds"), ("goodput", "ratio"), ("samples_lost", "samples")):
+        for name, unit in (
+            ("recovery_time", "seconds"),
+            ("goodput", "ratio"),
+            ("samples_lost", "samples"),
+        ):
             for statistic in ("min", "median", "max"):
-                key = (f"trainchaos_{name}_{unit}", frozenset((labels | {"statistic": statistic}).items()))
+                key = (
+                    f"trainchaos_{name}_{unit}",
+                    frozenset((labels | {"statistic": statistic}).items()),
+                )
                 assert found[key] == getattr(cell.metrics[name], statistic)
     assert math.inf in found.values()
     verdicts = {
-        dict(labels)["verdict"]: v for (name, labels), v in found.items() if name == "trainchaos_run_verdict"
+        dict(labels)["verdict"]: v
+        for (name, labels), v in found.items()
+        if name == "trainchaos_run_verdict"
     }
     assert verdicts == {"pass": 0.0, "fail": 1.0, "inconclusive": 0.0}
-    assert sum(v for (name, _), v in found.items() if name == "trainchaos_incidents") == len(results.faults)
+    assert sum(v for (name, _), v in found.items() if name == "trainchaos_incidents") == len(
+        results.faults
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.prom"]
 
 
@@ -229,16 +247,21 @@ def yaml_of(name: str) -> Any:
 
 
 def fake_chaos(folder: Path, code: int) -> dict[str, str]:
-    """An environment in which ``chaos`` writes its arguments down, one a line, and ends with ``code``."""
+    """An environment in which ``chaos`` writes its arguments down, one a line, and ends with
+    ``code``.
+    """
     program = folder / "bin" / "chaos"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{folder}/said"\nmkdir -p "{folder}/chaos-runs/x/2026"\n'
-                       f'ln -sfn 2026 "{folder}/chaos-runs/x/latest"\nexit {code}\n')  # fmt: skip
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{folder}/said"\nmkdir -p "{folder}/chaos-runs/x/2026"\n'
+        f'ln -sfn 2026 "{folder}/chaos-runs/x/latest"\nexit {code}\n'
+    )
     program.chmod(0o755)
     return {
-        "PATH": f"{program.parent}:{os.environ['PATH']}", "RUNNER_TEMP": str(folder),
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(folder),
         "GITHUB_OUTPUT": str(folder / "output"),
-    }  # fmt: skip
+    }
 
 
 def test_the_action_has_what_github_asks_of_one() -> None:
@@ -267,16 +290,31 @@ def test_the_action_has_what_github_asks_of_one() -> None:
 def test_the_action_runs_what_it_is_told(tmp_path: Path, code: int) -> None:
     step = next(s for s in yaml_of("action.yml")["runs"]["steps"] if s.get("id") == "run")
     env = fake_chaos(tmp_path, code) | {
-        "SCENARIO": "-a $(touch owned); b.yaml", "GATE": "true", "BASELINE": "with space.json", "REPEAT": "9",
-        "ALLOW_INCONCLUSIVE": "true", "ARGUMENTS": "--set\nseed=3; touch owned\n",
-    }  # fmt: skip
+        "SCENARIO": "-a $(touch owned); b.yaml",
+        "GATE": "true",
+        "BASELINE": "with space.json",
+        "REPEAT": "9",
+        "ALLOW_INCONCLUSIVE": "true",
+        "ARGUMENTS": "--set\nseed=3; touch owned\n",
+    }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    done = subprocess.run(command, env=env, cwd=tmp_path, timeout=30, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, timeout=30, capture_output=True, text=True
+    )
     assert done.returncode == code, done.stderr
     assert (tmp_path / "said").read_text().split("\n")[:-1] == [
-        "run", "--gate", "--baseline=with space.json", "--repeat=9", "--allow-inconclusive", "--set",
-        "seed=3; touch owned", "--runs", f"{tmp_path}/chaos-runs", "--", "-a $(touch owned); b.yaml",
-    ]  # fmt: skip
+        "run",
+        "--gate",
+        "--baseline=with space.json",
+        "--repeat=9",
+        "--allow-inconclusive",
+        "--set",
+        "seed=3; touch owned",
+        "--runs",
+        f"{tmp_path}/chaos-runs",
+        "--",
+        "-a $(touch owned); b.yaml",
+    ]
     assert not (tmp_path / "owned").exists()
     told = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
     assert told == {"exit-code": str(code), "run": str(tmp_path / "chaos-runs" / "x" / "2026")}
@@ -287,7 +325,11 @@ def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
     nothing = dict.fromkeys(step["env"], "") | {"SCENARIO": "x.yaml"}
     env = fake_chaos(tmp_path, 0) | nothing
     subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", step["run"]], env=env, cwd=tmp_path, timeout=30, check=True
+        ["bash", "-eo", "pipefail", "-c", step["run"]],
+        env=env,
+        cwd=tmp_path,
+        timeout=30,
+        check=True,
     )
     assert (tmp_path / "said").read_text().split() == [
         "run",
@@ -301,17 +343,36 @@ def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
 def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:
     job = yaml_of("templates/trainchaos.gitlab-ci.yml")[".trainchaos"]
     known = {
-        "stage", "image", "variables", "cache", "before_script", "script", "allow_failure", "artifacts",
-    }  # fmt: skip
+        "stage",
+        "image",
+        "variables",
+        "cache",
+        "before_script",
+        "script",
+        "allow_failure",
+        "artifacts",
+    }
     assert set(job) == known and all(isinstance(line, str) for line in job["script"])
     assert all(isinstance(value, str) for value in job["variables"].values())
-    assert job["artifacts"]["when"] == "always" and job["artifacts"]["reports"]["junit"].endswith("/gate.xml")
+    assert job["artifacts"]["when"] == "always" and job["artifacts"]["reports"]["junit"].endswith(
+        "/gate.xml"
+    )
     variables = job["variables"] | {"CHAOS_SCENARIO": "a b.yaml", "CHAOS_BASELINE": "c d.json"}
     env = fake_chaos(tmp_path, 3) | variables
-    done = subprocess.run(["sh", "-ec", "\n".join(job["script"])], env=env, cwd=tmp_path, timeout=30)
+    done = subprocess.run(
+        ["sh", "-ec", "\n".join(job["script"])], env=env, cwd=tmp_path, timeout=30
+    )
     assert done.returncode == 3 and 3 in job["allow_failure"]["exit_codes"]
     said = (tmp_path / "said").read_text().split("\n")[:-1]
-    assert said == ["run", "--gate", "--baseline=c d.json", "--runs", "chaos-runs", "--", "a b.yaml"]
+    assert said == [
+        "run",
+        "--gate",
+        "--baseline=c d.json",
+        "--runs",
+        "chaos-runs",
+        "--",
+        "a b.yaml",
+    ]
 
 
 # --- spans
@@ -338,7 +399,9 @@ def test_spans_are_in_unix_time_whenever_the_machine_was_started(tmp_path: Path)
     before, _ = _otel.spans(run, results)
     for path in run.root.glob("events/*/*.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(e | {"time_ns": e["time_ns"] + 10**15}) + "\n" for e in events))
+        path.write_text(
+            "".join(json.dumps(e | {"time_ns": e["time_ns"] + 10**15}) + "\n" for e in events)
+        )
     assert _otel.spans(run, results)[0] == before
 
 

@@ -1,4 +1,6 @@
-"""The pages of a comparison are read back with independent readers, at every size and with every outcome."""
+"""The pages of a comparison are read back with independent readers, at every size and with every
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Tags in balance, addresses, ids; the exact values with what is shown for them; the cells of each table."""
+    """Tags in balance, addresses, ids; the exact values with what is shown for them; the cells of
+    each table.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -107,7 +111,9 @@ def numbers(value: Any) -> set[float]:
         return set().union(*(numbers(inner) for inner in value)) if value else set()
     if value in ("Infinity", "-Infinity"):
         return {float(value)}
-    return {float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+    return (
+        {float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+    )
 
 
 def test_page_is_one_balanced_file_that_fetches_nothing(written: Written) -> None:
@@ -147,15 +153,25 @@ def test_every_number_is_in_the_json_and_shown_by_one_rule(written: Written) -> 
     _, page = read(written)
     known = numbers(json.loads((root / "compare.json").read_text(), parse_constant=pytest.fail))
     hours = {h for cell in comparison.cells if (h := cell.cost_gpu_hours) is not None}
-    medians = [c.recovery.median for c in comparison.cells if c.recovery is not None and c.recovery.median]
+    medians = [
+        c.recovery.median for c in comparison.cells if c.recovery is not None and c.recovery.median
+    ]
     allowed = known | {h * (comparison.price or 0) for h in hours}
-    allowed |= {h * (comparison.price or 0) * 1000 for h in hours} | {a / b for a in medians for b in medians}
+    allowed |= {h * (comparison.price or 0) * 1000 for h in hours} | {
+        a / b for a in medians for b in medians
+    }
     assert len(page.values) > 400
     for exact, shown in page.values:
         value = float(exact.replace("Infinity", "inf"))
         assert value in allowed, (exact, shown)
-        rules = {number(value, better, finest) for better in ("lower", "higher") for finest in (0.0, 1e-4)}
-        rules |= {str(int(value))} if math.isfinite(value) and value.is_integer() else {"no end", "all"}
+        rules = {
+            number(value, better, finest)
+            for better in ("lower", "higher")
+            for finest in (0.0, 1e-4)
+        }
+        rules |= (
+            {str(int(value))} if math.isfinite(value) and value.is_integer() else {"no end", "all"}
+        )
         assert shown.split(" ")[0] in {rule.split(" ")[0] for rule in rules}, (exact, shown)
 
 
@@ -182,11 +198,15 @@ def test_drawings_have_words_and_are_well_formed(written: Written) -> None:
 def test_every_point_is_drawn(written: Written) -> None:
     comparison, _ = written
     text, _ = read(written)
-    strips = re.findall(r'<svg class="strip-row".*?</title>(.*?)</svg></svg>', text, flags=re.DOTALL)
+    strips = re.findall(
+        r'<svg class="strip-row".*?</title>(.*?)</svg></svg>', text, flags=re.DOTALL
+    )
     drawn = sum(strip.count('class="point') for strip in strips)
     timed = [t for t in comparison.trials if t.recovery is not None and t.label in STACKS]
     assert drawn == len(timed)
-    assert sum(strip.count("point out") for strip in strips) == sum(t.recovery == math.inf for t in timed)
+    assert sum(strip.count("point out") for strip in strips) == sum(
+        t.recovery == math.inf for t in timed
+    )
 
 
 def test_tables_can_be_sorted_and_read_without_the_script(written: Written) -> None:
@@ -245,7 +265,14 @@ def test_what_waits_and_whom_a_stack_suspects_is_shown_for_each(written: Written
     ]
     shown = {row[0]: row[1:] for row in rows[: len(comparison.at_rest)]}
     first, third = (comparison.at_rest[n].label for n in (0, 2))
-    assert shown[first] == ["3", "0", "0 %", "0", "2.00", "too few hours (3 needed), below 3.50 with 95 %"]
+    assert shown[first] == [
+        "3",
+        "0",
+        "0 %",
+        "0",
+        "2.00",
+        "too few hours (3 needed), below 3.50 with 95 %",
+    ]
     assert shown[third] == ["3", "2", "40.0 %", "2", "4.00", "0.500, below 3.50 with 95 %"]
     assert "While nothing fails" in read(written)[0]
 
@@ -268,28 +295,50 @@ def test_finding_comes_first_and_says_where_others_are_better() -> None:
 
 def test_fewer_than_six_pairs_are_said_to_prove_nothing_alone() -> None:
     lines = [line.striptags() for line in findings(Facts(build(1)))]
-    assert lines[-1].startswith("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
+    assert lines[-1].startswith(
+        "With fewer than 6 pairs a cell none of this is shown at 95 % confidence."
+    )
     several = [line.striptags() for line in findings(Facts(build(2)))]
     assert (
-        "none of this is shown" in several[-1] and "9 of the 9 others are shown to be slower" in several[-1]
+        "none of this is shown" in several[-1]
+        and "9 of the 9 others are shown to be slower" in several[-1]
     )
 
 
 def test_nothing_ran_is_a_page_too(tmp_path: Path) -> None:
     bare = build(1).model_copy(
-        update={"trials": [], "cells": [], "ratios": [], "same": [], "stacks": [], "price": None, "machine": {},
-                "missing": 5, "cautions": ["two machines"]}
-    )  # fmt: skip
+        update={
+            "trials": [],
+            "cells": [],
+            "ratios": [],
+            "same": [],
+            "stacks": [],
+            "price": None,
+            "machine": {},
+            "missing": 5,
+            "cautions": ["two machines"],
+        }
+    )
     write_all(bare, tmp_path)
     page = Page((tmp_path / "compare.html").read_text())
     words = " ".join(page.text)
-    assert page.open == [] and "did not run" in words and "two machines" in words and "5 arms" in words
+    assert (
+        page.open == [] and "did not run" in words and "two machines" in words and "5 arms" in words
+    )
 
 
 def test_a_stack_without_measures_has_gaps_not_guesses(tmp_path: Path) -> None:
     comparison = build(1, stacks=3)
     none: dict[str, Any] = dict.fromkeys(
-        ("recovery", "detection", "goodput", "steps_lost", "samples_lost", "overhead", "cost_gpu_hours")
+        (
+            "recovery",
+            "detection",
+            "goodput",
+            "steps_lost",
+            "samples_lost",
+            "overhead",
+            "cost_gpu_hours",
+        )
     )
     cells = [c.model_copy(update=none | {"phases": {}}) for c in comparison.cells]
     empty: dict[str, Any] = {
@@ -300,10 +349,14 @@ def test_a_stack_without_measures_has_gaps_not_guesses(tmp_path: Path) -> None:
         "badput": {},
     }
     trials = [t.model_copy(update=empty) for t in comparison.trials]
-    write_all(comparison.model_copy(update={"cells": cells, "trials": trials, "ratios": []}), tmp_path)
+    write_all(
+        comparison.model_copy(update={"cells": cells, "trials": trials, "ratios": []}), tmp_path
+    )
     page = Page((tmp_path / "compare.html").read_text())
     assert (
-        page.open == [] and "no time measured" in "".join(page.text) and "lost unknown" in "".join(page.text)
+        page.open == []
+        and "no time measured" in "".join(page.text)
+        and "lost unknown" in "".join(page.text)
     )
 
 
@@ -311,7 +364,12 @@ def test_scales_keep_their_order_and_put_never_last() -> None:
     for logarithmic in (True, False):
         scale = Scale([0.02, 3.0, 17.0, math.inf], logarithmic=logarithmic)
         places = [scale.at(value) for value in (0.02, 3.0, 17.0, math.inf)]
-        assert places == sorted(places) and places[-1] > places[-2] and places[0] >= 0 and places[-1] < 100
+        assert (
+            places == sorted(places)
+            and places[-1] > places[-2]
+            and places[0] >= 0
+            and places[-1] < 100
+        )
         assert len(scale.ticks()) >= 2
     assert Scale([], logarithmic=True).at(math.inf) > 90
     assert Scale([0.0], logarithmic=False).ticks()
@@ -324,8 +382,14 @@ def test_the_page_has_the_columns_of_a_run_in_the_same_words(written: Written) -
     for name in ("full rate", "redundant", "rank-hours"):
         assert name in text and name in markdown, name
     heads = re.findall(r"<th[^>]*>(?:<button>)?\s*([^<]+)", text)
-    assert heads.count("full rate") == heads.count("redundant") >= 2, "of the cells and of every trial"
-    fewer = {f"({m.counted})" for c in comparison.cells if (m := c.full_rate) is not None and m.n < c.n}
-    assert bool(fewer) == (len(comparison.trials) > len(comparison.cells)), "of seven trials one has none"
+    assert heads.count("full rate") == heads.count("redundant") >= 2, (
+        "of the cells and of every trial"
+    )
+    fewer = {
+        f"({m.counted})" for c in comparison.cells if (m := c.full_rate) is not None and m.n < c.n
+    }
+    assert bool(fewer) == (len(comparison.trials) > len(comparison.cells)), (
+        "of seven trials one has none"
+    )
     for said in fewer:
         assert said in text and said in markdown

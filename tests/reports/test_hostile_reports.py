@@ -1,4 +1,6 @@
-"""Reports of a run whose every free text is hostile: nothing of it is obeyed, wherever it stands."""
+"""Reports of a run whose every free text is hostile: nothing of it is obeyed, wherever it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from reports import render_all
 from tests.support import sample_results
 
 HOSTILE = (
-    "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\x07 | `${{x}}` ]]> \r\n::error::\u202e"
+    "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\x07 | `${{x}}` ]]>"
+    " \r\n::error::\u202e"
 )
 KEPT = ("id", "events", "cell", "scenario")  # by these the parts of a result find each other
 

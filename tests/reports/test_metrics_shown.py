@@ -1,4 +1,6 @@
-"""Every report shows every metric, the times until the job is whole, and the rates with their bounds."""
+"""Every report shows every metric, the times until the job is whole, and the rates with their
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ RATES = Reliability(
     survival=Survival(arms=3, survived=2, probability=2 / 3, low=0.0943, high=0.9916),
     false_alarms=FalseAlarms(count=0, rank_hours=0.05, rate=0.0, upper=59.9),
     spares=Spares(
-        provisioned=2, idle_rank_hours=0.025, share=1 / 3, measured=2, memory_mib=312.0, cores=0.0123
+        provisioned=2,
+        idle_rank_hours=0.025,
+        share=1 / 3,
+        measured=2,
+        memory_mib=312.0,
+        cores=0.0123,
     ),
 )
 Shown = tuple[RunDirectory, Results]
@@ -34,11 +41,17 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     run, results = build(tmp_path_factory.mktemp("runs") / "run")
     cell = results.cells[0]
     metrics = {
-        **cell.metrics, "time_to_full_rate": summarise("time_to_full_rate", [1.25, 1.5, 1.75]),
+        **cell.metrics,
+        "time_to_full_rate": summarise("time_to_full_rate", [1.25, 1.5, 1.75]),
         "time_to_redundancy": summarise("time_to_redundancy", [7.25, 7.5, math.inf]),
-        "failure_cost": summarise("failure_cost", [0.5, 0.5, 0.5]), "mfu": summarise("mfu", []),
-    }  # fmt: skip
-    told = {"metrics": metrics, "reliability": RATES, "absent": {"mfu": "no peak is stated for processors"}}
+        "failure_cost": summarise("failure_cost", [0.5, 0.5, 0.5]),
+        "mfu": summarise("mfu", []),
+    }
+    told = {
+        "metrics": metrics,
+        "reliability": RATES,
+        "absent": {"mfu": "no peak is stated for processors"},
+    }
     faults = [
         i.model_copy(update={"time_to_full_rate": 1.25, "time_to_redundancy": math.inf})
         for i in results.faults
@@ -52,14 +65,25 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 def test_results_are_read_back_with_rates_and_hits(shown: Shown) -> None:
     text = shown[1].model_dump_json()
-    assert Results.model_validate_json(text) == shown[1] and '"time_to_redundancy":"Infinity"' in text
+    assert (
+        Results.model_validate_json(text) == shown[1] and '"time_to_redundancy":"Infinity"' in text
+    )
 
 
 def test_the_page_shows_them(shown: Shown) -> None:
     page = _file(shown, "report.html")
-    for words in ("full rate", "redundant", "2 of 3", "66.7 % [9.4 %", "too few hours (3 needed), below 59.9 with 95 %",
-                  "needs 59", "mfu is absent: no peak is stated for processors", "rank-hours a failure",
-                  "312", "33.3 %"):  # fmt: skip
+    for words in (
+        "full rate",
+        "redundant",
+        "2 of 3",
+        "66.7 % [9.4 %",
+        "too few hours (3 needed), below 59.9 with 95 %",
+        "needs 59",
+        "mfu is absent: no peak is stated for processors",
+        "rank-hours a failure",
+        "312",
+        "33.3 %",
+    ):
         assert words in page, words
 
 
@@ -67,7 +91,9 @@ def test_the_summary_shows_them(shown: Shown) -> None:
     text = _file(shown, "summary.md").replace("\\", "")
     head = next(line for line in text.splitlines() if line.startswith("| strategy | verdict"))
     row = text.splitlines()[text.splitlines().index(head) + 2]
-    cells = dict(zip((c.strip() for c in head.split("|")), (c.strip() for c in row.split("|")), strict=True))
+    cells = dict(
+        zip((c.strip() for c in head.split("|")), (c.strip() for c in row.split("|")), strict=True)
+    )
     assert (cells["full rate (s)"], cells["redundant (s)"]) == ("1.50", "7.50")
     assert cells["cost (rank-hours a failure)"].startswith("0.5")
     for words in (
@@ -85,7 +111,10 @@ def test_a_terminal_shows_them(shown: Shown) -> None:
     text = summary(results, run)
     assert "full rate" in text and "redundant" in text and "1.50 s" in text and "7.50 s" in text
     assert "mfu is absent: no peak is stated for processors" in text
-    assert "a failure costs 0.500 rank-hours" in text and "recovery p95 needs 59, p99 needs 299 arms" in text
+    assert (
+        "a failure costs 0.500 rank-hours" in text
+        and "recovery p95 needs 59, p99 needs 299 arms" in text
+    )
     assert "survived 2 of 3, 66.7 % [9.4 %" in text
     assert (
         "false alarms 0 in 0.05" in text
@@ -96,9 +125,15 @@ def test_a_terminal_shows_them(shown: Shown) -> None:
 
 def test_collectors_get_them(shown: Shown) -> None:
     text = _file(shown, "metrics.prom")
-    for words in ("trainchaos_survival_ratio{", 'statistic="low"} 0.0943', "trainchaos_false_alarms{", "} 59.9",
-                  "trainchaos_spare_memory_bytes{", 'trainchaos_time_to_redundancy_seconds{',
-                  "trainchaos_failure_cost_rank_hours{"):  # fmt: skip
+    for words in (
+        "trainchaos_survival_ratio{",
+        'statistic="low"} 0.0943',
+        "trainchaos_false_alarms{",
+        "} 59.9",
+        "trainchaos_spare_memory_bytes{",
+        "trainchaos_time_to_redundancy_seconds{",
+        "trainchaos_failure_cost_rank_hours{",
+    ):
         assert words in text, words
     assert "trainchaos_mfu" not in text.replace('metric="mfu"', "")
 
@@ -122,25 +157,38 @@ def test_fewer_values_than_there_could_be_are_said_everywhere(tmp_path: Path) ->
     fewer = Chances(values=5, arms=4)
     names = ("recovery_time", "goodput", "failure_cost", "time_to_full_rate")
     told = {name: summarise(name, [1.25, 1.5], possible=fewer) for name in names}
-    cells = [cell.model_copy(update={"metrics": told, "reliability": RATES}) for cell in results.cells]
-    slas = [s.model_copy(update={"values": [1.25, 1.5], "of": 5, "of_arms": 4}) for s in results.slas]
+    cells = [
+        cell.model_copy(update={"metrics": told, "reliability": RATES}) for cell in results.cells
+    ]
+    slas = [
+        s.model_copy(update={"values": [1.25, 1.5], "of": 5, "of_arms": 4}) for s in results.slas
+    ]
     results = results.model_copy(update={"cells": cells, "slas": slas})
     reports.render_all(run, results)
     terminal = summary(results, run)
-    assert "1.38 s (2 of 5)" in terminal and "rank-hours (2 of 5)" in terminal and "n=2 of 5" in terminal
+    assert (
+        "1.38 s (2 of 5)" in terminal
+        and "rank-hours (2 of 5)" in terminal
+        and "n=2 of 5" in terminal
+    )
     text = (run.root / "summary.md").read_text().replace("\\", "")
     head, *rows = (
         line.split("|")
         for line in text.splitlines()
         if line.startswith("| strategy | verdict") or "| 2 of 5 |" in line
     )
-    assert rows[0][[c.strip() for c in head].index("n")].strip() == "2 of 5", "the strategies' table"
+    assert rows[0][[c.strip() for c in head].index("n")].strip() == "2 of 5", (
+        "the strategies' table"
+    )
     assert any("2 of 4" in row for row in text.splitlines()), "arms of a metric"
     assert "n=2 of 5" in (run.root / "junit.xml").read_text()
     page = (run.root / "report.html").read_text()
-    assert "(2 of 5)" in page and "2 of 4" in page and "n = 2 of 5" in page and "2 of 5 values" in page
+    assert (
+        "(2 of 5)" in page and "2 of 4" in page and "n = 2 of 5" in page and "2 of 5 values" in page
+    )
     assert re.search(
-        r'metric_values_possible\{[^}]*metric="goodput"\} 5', (run.root / "metrics.prom").read_text()
+        r'metric_values_possible\{[^}]*metric="goodput"\} 5',
+        (run.root / "metrics.prom").read_text(),
     )
     read = Results.model_validate_json(results.model_dump_json())
     assert read.cells[0].metrics["goodput"].counted == "2 of 5" and read.slas[0].counted == "2 of 5"

@@ -1,4 +1,6 @@
-"""Every report is read back with an independent reader, and survives hostile names and missing logs."""
+"""Every report is read back with an independent reader, and survives hostile names and missing
+logs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def test_steps_of_one_moment_have_a_rate_together() -> None:
-    steps = pd.DataFrame({"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": [4, 4, 4, 4]})
+    steps = pd.DataFrame(
+        {"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": [4, 4, 4, 4]}
+    )
     series: Any = object.__new__(ArmSeries)
     object.__setattr__(series, "steps", steps)
     rates = series.throughput()
@@ -101,7 +105,11 @@ def test_html_is_one_balanced_file_that_fetches_nothing(finished: Finished) -> N
     assert page.open == []
     assert page.tags["script"] == page.tags["img"] == page.tags["iframe"] == 0
     assert all(a.startswith(("#", "data:,")) for a in page.addresses)
-    assert not [u for u in re.findall(r"https?://[^\s\"'<]+", text) if not u.startswith("http://www.w3.org/")]
+    assert not [
+        u
+        for u in re.findall(r"https?://[^\s\"'<]+", text)
+        if not u.startswith("http://www.w3.org/")
+    ]
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     assert len(page.ids) == len(set(page.ids))
     targets = {a[1:] for a in page.addresses if a.startswith("#")}
@@ -112,7 +120,9 @@ def test_html_holds_what_the_run_showed(finished: Finished) -> None:
     run, results = finished
     _, page = page_of(run)
     text = " ".join(" ".join(page.text).split())
-    assert text.index("FAIL") < text.index("Strategies side by side") < text.index("Recovery by phase")
+    assert (
+        text.index("FAIL") < text.index("Strategies side by side") < text.index("Recovery by phase")
+    )
     for wanted in (
         "never",
         "kill-one-rank.yaml:14",
@@ -197,9 +207,13 @@ def test_fault_that_never_fired_is_an_error_not_a_pass(finished: Finished, tmp_p
             "phases": [],
         }
     )
-    path = reports.render("junit", RunDirectory(tmp_path), results.model_copy(update={"faults": [never]}))
+    path = reports.render(
+        "junit", RunDirectory(tmp_path), results.model_copy(update={"faults": [never]})
+    )
     error = next(
-        e for e in ET.parse(path).getroot().iter("error") if "never fired" in (e.get("message") or "")
+        e
+        for e in ET.parse(path).getroot().iter("error")
+        if "never fired" in (e.get("message") or "")
     )
     assert "process-kill" in (error.get("message") or "")
 
@@ -219,10 +233,14 @@ def test_markdown_tables_are_regular_and_inert(finished: Finished) -> None:
             widths = []
 
 
-def test_markdown_stays_below_the_limit_of_a_step_summary(finished: Finished, tmp_path: Path) -> None:
+def test_markdown_stays_below_the_limit_of_a_step_summary(
+    finished: Finished, tmp_path: Path
+) -> None:
     _, results = finished
     long = results.skipped[0].model_copy(update={"reason": "x" * 20_000})
-    path = markdown.render(RunDirectory(tmp_path), results.model_copy(update={"skipped": [long] * 300}))
+    path = markdown.render(
+        RunDirectory(tmp_path), results.model_copy(update={"skipped": [long] * 300})
+    )
     assert path.stat().st_size < 900 * 1024
     assert "Cut here" in path.read_text()
 
@@ -254,7 +272,13 @@ def test_trace_follows_the_rules_of_perfetto(finished: Finished) -> None:
 def test_trace_shows_what_ranks_did_besides_training() -> None:
     def event(number: int, kind: Kind, actor: str, **data: Any) -> Event:
         return Event(
-            kind=kind, actor=actor, seq=number, time_ns=number * 1000, generation=1, step=None, data=data
+            kind=kind,
+            actor=actor,
+            seq=number,
+            time_ns=number * 1000,
+            generation=1,
+            step=None,
+            data=data,
         )
 
     said = [
@@ -282,7 +306,11 @@ def test_trace_clips_what_overlaps() -> None:
         trace.Span(name=n, start=a, end=b)
         for n, a, b in (("a", 0, 5), ("b", 3, 9), ("c", 4, 8), ("d", -2, 1))
     ]
-    assert [(s.name, s.start, s.end) for s in trace.clip(spans)] == [("d", 0, 1), ("a", 1, 5), ("b", 5, 9)]
+    assert [(s.name, s.start, s.end) for s in trace.clip(spans)] == [
+        ("d", 0, 1),
+        ("a", 1, 5),
+        ("b", 5, 9),
+    ]
 
 
 def test_summary_says_what_failed_where_and_what_to_do(finished: Finished) -> None:
@@ -325,7 +353,9 @@ def test_summary_prefers_the_latest_link(finished: Finished) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["interrupted", "skipped", "broken", "unsafe", "halted"])
-def test_run_that_tested_nothing_still_reports_and_never_passes(tmp_path: Path, verdict: str) -> None:
+def test_run_that_tested_nothing_still_reports_and_never_passes(
+    tmp_path: Path, verdict: str
+) -> None:
     run = RunDirectory(tmp_path)
     results = empty().model_copy(update={"verdict": verdict})
     paths = reports.render_all(run, results)
@@ -365,15 +395,26 @@ def test_report_without_any_log_keeps_its_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "better", "text"),
     [
-        (0.61234, "neither", "0.612"), (0.61234, "lower", "0.613"), (0.9996, "higher", "0.999"),
-        (0.9996, "lower", "1.00"), (0.1 + 0.2, "lower", "0.300"), (math.inf, "lower", "never"),
-        (None, "lower", "–"), (math.nan, "lower", "–"), (1234.5, "neither", "1230"),
-        (99.96, "neither", "100"), (0, "lower", "0"), (12.345, "neither", "12.3"),
-        (0.000123456, "neither", "0.000123"), (-0.5, "neither", "-0.500"),
+        (0.61234, "neither", "0.612"),
+        (0.61234, "lower", "0.613"),
+        (0.9996, "higher", "0.999"),
+        (0.9996, "lower", "1.00"),
+        (0.1 + 0.2, "lower", "0.300"),
+        (math.inf, "lower", "never"),
+        (None, "lower", "–"),
+        (math.nan, "lower", "–"),
+        (1234.5, "neither", "1230"),
+        (99.96, "neither", "100"),
+        (0, "lower", "0"),
+        (12.345, "neither", "12.3"),
+        (0.000123456, "neither", "0.000123"),
+        (-0.5, "neither", "-0.500"),
         (1.5e12, "neither", "1.50e+12"),
     ],
-)  # fmt: skip
-def test_numbers_have_three_digits_and_never_flatter(value: float | None, better: str, text: str) -> None:
+)
+def test_numbers_have_three_digits_and_never_flatter(
+    value: float | None, better: str, text: str
+) -> None:
     assert number(value, better) == text
 
 
@@ -390,7 +431,11 @@ def test_alignment_gives_all_numbers_one_width() -> None:
 
 def test_clauses_are_taken_apart_into_base_units() -> None:
     clause = parse_clause("median < 500ms")
-    assert clause is not None and (clause.aggregate, clause.op, clause.limit) == ("median", "<", 0.5)
+    assert clause is not None and (clause.aggregate, clause.op, clause.limit) == (
+        "median",
+        "<",
+        0.5,
+    )
     percent = parse_clause("min >= 80%")
     assert percent is not None and percent.limit == pytest.approx(0.8)
     assert parse_clause("whatever") is None

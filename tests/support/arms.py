@@ -1,4 +1,6 @@
-"""Whole clean arms, one for each strategy and kind of fault, and the evidence a checker gets of them."""
+"""Whole clean arms, one for each strategy and kind of fault, and the evidence a checker gets of
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from tests.support.logs import BATCH, EVERY, MS, RANKS, STEP_MS, STEPS, Script
 FAIL, OPEN = "fail", "inconclusive"
 EXACT = {"checkpoint-restart": True, "hot-spare": True, "drop-replica": False, "none": True}
 SLOWER = 1.5
-KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 27, "phase": "backward"}}
+KILL = {
+    "id": "kill",
+    "kind": "process-kill",
+    "target": {"rank": 2},
+    "at": {"step": 27, "phase": "backward"},
+}
 
 
 def control(strategy: str, *, seed: int = 17, spares: int = 0, **more: Any) -> Script:
@@ -40,9 +47,12 @@ def inject(
     step: int | None = 27,
     **target: Any,
 ) -> None:
-    """Inject a fault, and have it land: a kill once its process is reaped, a straggler when ``land`` says so.
-    ``step``: in which its ranks hold; None between two steps."""
-    script.orchestrator(Kind.FAULT_INJECTED, step=step, fault=fault, kind=kind, occurrence=0, target=target)
+    """Inject a fault, and have it land: a kill once its process is reaped, a straggler when
+    ``land`` says so. ``step``: in which its ranks hold; None between two steps.
+    """
+    script.orchestrator(
+        Kind.FAULT_INJECTED, step=step, fault=fault, kind=kind, occurrence=0, target=target
+    )
     if kind == "process-kill":
         about = {"fault": fault, "occurrence": 0}
         script.killed[target["process"]] = {
@@ -52,7 +62,9 @@ def inject(
         }
     elif kind == "tensor-corrupt":
         seen = {"surface": "gradient", "op": "nan", "before": "aa", "after": "bb"}
-        script.write(target["process"], Kind.FAULT_EFFECT, step=27, fault=fault, occurrence=0, evidence=seen)
+        script.write(
+            target["process"], Kind.FAULT_EFFECT, step=27, fault=fault, occurrence=0, evidence=seen
+        )
         land(script, fault, "rank: tensor digests", seen)
     elif kind == "checkpoint-corrupt":
         seen = {"verifier": "checksums differ"}
@@ -71,12 +83,21 @@ def fail(script: Script, process: str = "w2", rank: int = 2, cause: str = "exit"
     """A member is declared failed."""
     script.now += 3 * MS
     script.orchestrator(
-        Kind.FAILURE_DETECTED, step=27, failure=1, cause=cause, process=process, rank=rank, detail="gone"
+        Kind.FAILURE_DETECTED,
+        step=27,
+        failure=1,
+        cause=cause,
+        process=process,
+        rank=rank,
+        detail="gone",
     )
 
 
 def park(
-    script: Script, survivors: Sequence[str], steps: dict[str, int] | None = None, why: str = "aborted"
+    script: Script,
+    survivors: Sequence[str],
+    steps: dict[str, int] | None = None,
+    why: str = "aborted",
 ) -> None:
     """Abort, and have the survivors stand still."""
     held = {name: (steps or {}).get(name, script.step) for name in survivors}
@@ -84,7 +105,8 @@ def park(
     for name in survivors:
         script.write(name, Kind.PARKED, step=held[name], valid=True, why=why)
     script.orchestrator(
-        Kind.SURVIVORS_PARKED, processes={name: {"step": step, "valid": True} for name, step in held.items()}
+        Kind.SURVIVORS_PARKED,
+        processes={name: {"step": step, "valid": True} for name, step in held.items()},
     )
 
 
@@ -106,7 +128,9 @@ def interrupted(strategy: str, *, committers: Sequence[str] = (), **more: Any) -
 
 
 def restart(resume: int = 20) -> Script:
-    """checkpoint-restart: all die, the newest checkpoint (step 20) is restored, 21 to 26 are done again."""
+    """checkpoint-restart: all die, the newest checkpoint (step 20) is restored, 21 to 26 are done
+    again.
+    """
     script = interrupted("checkpoint-restart")
     script.orchestrator(
         Kind.DECISION,
@@ -118,7 +142,9 @@ def restart(resume: int = 20) -> Script:
     fresh = [f"w{n}" for n in range(4, 8)]
     for name in fresh:
         script.spawn(name)
-    script.form(fresh, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}")
+    script.form(
+        fresh, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}"
+    )
     script.train(STEPS)
     return script.finish(healed=["kill"])
 
@@ -126,8 +152,8 @@ def restart(resume: int = 20) -> Script:
 def drop_replica(
     *, mixed: bool = False, grow: bool = True, shrink: bool = False, resume: int | None = None
 ) -> Script:
-    """drop-replica: three go on; a replacement joins after step 33. ``mixed``: w0 and w1 had applied step
-    27.
+    """drop-replica: three go on; a replacement joins after step 33. ``mixed``: w0 and w1 had
+    applied step 27.
     """
     ahead = ("w0", "w1") if mixed else ()
     script = interrupted("drop-replica", committers=ahead, shrink=shrink)
@@ -150,7 +176,9 @@ def drop_replica(
     script.spawn("w4")
     park(script, ("w0", "w1", "w3"), why="pause")
     script.orchestrator(Kind.DECISION, actions=["form"], reason="w4 joins")
-    script.form(("w0", "w1", "w3", "w4"), state="peer", cause="grow", resume=33, source="w0", fresh=("w4",))
+    script.form(
+        ("w0", "w1", "w3", "w4"), state="peer", cause="grow", resume=33, source="w0", fresh=("w4",)
+    )
     script.slip = 1e-6
     script.train(STEPS)
     return script.finish(healed=["kill"])
@@ -162,7 +190,12 @@ def hot_spare() -> Script:
     park(script, ("w0", "w1", "w3"))
     script.orchestrator(Kind.DECISION, actions=["form"], reason="s0 takes over from w2")
     script.form(
-        ("w0", "w1", "s0", "w3"), state="peer", cause="failure", resume=26, source="w0", fresh=("s0",)
+        ("w0", "w1", "s0", "w3"),
+        state="peer",
+        cause="failure",
+        resume=26,
+        source="w0",
+        fresh=("s0",),
     )
     script.train(STEPS)
     return script.finish(healed=["kill"])
@@ -211,10 +244,14 @@ def corrupt_checkpoint(*, refuse: bool = True) -> Script:
     resume = 20
     if refuse:
         script.generation += 1
-        script.write("w4", Kind.CHECKPOINT_REFUSED, step=20, checkpoint="step-20", reason="checksums differ")
+        script.write(
+            "w4", Kind.CHECKPOINT_REFUSED, step=20, checkpoint="step-20", reason="checksums differ"
+        )
         script.generation -= 1
         script.kept, resume = [10], 10
-    script.form(fresh, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}")
+    script.form(
+        fresh, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}"
+    )
     script.train(STEPS)
     return script.finish(healed=["kill"])
 
@@ -227,7 +264,9 @@ def straggler(*, slow_ms: float = 90) -> Script:
     inject(script, "slow", "straggler", step=None, process="w2", rank=2)
     script.step_ns, script.slower = int(slow_ms * MS), SLOWER
     script.train(25)
-    land(script, "slow", "job: phase times", {"requested_factor": SLOWER, "measured_factor": SLOWER})
+    land(
+        script, "slow", "job: phase times", {"requested_factor": SLOWER, "measured_factor": SLOWER}
+    )
     script.orchestrator(Kind.FAULT_HEALED, fault="slow", occurrence=0, how="duration over")
     script.step_ns, script.slower = STEP_MS * MS, 1.0
     script.train(STEPS)
@@ -263,19 +302,29 @@ CLEAN: dict[str, tuple[Callable[[], Script], list[dict[str, Any]]]] = {
             KILL,
         ],
     ),
-    "straggler": (straggler, [{**KILL, "id": "slow", "kind": "straggler", "params": {"factor": SLOWER}}]),
+    "straggler": (
+        straggler,
+        [{**KILL, "id": "slow", "kind": "straggler", "params": {"factor": SLOWER}}],
+    ),
 }
 
 
 def cell_of(strategy: str, faults: Sequence[dict[str, Any]], **more: Any) -> Cell:
     """A cell for these logs; ``more`` replaces scenario fields."""
     fields: dict[str, Any] = {
-        "version": 1, "name": "synthetic", "recovery": strategy, "faults": list(faults), "seed": 17,
+        "version": 1,
+        "name": "synthetic",
+        "recovery": strategy,
+        "faults": list(faults),
+        "seed": 17,
         "workload": {
-            "kind": "gpt", "ranks": RANKS, "steps": STEPS, "global_batch": BATCH,
+            "kind": "gpt",
+            "ranks": RANKS,
+            "steps": STEPS,
+            "global_batch": BATCH,
             "checkpoint": {"every": EVERY},
         },
-    }  # fmt: skip
+    }
     return Cell(id="default", params={}, scenario=Scenario.model_validate({**fields, **more}))
 
 
@@ -287,9 +336,13 @@ def evidence_of(
     paired = (other or control(script.strategy, spares=spares)).log()
     recovery = more.pop("recovery", script.strategy)
     return Evidence(
-        arm="faulted", cell=cell_of(recovery, faults, **more), log=script.log(), control=paired,
-        controls=(paired,), exact=EXACT,
-    )  # fmt: skip
+        arm="faulted",
+        cell=cell_of(recovery, faults, **more),
+        log=script.log(),
+        control=paired,
+        controls=(paired,),
+        exact=EXACT,
+    )
 
 
 def judged(evidence: Evidence) -> dict[str, Finding]:
@@ -299,4 +352,8 @@ def judged(evidence: Evidence) -> dict[str, Finding]:
 
 def red(evidence: Evidence) -> dict[str, str]:
     """The checkers that are not green, with their verdicts."""
-    return {name: finding.verdict for name, finding in judged(evidence).items() if finding.verdict != "pass"}
+    return {
+        name: finding.verdict
+        for name, finding in judged(evidence).items()
+        if finding.verdict != "pass"
+    }

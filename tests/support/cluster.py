@@ -30,13 +30,27 @@ class Cluster:
 
     def _agent(self, node: int) -> subprocess.Popen[str]:
         command = [
-            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", self.at, "--node", str(node),
-            "--token-file", str(self.token), "--scratch", str(self.scratch(node)),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "recovery.nodes.serve",
+            "--coordinator",
+            self.at,
+            "--node",
+            str(node),
+            "--token-file",
+            str(self.token),
+            "--scratch",
+            str(self.scratch(node)),
+        ]
         return subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
 
     def scratch(self, node: int) -> Path:
         """Where its processes write."""

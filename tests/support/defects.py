@@ -1,4 +1,6 @@
-"""Implementations with one defect each: a simulated rank, or a strategy, that goes wrong at one point."""
+"""Implementations with one defect each: a simulated rank, or a strategy, that goes wrong at one
+point.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,19 @@ class Zombie(Behaviour):
     def _commit(self, rank: SimRank) -> None:
         state = rank.state
         rank.write(
-            Kind.STEP_COMMITTED, step=state.step + 1, rank=rank.rank, world=rank.world, samples=24, loss=2.0,
-            lr=1e-3, wire_bytes=1, grad_norm=1.0, optimizer_step=state.step + 1, scheduler_step=state.step + 1,
+            Kind.STEP_COMMITTED,
+            step=state.step + 1,
+            rank=rank.rank,
+            world=rank.world,
+            samples=24,
+            loss=2.0,
+            lr=1e-3,
+            wire_bytes=1,
+            grad_norm=1.0,
+            optimizer_step=state.step + 1,
+            scheduler_step=state.step + 1,
             seconds={},
-        )  # fmt: skip
+        )
         rank.process.signal(signal.SIGKILL)
 
 
@@ -121,7 +132,9 @@ class StalePeer(Behaviour):
         return replace(rank.state, parameters=older.parameters)
 
     def held(self, rank: SimRank) -> str:
-        """Without the comparison at the start of a generation, which would find it: the checkers are on trial here."""
+        """Without the comparison at the start of a generation, which would find it: the checkers
+        are on trial here.
+        """
         return ""
 
 
@@ -184,9 +197,14 @@ class _Forgetful(EventWriter):
             return super().write(kind, step=step, generation=generation, **data)
         self.last_seq += 1
         return Event(
-            kind=kind, actor=self.actor, seq=self.last_seq, time_ns=self._clock_ns(),
-            generation=self.generation, step=step, data=data,
-        )  # fmt: skip
+            kind=kind,
+            actor=self.actor,
+            seq=self.last_seq,
+            time_ns=self._clock_ns(),
+            generation=self.generation,
+            step=step,
+            data=data,
+        )
 
 
 class DoesNothing(DropReplica):

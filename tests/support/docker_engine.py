@@ -1,4 +1,6 @@
-"""A Docker engine for tests: the one that runs here, or else a private one that is started and ended with them."""
+"""A Docker engine for tests: the one that runs here, or else a private one that is started and
+ended with them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from harness.host.container_engine import RUN_LABEL, connect, lacks_engine
 from recovery.process.processes import die_with
 
 REQUIRED = "docker" in os.environ.get("CHAOS_REQUIRE", "").split(",")
-"""Whether a missing engine fails tests instead of skipping them: in continuous integration it does."""
+"""Whether a missing engine fails tests instead of skipping them: in continuous integration it does.
+"""
 START_LIMIT_S = 60.0
 END_LIMIT_S = 30.0
 LOOK_S = 0.05
@@ -43,13 +46,26 @@ class PrivateEngine:
         for stale in (self.place / "pid", below / "containerd.pid", *below.glob("*.sock*")):
             stale.unlink(missing_ok=True)
         command = [
-            "dockerd", "--host", self.url, "--data-root", str(self.place / "data"), "--exec-root",
-            str(self.place / "exec"), "--pidfile", str(self.place / "pid"), "--bridge", "none",
-        ]  # fmt: skip
+            "dockerd",
+            "--host",
+            self.url,
+            "--data-root",
+            str(self.place / "data"),
+            "--exec-root",
+            str(self.place / "exec"),
+            "--pidfile",
+            str(self.place / "pid"),
+            "--bridge",
+            "none",
+        ]
         log, me = (self.place / "log").open("ab"), os.getpid()
         with log:
             started = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with(me)
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=lambda: die_with(me),
             )
         deadline, pause = time.monotonic() + START_LIMIT_S, threading.Event()
         while lacking := self.lacks():
@@ -149,7 +165,9 @@ def labelled(client: Any, run: str = "") -> list[str]:
 
 
 def image_of(client: Any, tag: str, files: Mapping[str, bytes]) -> str:
-    """An image with the shell of this machine and these files, all of them programs; returns its name."""
+    """An image with the shell of this machine and these files, all of them programs; returns its
+    name.
+    """
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for place in _shell():
@@ -164,7 +182,9 @@ def image_of(client: Any, tag: str, files: Mapping[str, bytes]) -> str:
 
 def _shell() -> list[str]:
     """/bin/sh with the libraries that it loads."""
-    said = subprocess.run(["ldd", "/bin/sh"], capture_output=True, text=True, timeout=10, check=True).stdout
+    said = subprocess.run(
+        ["ldd", "/bin/sh"], capture_output=True, text=True, timeout=10, check=True
+    ).stdout
     return ["/bin/sh", *(word for word in said.split() if word.startswith("/"))]
 
 

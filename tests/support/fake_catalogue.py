@@ -132,7 +132,12 @@ CATALOGUE = Catalogue(
     strategies={"checkpoint-restart": Restart, "drop-replica": Restart, "hot-spare": Spare},
     launchers={"local": Here, "sim": Pretend},
     workloads={"gpt": Gpt},
-    metrics={"recovery_time": "s", "steps_lost": "steps", "goodput": "ratio", "samples_lost": "samples"},
+    metrics={
+        "recovery_time": "s",
+        "steps_lost": "steps",
+        "goodput": "ratio",
+        "samples_lost": "samples",
+    },
     checkers=("fault-landed", "liveness", "membership"),
     per_arm=("goodput",),
 )

@@ -1,8 +1,9 @@
-"""A training program that is not ours and uses nothing of ours: one process a rank by RANK, standard library only.
+"""A training program that is not ours and uses nothing of ours: one process a rank by RANK,
+standard library only.
 
-``python fake_trainer.py launch --ranks 2 ...`` starts its ranks, and starts all of them again when one fails (as
-torchrun does); without ``launch`` it is one rank. Ranks keep in step through files in ``--scratch``; rank 0 keeps a
-checkpoint there. What it can be told to do wrong is in the options.
+``python fake_trainer.py launch --ranks 2 ...`` starts its ranks, and starts all of them again when
+one fails (as torchrun does); without ``launch`` it is one rank. Ranks keep in step through files in
+``--scratch``; rank 0 keeps a checkpoint there. What it can be told to do wrong is in the options.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def rank_main(args: argparse.Namespace) -> int:
     saved.parent.mkdir(exist_ok=True)
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weight": 1.0}
     if args.shared and rank == 0:
-        os.open(f"/dev/shm/fake_trainer_{os.getpid()}", os.O_CREAT | os.O_WRONLY)  # nobody will remove it
-    slow = args.late_s is not None and state["step"] == 0 and os.environ.get("CHAOS_ARM") != "control"
+        # nobody will remove it
+        os.open(f"/dev/shm/fake_trainer_{os.getpid()}", os.O_CREAT | os.O_WRONLY)
+    slow = (
+        args.late_s is not None and state["step"] == 0 and os.environ.get("CHAOS_ARM") != "control"
+    )
     for step in range(state["step"] + 1, args.steps + 1):
         pause(args.late_s if slow and step > FAULTED_AT else args.step_s)
         if args.points:
@@ -105,7 +109,12 @@ def launch(args: argparse.Namespace, argv: list[str]) -> int:
         ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, *argv],
-                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(args.ranks), "ATTEMPT": str(attempt)},
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(args.ranks),
+                    "ATTEMPT": str(attempt),
+                },
             )
             for rank in range(args.ranks)
         ]
@@ -137,11 +146,17 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--scratch", default=os.environ.get("CHAOS_SCRATCH", "."))
     parser.add_argument("--beacon", action="store_true")
-    parser.add_argument("--points", action="store_true", help="let a run act in the middle of a step")
+    parser.add_argument(
+        "--points", action="store_true", help="let a run act in the middle of a step"
+    )
     parser.add_argument("--retry", action="store_true", help="catch what a point raises, and go on")
-    parser.add_argument("--daemon", action="store_true", help="leave a process of another session behind")
+    parser.add_argument(
+        "--daemon", action="store_true", help="leave a process of another session behind"
+    )
     parser.add_argument("--shared", action="store_true", help="leave shared memory behind")
-    parser.add_argument("--stubborn", action="store_true", help="do not end, not even when asked to")
+    parser.add_argument(
+        "--stubborn", action="store_true", help="do not end, not even when asked to"
+    )
     args = parser.parse_args()
     if args.launch:
         return launch(args, [word for word in sys.argv[1:] if word != "launch"])

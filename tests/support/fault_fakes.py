@@ -1,4 +1,6 @@
-"""What the contract test of faults needs: events of a small log, and a fake target for each place a fault acts in."""
+"""What the contract test of faults needs: events of a small log, and a fake target for each place a
+fault acts in.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,27 @@ from chaos.fault.targets import LinkShape
 from recovery.checkpoint.files import checkpoints
 
 OCCURRENCE = Occurrence(
-    fault="f", number=0, process="w1", processes=("w1",), rank=1, checkpoint="step-00000050", step=20,
-    target={"process": "w1", "rank": 1}, time_ns=20_500,
-)  # fmt: skip
+    fault="f",
+    number=0,
+    process="w1",
+    processes=("w1",),
+    rank=1,
+    checkpoint="step-00000050",
+    step=20,
+    target={"process": "w1", "rank": 1},
+    time_ns=20_500,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase:
     """How one fault kind is tried; one module of ``faultcases`` has one as ``CASE``.
 
-    ``required``: parameters without a default; ``variants``: parameters to try beside them; ``evidence``: a
-    log it landed in; ``elsewhere``: logs it did not (somebody else, another time, too little); ``raises``:
-    what its act raises in the rank; ``restores``: after the heal its target is as before (default: if it
-    lasts); ``target``: makes the target to act on, default the fake of its place.
+    ``required``: parameters without a default; ``variants``: parameters to try beside them;
+    ``evidence``: a log it landed in; ``elsewhere``: logs it did not (somebody else, another time,
+    too little); ``raises``: what its act raises in the rank; ``restores``: after the heal its
+    target is as before (default: if it lasts); ``target``: makes the target to act on, default the
+    fake of its place.
     """
 
     evidence: Sequence[Event]
@@ -49,7 +59,9 @@ def event(
     what: Kind, actor: str, time_ns: int, /, *, step: int | None = None, seq: int = 0, **data: Any
 ) -> Event:
     """Any event."""
-    return Event(kind=what, actor=actor, seq=seq, time_ns=time_ns, generation=1, step=step, data=data)
+    return Event(
+        kind=what, actor=actor, seq=seq, time_ns=time_ns, generation=1, step=step, data=data
+    )
 
 
 def commit(
@@ -57,47 +69,93 @@ def commit(
 ) -> Event:
     """Step n of the target committed at time n thousand."""
     seconds = {
-        "data": data_s, "forward": compute_s, "backward": compute_s, "collective": collective_s, "optimizer": 0.001,
-    }  # fmt: skip
+        "data": data_s,
+        "forward": compute_s,
+        "backward": compute_s,
+        "collective": collective_s,
+        "optimizer": 0.001,
+    }
     return event(
-        Kind.STEP_COMMITTED, "w1", step * 1000, step=step, rank=1, world=4, samples=16, loss=1.0, lr=0.1,
-        grad_norm=1.0, optimizer_step=step, scheduler_step=step, seconds=seconds, wire_bytes=1_000_000,
-    )  # fmt: skip
+        Kind.STEP_COMMITTED,
+        "w1",
+        step * 1000,
+        step=step,
+        rank=1,
+        world=4,
+        samples=16,
+        loss=1.0,
+        lr=0.1,
+        grad_norm=1.0,
+        optimizer_step=step,
+        scheduler_step=step,
+        seconds=seconds,
+        wire_bytes=1_000_000,
+    )
 
 
 def calm(**late: Any) -> list[Event]:
-    """A run in which nothing happened: forty steps, then everybody ends well. ``late``: of the steps after 20."""
+    """A run in which nothing happened: forty steps, then everybody ends well. ``late``: of the
+    steps after 20.
+    """
     steps = [commit(step, **(late if step > 20 else {})) for step in range(1, 41)]
     injected = event(
         Kind.FAULT_INJECTED, "orchestrator", 20_500, fault="f", kind="x", occurrence=0, target={}
     )
     ended = event(
-        Kind.PROCESS_EXITED, "orchestrator", 99_000, process="w1", pid=1, exit_code=0, signal=None,
-        expected=True, last_seq=9,
-    )  # fmt: skip
+        Kind.PROCESS_EXITED,
+        "orchestrator",
+        99_000,
+        process="w1",
+        pid=1,
+        exit_code=0,
+        signal=None,
+        expected=True,
+        last_seq=9,
+    )
     return [injected, *steps, ended]
 
 
 def exited(
-    *, process: str = "w1", code: int | None = None, signum: int | None = None, asked_ns: int | None = None
+    *,
+    process: str = "w1",
+    code: int | None = None,
+    signum: int | None = None,
+    asked_ns: int | None = None,
 ) -> Event:
     """A process is reaped. ``asked_ns``: when its supervisor first asked for its end, if it did."""
     return event(
-        Kind.PROCESS_EXITED, "orchestrator", 21_000, process=process, pid=1, exit_code=code, signal=signum,
-        expected=asked_ns is not None, last_seq=1, asked_ns=asked_ns,
-    )  # fmt: skip
+        Kind.PROCESS_EXITED,
+        "orchestrator",
+        21_000,
+        process=process,
+        pid=1,
+        exit_code=code,
+        signal=signum,
+        expected=asked_ns is not None,
+        last_seq=1,
+        asked_ns=asked_ns,
+    )
 
 
 def declared(cause: str, *, process: str = "w1", at_ns: int = 20_600) -> Event:
     """A failure is declared."""
     return event(
-        Kind.FAILURE_DETECTED, "orchestrator", at_ns, failure=1, cause=cause, process=process, rank=1, detail="x"
-    )  # fmt: skip
+        Kind.FAILURE_DETECTED,
+        "orchestrator",
+        at_ns,
+        failure=1,
+        cause=cause,
+        process=process,
+        rank=1,
+        detail="x",
+    )
 
 
 def effect(number: int = 0, fault: str = "f", actor: str = "w1", **evidence: Any) -> Event:
     """Something was seen of a fault."""
-    return event(Kind.FAULT_EFFECT, actor, 20_600, fault=fault, occurrence=number, evidence=evidence)
+    return event(
+        Kind.FAULT_EFFECT, actor, 20_600, fault=fault, occurrence=number, evidence=evidence
+    )
 
 
 def raised(actor: str = "w1", kind: str = "InjectedError", message: str = "x") -> Event:
@@ -287,7 +345,11 @@ class FakeRank:
     def look(self) -> tuple[Any, ...]:
         values = [p.detach().numpy().tobytes() for p in self.model.parameters()]
         grads = [p.grad.numpy().tobytes() for p in self.model.parameters() if p.grad is not None]
-        loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
+        loss = (
+            None
+            if self.loss is None
+            else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
+        )
         slots = [t.numpy().tobytes() for t in self.tensors("optimizer_state").values()]
         passing = {surface: flat.tolist() for surface, flat in self.forward.items()}
         others = (

@@ -1,8 +1,8 @@
-"""A tiny job whose ranks wait at gates, files in the working directory: before they join, and before they take a peer's
-state. An argument sets the number of steps.
+"""A tiny job whose ranks wait at gates, files in the working directory: before they join, and
+before they take a peer's state. An argument sets the number of steps.
 
-``<gate>.shut``: who comes waits until it is gone, or until ``<gate>.go.<pid>`` is there; each says by
-``<gate>.held.<pid>`` that it waits, and by ``<gate>.passed.<pid>`` that it goes on.
+``<gate>.shut``: who comes waits until it is gone, or until ``<gate>.go.<pid>`` is there; each says
+by ``<gate>.held.<pid>`` that it waits, and by ``<gate>.passed.<pid>`` that it goes on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def main() -> None:
     """Train."""
     gate(JOINING)
     pause = threading.Event()
-    job = recovery.join(samples=256, steps=int(sys.argv[1]), global_batch=12, checkpoint_dir="checkpoints")
+    job = recovery.join(
+        samples=256, steps=int(sys.argv[1]), global_batch=12, checkpoint_dir="checkpoints"
+    )
     torch.manual_seed(job.seed)
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -53,7 +55,9 @@ def main() -> None:
     while job.running():
         with job.step() as step:
             pause.wait(STEP_S)
-            step.backward(model(torch.randn(len(step.samples), 64)).square().mean() * len(step.samples))
+            step.backward(
+                model(torch.randn(len(step.samples), 64)).square().mean() * len(step.samples)
+            )
             step.commit()
 
 

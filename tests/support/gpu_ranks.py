@@ -1,4 +1,6 @@
-"""Ranks of a job on threads of this process, each on a GPU of ``nccl_contract``; the test plays the supervisor."""
+"""Ranks of a job on threads of this process, each on a GPU of ``nccl_contract``; the test plays the
+supervisor.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from recovery.rank.agent import Agent
 from recovery.rank.job import Job, JobConfig
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Abort, Channel, CheckpointNote, Digest, Join, Message, Ready, Stop
+from recovery.transport.wire import (
+    Abort,
+    Channel,
+    CheckpointNote,
+    Digest,
+    Join,
+    Message,
+    Ready,
+    Stop,
+)
 from tests.support.nccl_contract import Gpus
 
 WAIT_S = 15.0
@@ -26,7 +37,9 @@ WIDTH = 6
 def network() -> nn.Module:
     """Several buckets, if these are small; always the same."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    )
 
 
 def batch(samples: list[int]) -> Tensor:
@@ -40,7 +53,9 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class GpuRank:
-    """One of them. ``spoil``: changes its loss of a step; ``hold``: called before the backward pass of a step."""
+    """One of them. ``spoil``: changes its loss of a step; ``hold``: called before the backward pass
+    of a step.
+    """
 
     def __init__(
         self, directory: Path, gpus: Gpus, store_port: int, gpu: int, *, world: int, **options: Any
@@ -60,16 +75,26 @@ class GpuRank:
             "checkpoint_every": 0,
         } | options
         config = JobConfig(
-            process=self.name, world=world, global_batch=8, samples=64, seed=5, checkpoint_keep=2, backend="nccl",
-            device=self.device, collective_timeout_s=WAIT_S, **given,
-        )  # fmt: skip
+            process=self.name,
+            world=world,
+            global_batch=8,
+            samples=64,
+            seed=5,
+            checkpoint_keep=2,
+            backend="nccl",
+            device=self.device,
+            collective_timeout_s=WAIT_S,
+            **given,
+        )
         self.spoil: Callable[[int, Tensor], Tensor] = lambda step, loss: loss
         self.hold: Callable[[int], None] = lambda step: None
         self.waits: list[int] = []  # for the device, in each step that was committed
         self.error: BaseException | None = None
         self._heard: list[Any] = []
         self.ready = threading.Event()
-        self._thread = threading.Thread(target=self._live, args=(config, writer, theirs), daemon=True)
+        self._thread = threading.Thread(
+            target=self._live, args=(config, writer, theirs), daemon=True
+        )
         self._thread.start()
         self.hear(Ready)
 
@@ -91,7 +116,9 @@ class GpuRank:
             with job.step() as step:
                 for samples in step.batches():
                     self.hold(step.number)
-                    loss = self.spoil(step.number, model(batch(samples).to(self.device)).square().sum())
+                    loss = self.spoil(
+                        step.number, model(batch(samples).to(self.device)).square().sum()
+                    )
                     step.backward(loss)
                 step.commit()
                 self.waits.append(self.gpus.waited() - since)
@@ -106,10 +133,16 @@ class GpuRank:
         """Order it into a generation."""
         self.tell(
             Join(
-                generation=generation, rank=rank, world=world, store_port=self._port, source=source, receives=receives,
-                restore=False, timeout_s=WAIT_S,
+                generation=generation,
+                rank=rank,
+                world=world,
+                store_port=self._port,
+                source=source,
+                receives=receives,
+                restore=False,
+                timeout_s=WAIT_S,
             )
-        )  # fmt: skip
+        )
 
     def abort(self, generation: int) -> None:
         """Order it out of a generation."""
@@ -123,7 +156,9 @@ class GpuRank:
                 if messages is None:
                     self._thread.join(WAIT_S)
                     raise AssertionError(f"{self.name} ended: {self.error!r}")
-                assert messages, f"{self.name} says nothing for {WAIT_S:g} s; another may have ended"
+                assert messages, (
+                    f"{self.name} says nothing for {WAIT_S:g} s; another may have ended"
+                )
                 self._heard.extend(messages)
             message = self._heard.pop(0)
             if isinstance(message, kind):
@@ -144,4 +179,6 @@ class GpuRank:
     def numbers(self) -> dict[str, list[float]]:
         """Its state, read from outside."""
         with torch._C.DisableTorchFunction():
-            return {name: tensor.flatten().tolist() for name, tensor in self.job.state.parts().items()}
+            return {
+                name: tensor.flatten().tolist() for name, tensor in self.job.state.parts().items()
+            }

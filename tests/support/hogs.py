@@ -1,4 +1,6 @@
-"""Processor hogs: four processes on two processors, which they share with whatever the test starts beside them."""
+"""Processor hogs: four processes on two processors, which they share with whatever the test starts
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ while time.monotonic() < end and os.getppid() == int(sys.argv[3]): sum(range(100
 
 @contextmanager
 def hogs(nice: int = 0, at_most_s: float = 1200.0) -> Iterator[list[int]]:
-    """Pids of processes that use all that they get of two processors. This thread, and so whatever it starts meanwhile,
-    has the same two, however many the machine has: on eight of them four hogs would be in nobody's way."""
+    """Pids of processes that use all that they get of two processors. This thread, and so whatever
+    it starts meanwhile, has the same two, however many the machine has: on eight of them four hogs
+    would be in nobody's way.
+    """
     before = os.sched_getaffinity(0)
     with ExitStack() as stack:
         stack.callback(os.sched_setaffinity, 0, before)

@@ -1,7 +1,8 @@
-"""Writes synthetic logs: what a faultless implementation would have written, with no process started.
+"""Writes synthetic logs: what a faultless implementation would have written, with no process
+started.
 
-A ``Script`` writes lines in time order; tests then spoil single lines (``edit``, ``drop``) before they are
-numbered.
+A ``Script`` writes lines in time order; tests then spoil single lines (``edit``, ``drop``) before
+they are numbered.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Script:
         self.kept: list[int] = []
         self.slip = 0.0
         self.slower = 1.0  # so many times as long takes rank 2 to compute
-        self.killed: dict[str, dict[str, Any]] = {}  # process -> what is written once its end is seen
+        # process -> what is written once its end is seen
+        self.killed: dict[str, dict[str, Any]] = {}
         self.orchestrator(
             Kind.RUN_STARTED,
             arm=arm,
@@ -92,7 +94,14 @@ class Script:
         self.form(self.members, state="initial", cause="start", resume=0)
 
     def write(
-        self, actor: str, kind: Kind, /, *, step: int | None = None, when: int | None = None, **data: Any
+        self,
+        actor: str,
+        kind: Kind,
+        /,
+        *,
+        step: int | None = None,
+        when: int | None = None,
+        **data: Any,
     ) -> None:
         """One line now, or at a given time."""
         line = Line(actor, kind, self.now if when is None else when, self.generation, step, data)
@@ -148,13 +157,26 @@ class Script:
         self.now += 10 * MS
         for rank, name in enumerate(members):
             self.write(
-                name, Kind.GROUP_FORMED, rank=rank, world=len(members), seconds=0.01, when=self.now + rank
+                name,
+                Kind.GROUP_FORMED,
+                rank=rank,
+                world=len(members),
+                seconds=0.01,
+                when=self.now + rank,
             )
         self.now += 5 * MS
         for rank, name in enumerate(members):
-            origin = "peer" if name in fresh else state if state in ("initial", "checkpoint") else "kept"
+            origin = (
+                "peer" if name in fresh else state if state in ("initial", "checkpoint") else "kept"
+            )
             self.write(
-                name, Kind.STATE_READY, step=resume, rank=rank, origin=origin, source=source, seconds=0.005
+                name,
+                Kind.STATE_READY,
+                step=resume,
+                rank=rank,
+                origin=origin,
+                source=source,
+                seconds=0.005,
             )
         self.orchestrator(
             Kind.GENERATION_READY, members=list(members), resume_step=resume, checkpoint=checkpoint
@@ -169,7 +191,12 @@ class Script:
             part = share(rank, world, BATCH)
             if names is None or name in names:
                 self.write(
-                    name, Kind.BATCH_TAKEN, step=step, rank=rank, epoch=0, samples=ids[part.start : part.stop]
+                    name,
+                    Kind.BATCH_TAKEN,
+                    step=step,
+                    rank=rank,
+                    epoch=0,
+                    samples=ids[part.start : part.stop],
                 )
 
     def commit(self, step: int, names: Sequence[str] | None = None) -> None:
@@ -200,7 +227,12 @@ class Script:
 
     @staticmethod
     def _seconds(slower: float) -> dict[str, float]:
-        return {"data": 0.001, "forward": 0.015 * slower, "backward": 0.02 * slower, "collective": 0.009}
+        return {
+            "data": 0.001,
+            "forward": 0.015 * slower,
+            "backward": 0.02 * slower,
+            "collective": 0.009,
+        }
 
     def _digests(self, step: int) -> None:
         lineage = "full" if len(self.members) == RANKS and not self.slip else ("other", self.slip)
@@ -223,7 +255,12 @@ class Script:
         self.write(self.members[0], Kind.CHECKPOINT_SAVING, step=step, checkpoint=name)
         self.now += STALL_MS * MS
         self.write(
-            self.members[0], Kind.CHECKPOINT_COMMITTED, step=step, checkpoint=name, bytes=9, seconds=0.02
+            self.members[0],
+            Kind.CHECKPOINT_COMMITTED,
+            step=step,
+            checkpoint=name,
+            bytes=9,
+            seconds=0.02,
         )
         self.kept = sorted({*self.kept, step})
         while len(self.kept) > 3:
@@ -247,13 +284,20 @@ class Script:
             self.write(name, Kind.ACTOR_ENDED)
             self.exit(name, expected=True)
         self.orchestrator(Kind.LEFTOVERS, processes=[], ports=[], shared_memory=[])
-        self.orchestrator(Kind.RUN_FINISHED, outcome=outcome, reason="done", committed_step=self.step)
+        self.orchestrator(
+            Kind.RUN_FINISHED, outcome=outcome, reason="done", committed_step=self.step
+        )
         return self
 
     # what tests spoil
 
     def find(
-        self, kind: Kind, *, actor: str | None = None, step: int | None = None, generation: int | None = None
+        self,
+        kind: Kind,
+        *,
+        actor: str | None = None,
+        step: int | None = None,
+        generation: int | None = None,
     ) -> list[Line]:
         """Lines of a kind, narrowed."""
         return [
@@ -279,14 +323,16 @@ class Script:
         self.lines = [line for line in self.lines if line not in found]
 
     def events(self) -> dict[str, list[Event]]:
-        """Numbered events by actor; exits claim the right last number, the orchestrator's file has its
-        marks.
+        """Numbered events by actor; exits claim the right last number, the orchestrator's file has
+        its marks.
         """
         actors: dict[str, list[Event]] = {}
         ordered = sorted(self.lines, key=lambda line: line.time_ns)
         last = {line.actor: index for index, line in enumerate(ordered)}
         totals = {name: sum(line.actor == name for line in ordered) - 1 for name in last}
-        head = Line(ORCHESTRATOR, Kind.ACTOR_STARTED, 0, 0, None, {"pid": 1, "host": "here", "wall_ns": 0})
+        head = Line(
+            ORCHESTRATOR, Kind.ACTOR_STARTED, 0, 0, None, {"pid": 1, "host": "here", "wall_ns": 0}
+        )
         tail = Line(ORCHESTRATOR, Kind.ACTOR_ENDED, self.now, 0, None, {})
         for line in (head, *ordered, tail):
             data = dict(line.data)
@@ -308,7 +354,12 @@ class Script:
     def log(self) -> Log:
         """The log as ``read_log`` would give it."""
         return make_log(
-            ActorLog(actor=name, events=tuple(events), problems=(), ended=events[-1].kind is Kind.ACTOR_ENDED)
+            ActorLog(
+                actor=name,
+                events=tuple(events),
+                problems=(),
+                ended=events[-1].kind is Kind.ACTOR_ENDED,
+            )
             for name, events in self.events().items()
         )
 
@@ -316,4 +367,6 @@ class Script:
         """Write one file per actor."""
         directory.mkdir(parents=True, exist_ok=True)
         for name, events in self.events().items():
-            (directory / f"{name}.jsonl").write_text("".join(event.to_line() + "\n" for event in events))
+            (directory / f"{name}.jsonl").write_text(
+                "".join(event.to_line() + "\n" for event in events)
+            )

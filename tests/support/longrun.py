@@ -1,4 +1,6 @@
-"""One job that fails again and again, on this machine or on nodes, and what its processes hold while it does."""
+"""One job that fails again and again, on this machine or on nodes, and what its processes hold
+while it does.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ KINDS: Mapping[str, int] = {
     "spare": signal.SIGKILL,
 }
 MAX_SPARES = 8
-"""Of more than ten lost in a row each is replaced later than the one before (``fallback.LOST_OUTSIDERS``)."""
+"""Of more than ten lost in a row each is replaced later than the one before
+(``fallback.LOST_OUTSIDERS``).
+"""
 
 COSTS_NOBODY = ("nan",)
 
@@ -47,7 +51,9 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """After so many failures. ``held``: role -> what it holds; ``keys``: in the store, -1: not asked."""
+    """After so many failures. ``held``: role -> what it holds; ``keys``: in the store, -1: not
+    asked.
+    """
 
     failures: int
     lost: int
@@ -68,7 +74,9 @@ def held_by(pids: Sequence[int]) -> Held:
 
 
 def _held_by_one(pid: int) -> Held:
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return Held(
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=int(status["Threads"]),
@@ -167,9 +175,13 @@ class LongRun:
         """Wait until all train, have made a step, and so many spares are ready."""
         known = self.known
         self._until(
-            lambda: known.settled and len(known.members) == RANKS and len(known.spares) >= spares
-            and self._committed_generation == known.generation
-        )  # fmt: skip
+            lambda: (
+                known.settled
+                and len(known.members) == RANKS
+                and len(known.spares) >= spares
+                and self._committed_generation == known.generation
+            )
+        )
 
     def play(self, kinds: Iterable[str]) -> None:
         """Every one of these failures, each once the one before is mended."""
@@ -191,23 +203,33 @@ class LongRun:
         """Kinds by the seed, but for some, and every one of them once before any a second time."""
         while count > 0:
             spares_end = self.count["spare"] >= MAX_SPARES
-            due = [kind for kind in KINDS if kind not in sparing and not (kind == "spare" and spares_end)]
+            due = [
+                kind
+                for kind in KINDS
+                if kind not in sparing and not (kind == "spare" and spares_end)
+            ]
             kinds = self._random.sample(due, min(count, len(due)))
             yield from kinds
             count -= len(kinds)
 
     def sample(self, *, keys: Callable[[int], int] | None = None) -> Sample:
-        """What is held now that all is steady again. ``keys``: counts those of the store at a port."""
+        """What is held now that all is steady again. ``keys``: counts those of the store
+        at a port.
+        """
         self.steady(self._spares)
         return Sample(
-            failures=self.failures, lost=self.lost, seconds=time.monotonic() - self._started_s, step=self.step,
+            failures=self.failures,
+            lost=self.lost,
+            seconds=time.monotonic() - self._started_s,
+            step=self.step,
             keys=keys(self._port()) if keys else -1,
             held={role: held_by(pids) for role, pids in self._who().items()},
-        )  # fmt: skip
+        )
 
     def sample_once(self, enough: Callable[[Sample], bool]) -> Sample:
-        """What is held once it is ``enough``, or still at the deadline: a process that is just starting or ending is
-        held for a moment."""
+        """What is held once it is ``enough``, or still at the deadline: a process that is just
+        starting or ending is held for a moment.
+        """
         deadline_s = time.monotonic() + SETTLE_LIMIT_S
         found = self.sample()
         while not enough(found) and time.monotonic() < deadline_s:
@@ -281,6 +303,9 @@ def curve(samples: list[Sample]) -> str:
     for one in samples:
         row = f"{one.failures:8d} {one.lost:5d} {one.seconds:6.1f} {one.step:8d} {one.keys:5d}"
         for role, held in one.held.items():
-            row += f" | {' ' * len(role)} {held.descriptors:4d} {held.threads:7d} {held.rss_kib / 1024:5.1f}"
+            row += (
+                f" | {' ' * len(role)} {held.descriptors:4d} {held.threads:7d}"
+                f" {held.rss_kib / 1024:5.1f}"
+            )
         rows.append(row)
     return "\n".join(rows)

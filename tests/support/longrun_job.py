@@ -1,4 +1,6 @@
-"""A tiny job that is told to fail: SIGUSR1 has the rank raise an exception, SIGUSR2 has it compute one NaN."""
+"""A tiny job that is told to fail: SIGUSR1 has the rank raise an exception, SIGUSR2 has it compute
+one NaN.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ASKED = {"raise": False, "nan": False}
 
 
 class HastyGroup(Group):
-    """An operation that lost its wake-up ends after 20 s and not a day: a run of minutes shows what comes then."""
+    """An operation that lost its wake-up ends after 20 s and not a day: a run of minutes shows what
+    comes then.
+    """
 
     def __init__(self, **said: Any) -> None:
         super().__init__(**{**said, "collective_timeout_s": COLLECTIVE_TIMEOUT_S})

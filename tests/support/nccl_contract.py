@@ -1,24 +1,32 @@
-"""GPUs and NCCL as far as a rank can tell, without either: a call that ProcessGroupNCCL refuses is refused here.
+"""GPUs and NCCL as far as a rank can tell, without either: a call that ProcessGroupNCCL refuses is
+refused here.
 
-``Gpus`` is a machine with GPUs whose memory is ordinary memory that is marked. A thread that is ``on`` one sees marked
-tensors with ``device`` cuda, cannot mix them with others, and is counted when it waits for the device; so is a thread
-that it starts. Two things are refused that CUDA itself lets pass, and that show as memory and contexts on the wrong GPU
-or as garbage:
+``Gpus`` is a machine with GPUs whose memory is ordinary memory that is marked. A thread that is
+``on`` one sees marked tensors with ``device`` cuda, cannot mix them with others, and is counted
+when it waits for the device; so is a thread that it starts. Two things are refused that CUDA itself
+lets pass, and that show as memory and contexts on the wrong GPU or as garbage:
 
-- a thread works on its current GPU alone: it begins on GPU 0 like every thread, whatever the one that started it had
-  set, and what does not name a GPU goes there. Guards of torch mend some of it, and nobody should have to know which;
-- a copy to pinned memory that does not block arrives when the host has waited for it, and is garbage before.
+- a thread works on its current GPU alone: it begins on GPU 0 like every thread, whatever the one
+  that started it had set, and what does not name a GPU goes there. Guards of torch mend some of it,
+  and nobody should have to know which;
+- a copy to pinned memory that does not block arrives when the host has waited for it, and is
+  garbage before.
 
-``Nccl`` keeps the contract of ``torch.distributed.ProcessGroupNCCL``, read from its source, over gloo:
+``Nccl`` keeps the contract of ``torch.distributed.ProcessGroupNCCL``, read from its source, over
+gloo:
 
 - tensors on the CPU, or not contiguous, raise ValueError;
-- the communicator is made by the first operation, which waits in the host for all members and cannot be aborted before
-  it is registered; an abort of what is not registered does nothing;
-- an operation only enters a stream of its own, and its tensors are not to be used before ``Work.wait``;
-- nor may they be let go of before: the memory would be given to whoever asks next, and be written to all the same.
-  Torch holds them itself (2.8 on), or has the allocator do so, as the environment says; nothing here counts on it;
-- ``Work.wait`` has the stream wait and not the host; an abort ends operations without an error, and leaves garbage;
-- a member that is gone does not end an operation; the communicator's error does, for whoever asks for it;
+- the communicator is made by the first operation, which waits in the host for all members and
+  cannot be aborted before it is registered; an abort of what is not registered does nothing;
+- an operation only enters a stream of its own, and its tensors are not to be used before
+  ``Work.wait``;
+- nor may they be let go of before: the memory would be given to whoever asks next, and be written
+  to all the same. Torch holds them itself (2.8 on), or has the allocator do so, as the environment
+  says; nothing here counts on it;
+- ``Work.wait`` has the stream wait and not the host; an abort ends operations without an error, and
+  leaves garbage;
+- a member that is gone does not end an operation; the communicator's error does, for whoever asks
+  for it;
 - the watchdog ends the process then, unless the environment says otherwise.
 """
 
@@ -45,17 +53,35 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 LIMIT_S = 20.0
 GARBAGE, GARBAGE_BYTE = -1e30, 77
 READS = frozenset(
-    ["item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__format__", "__repr__"]
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "__float__",
+        "__int__",
+        "__bool__",
+        "__index__",
+        "__format__",
+        "__repr__",
+    ]
 )
 HOUSEKEEPING = frozenset(
-    ["untyped_storage", "data_ptr", "__set__", "requires_grad_", "_has_compatible_shallow_copy_type"]
+    [
+        "untyped_storage",
+        "data_ptr",
+        "__set__",
+        "requires_grad_",
+        "_has_compatible_shallow_copy_type",
+    ]
 )
-WATCHED = frozenset({"", "1", "3"})  # values of TORCH_NCCL_ASYNC_ERROR_HANDLING by which the process is ended
+# values of TORCH_NCCL_ASYNC_ERROR_HANDLING by which the process is ended
+WATCHED = frozenset({"", "1", "3"})
 
 
 class Gpus:
-    """The machine. ``waits``: times that a thread waited for its device, by thread; ``ended``: processes that a
-    watchdog would have ended; ``groups``: all of ``Nccl``."""
+    """The machine. ``waits``: times that a thread waited for its device, by thread; ``ended``:
+    processes that a watchdog would have ended; ``groups``: all of ``Nccl``.
+    """
 
     def __init__(self) -> None:
         self.waits: dict[int, int] = {}
@@ -66,7 +92,8 @@ class Gpus:
         self._marked: dict[int, tuple[StorageWeakRef, int]] = {}
         self._pinned: dict[int, StorageWeakRef] = {}
         self._flying: dict[int, Work] = {}  # storage -> the operation that uses it
-        self._unordered: dict[int, list[Work]] = {}  # GPU -> operations that nothing is known to come after
+        # GPU -> operations that nothing is known to come after
+        self._unordered: dict[int, list[Work]] = {}
         self._streams: dict[
             int, list[Work | Transit]
         ] = {}  # GPU -> operations and copies that its stream waits for
@@ -91,7 +118,8 @@ class Gpus:
     def require(self, gpu: int, what: str) -> None:
         """Fail unless a GPU is the current one of this thread."""
         assert gpu == self.current(), (
-            f"{what} on GPU {gpu} by a thread ({threading.current_thread().name}) whose current GPU is {self.current()}"
+            f"{what} on GPU {gpu} by a thread ({threading.current_thread().name}) whose current GPU"
+            f" is {self.current()}"
         )
 
     def waited(self) -> int:
@@ -102,7 +130,9 @@ class Gpus:
         """Where a tensor is; None: on the CPU."""
         with torch._C.DisableTorchFunction():
             found = (
-                self._marked.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
+                self._marked.get(tensor.untyped_storage()._cdata)
+                if tensor.layout == torch.strided
+                else None
             )
         return None if found is None else found[1]
 
@@ -121,7 +151,9 @@ class Gpus:
         return tensor
 
     def send(self, target: Tensor, source: Tensor, gpu: int) -> bool:
-        """Begin to copy from a GPU to the host; False if it is not pinned there, as such a copy blocks."""
+        """Begin to copy from a GPU to the host; False if it is not pinned there, as such a copy
+        blocks.
+        """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             if target.untyped_storage()._cdata not in self._pinned:
                 return False
@@ -145,19 +177,26 @@ class Gpus:
             self._streams.setdefault(work.gpu, []).append(work)
 
     def inspect(self, gpu: int) -> None:
-        """Fail if what an operation reads or writes was let go of, and nothing is known to come after it."""
+        """Fail if what an operation reads or writes was let go of, and nothing is known to come
+        after it.
+        """
         with self._lock:
-            left = [work for work in self._unordered.get(gpu, []) if not work.waited and not work.known]
+            left = [
+                work for work in self._unordered.get(gpu, []) if not work.waited and not work.known
+            ]
             self._unordered[gpu] = left
         for work in left:
             assert not any(memory.storage.expired() for memory in work.memory), (
-                f"a tensor of {work.name} was let go of while it is under way, without Work.wait before"
+                f"a tensor of {work.name} was let go of while it is under way, without Work.wait"
+                " before"
             )
 
     def pending(self, gpu: int) -> list[Work | Transit]:
         """What the stream of a GPU still waits for."""
         with self._lock:
-            left = self._streams[gpu] = [work for work in self._streams.get(gpu, []) if not work.over()]
+            left = self._streams[gpu] = [
+                work for work in self._streams.get(gpu, []) if not work.over()
+            ]
             return list(left)
 
     def give(self, gpu: int) -> None:
@@ -188,7 +227,9 @@ class Gpus:
         with torch._C.DisableTorchFunction():
             work = self._flying.get(tensor.untyped_storage()._cdata)
         if work is not None:
-            assert work.waited, f"a tensor is used while {work.name} is under way, without Work.wait before"
+            assert work.waited, (
+                f"a tensor is used while {work.name} is under way, without Work.wait before"
+            )
             work.run_out()
             with torch._C.DisableTorchFunction(), self._lock:
                 self._flying.pop(tensor.untyped_storage()._cdata, None)
@@ -216,9 +257,12 @@ class Gpus:
             self.drain(self.index(device))
 
         for name, value in {
-            "set_device": self.set_device, "current_device": self.current, "synchronize": synchronize,
-            "current_stream": lambda device=None: Stream(self, self.index(device)), "Event": lambda: Event(self),
-        }.items():  # fmt: skip
+            "set_device": self.set_device,
+            "current_device": self.current,
+            "synchronize": synchronize,
+            "current_stream": lambda device=None: Stream(self, self.index(device)),
+            "Event": lambda: Event(self),
+        }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         plain = threading.Thread.start
 
@@ -345,7 +389,9 @@ class _Mode(TorchFunctionMode):
 
     def _check(self, name: str, tensors: list[Tensor], places: list[int | None]) -> None:
         strangers = {
-            place for tensor, place in zip(tensors, places, strict=True) if place is not None or tensor.dim()
+            place
+            for tensor, place in zip(tensors, places, strict=True)
+            if place is not None or tensor.dim()
         }
         if len(strangers) > 1 and name != "copy_":
             raise RuntimeError(
@@ -413,20 +459,29 @@ class _Memory:
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)  # type: ignore[no-untyped-call]
         if storage is None:
             return None
-        return torch.empty(0, dtype=self._dtype).set_(storage, self._offset, self._size, self._stride)
+        return torch.empty(0, dtype=self._dtype).set_(
+            storage, self._offset, self._size, self._stride
+        )
 
 
 class Work:
-    """An operation on the stream of NCCL. ``memory``: of its tensors, which it does not keep; ``waited``: the current
-    stream comes after it; ``known``: the host knows that it has ended.
+    """An operation on the stream of NCCL. ``memory``: of its tensors, which it does not keep;
+    ``waited``: the current stream comes after it; ``known``: the host knows that it has ended.
 
-    Gloo works on ``copies``, which come to the memory when they are done. The first of them are ``outputs``.
+    Gloo works on ``copies``, which come to the memory when they are done. The first of them are
+    ``outputs``.
     """
 
     def __init__(
-        self, group: Nccl, name: str, operation: Callable[[list[Tensor]], dist.Work], tensors: list[Tensor],
-        outputs: int, gpu: int, then: Callable[[list[Tensor]], object],
-    ) -> None:  # fmt: skip
+        self,
+        group: Nccl,
+        name: str,
+        operation: Callable[[list[Tensor]], dist.Work],
+        tensors: list[Tensor],
+        outputs: int,
+        gpu: int,
+        then: Callable[[list[Tensor]], object],
+    ) -> None:
         self.name, self.gpu = name, gpu
         self.memory = [_Memory(tensor) for tensor in tensors]
         self.waited = self.known = False
@@ -438,13 +493,17 @@ class Work:
         self._pause = threading.Event()
 
     def over(self) -> bool:
-        """Whether the kernel has ended: done, or aborted with whatever it leaves. That a peer is gone ends it not."""
+        """Whether the kernel has ended: done, or aborted with whatever it leaves. That a peer is
+        gone ends it not.
+        """
         if not self._done and self._made.is_completed():
             try:
                 self._made.wait(timedelta(milliseconds=1))
                 with torch._C.DisableTorchFunction(), torch.no_grad():
                     self._then(self._copies)
-                    for memory, copy in list(zip(self.memory, self._copies, strict=True))[: self._outputs]:
+                    for memory, copy in list(zip(self.memory, self._copies, strict=True))[
+                        : self._outputs
+                    ]:
                         there = memory.tensor()
                         if there is not None:
                             there.copy_(copy)
@@ -462,8 +521,9 @@ class Work:
         return self._spoilt
 
     def run_out(self) -> None:
-        """Wait until the kernel has ended, as the stream does; or until nobody is to count on it any more, as what
-        follows in a stream does not hold up the host."""
+        """Wait until the kernel has ended, as the stream does; or until nobody is to count on it
+        any more, as what follows in a stream does not hold up the host.
+        """
         deadline_s = time.monotonic() + LIMIT_S
         while not self.over() and not self._group.error:
             assert time.monotonic() < deadline_s, (
@@ -535,35 +595,49 @@ class Nccl:
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> Work:
         """As torch's."""
-        return self._begin("broadcast", tensors, lambda made, copies: made.broadcast(copies, options))
+        return self._begin(
+            "broadcast", tensors, lambda made, copies: made.broadcast(copies, options)
+        )
 
     def alltoall_base(
         self, output: Tensor, given: Tensor, coming: Any, going: Any, options: Any = None
     ) -> Work:
         """As torch's."""
         return self._begin(
-            "alltoall", [output, given], lambda made, copies: made.alltoall_base(*copies, coming, going),
+            "alltoall",
+            [output, given],
+            lambda made, copies: made.alltoall_base(*copies, coming, going),
             outputs=1,
-        )  # fmt: skip
+        )
 
     def _allgather_base(self, output: Tensor, part: Tensor) -> Work:
         return self._begin(
-            "allgather", [output, part], lambda made, copies: made._allgather_base(*copies), outputs=1
+            "allgather",
+            [output, part],
+            lambda made, copies: made._allgather_base(*copies),
+            outputs=1,
         )
 
     def _reduce_scatter_base(self, output: Tensor, whole: Tensor) -> Work:
         with torch._C.DisableTorchFunction():
             parts = torch.empty(whole.numel(), dtype=whole.dtype)  # gloo's own is another thing
         return self._begin(
-            "reduce_scatter", [output, whole],
-            lambda made, copies: made.alltoall_base(parts, copies[1], [], []), outputs=1,
+            "reduce_scatter",
+            [output, whole],
+            lambda made, copies: made.alltoall_base(parts, copies[1], [], []),
+            outputs=1,
             then=lambda copies: copies[0].copy_(parts.view(self.size, -1).sum(dim=0)),
-        )  # fmt: skip
+        )
 
     def _begin(
-        self, name: str, tensors: list[Tensor], operation: Callable[[Any, list[Tensor]], dist.Work], *,
-        outputs: int | None = None, then: Callable[[list[Tensor]], object] = lambda copies: None,
-    ) -> Work:  # fmt: skip
+        self,
+        name: str,
+        tensors: list[Tensor],
+        operation: Callable[[Any, list[Tensor]], dist.Work],
+        *,
+        outputs: int | None = None,
+        then: Callable[[list[Tensor]], object] = lambda copies: None,
+    ) -> Work:
         """``outputs``: how many of the tensors it writes, None for all."""
         gpus = {self.gpus.gpu_of(tensor) for tensor in tensors}
         if None in gpus:
@@ -583,12 +657,16 @@ class Nccl:
             self.gpus.use(tensor)
         with torch._C.DisableTorchFunction():
             writes = len(tensors) if outputs is None else outputs
-            work = Work(self, name, lambda copies: operation(self._made, copies), tensors, writes, gpu, then)
+            work = Work(
+                self, name, lambda copies: operation(self._made, copies), tensors, writes, gpu, then
+            )
         self.gpus.fly(work)
         return work
 
     def _connect(self) -> None:
-        """In the host, until all members are there; gloo begins only then, as it does not bear to lose a socket."""
+        """In the host, until all members are there; gloo begins only then, as it does not bear to
+        lose a socket.
+        """
         self.entered.set()
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._options._timeout

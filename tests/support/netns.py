@@ -1,4 +1,6 @@
-"""Two sites of a real network, each a network namespace, joined by a control link and a data link that can be cut."""
+"""Two sites of a real network, each a network namespace, joined by a control link and a data link
+that can be cut.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def require() -> None:
 
 
 class Sites:
-    """Site 0 is where the coordinator is. ``address`` of a site on a link; ``at``: what starts a command there."""
+    """Site 0 is where the coordinator is. ``address`` of a site on a link; ``at``: what starts a
+    command there.
+    """
 
     def __init__(self, name: str) -> None:
         self._names = [f"{name}-{os.getpid()}-{site}" for site in range(2)]
@@ -53,7 +57,20 @@ class Sites:
                 _ip("-n", space, "link", "set", "lo", "up")
             for link, net in _NETS.items():
                 one, other = self._names
-                _ip("link", "add", link, "netns", one, "type", "veth", "peer", "name", link, "netns", other)
+                _ip(
+                    "link",
+                    "add",
+                    link,
+                    "netns",
+                    one,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    link,
+                    "netns",
+                    other,
+                )
                 for site, space in enumerate(self._names):
                     _ip("-n", space, "address", "add", f"{net}.{site + 1}/24", "dev", link)
                     _ip("-n", space, "link", "set", link, "up")
@@ -74,9 +91,18 @@ class Sites:
         for site, space in enumerate(self._names):
             other = self.address(1 - site, link)
             _ip(
-                "-n", space, "neighbour", "replace", other, "lladdr", "02:00:00:00:00:99", "dev", link,
-                "nud", "permanent",
-            )  # fmt: skip
+                "-n",
+                space,
+                "neighbour",
+                "replace",
+                other,
+                "lladdr",
+                "02:00:00:00:00:99",
+                "dev",
+                link,
+                "nud",
+                "permanent",
+            )
 
     def heal(self, link: str) -> None:
         """As it was."""
@@ -86,7 +112,10 @@ class Sites:
     @contextmanager
     def inside(self, site: int) -> Iterator[None]:
         """The block is at a site: its sockets, those of threads that it starts, and processes."""
-        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self._names[site]}") as there:
+        with (
+            open("/proc/thread-self/ns/net") as before,
+            open(f"/run/netns/{self._names[site]}") as there,
+        ):
             _enter(there.fileno())
             try:
                 yield
@@ -96,7 +125,9 @@ class Sites:
     def close(self) -> None:
         """Remove everything; processes inside have ended."""
         for space in self._names:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, timeout=LIMIT_S, check=False)
+            subprocess.run(
+                ["ip", "netns", "del", space], capture_output=True, timeout=LIMIT_S, check=False
+            )
 
 
 def _enter(fd: int) -> None:

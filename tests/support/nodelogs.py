@@ -34,7 +34,9 @@ def on_nodes(
     error_ns: Callable[[int], int] = lambda time: 0,
     boot: str = FAR,
 ) -> Script:
-    """The same arm with its ranks by two on nodes, all with ``clock``, which is measured ``every_ms`` (None: never)."""
+    """The same arm with its ranks by two on nodes, all with ``clock``, which is measured
+    ``every_ms`` (None: never).
+    """
     end = script.now
     for line in script.lines:
         if line.kind is Kind.PROCESS_SPAWNED:
@@ -42,7 +44,13 @@ def on_nodes(
         if line.actor != ORCHESTRATOR:
             line.time_ns = clock.at(line.time_ns)
     for node in (0, 1, 2, 3):
-        about = {"node": node, "host": f"host{node}", "boot": boot, "address": "10.0.0.1", "devices": []}
+        about = {
+            "node": node,
+            "host": f"host{node}",
+            "boot": boot,
+            "address": "10.0.0.1",
+            "devices": [],
+        }
         script.lines.append(Line(ORCHESTRATOR, Kind.NODE_JOINED, 1, 0, None, about))
         for at in range(2, end, every_ms * MS) if every_ms is not None else ():
             offset = clock.at(at) - at + error_ns(at)

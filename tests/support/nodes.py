@@ -1,4 +1,6 @@
-"""Agents as processes of this machine, each at an address of its own, and a fleet for them: for tests of nodes."""
+"""Agents as processes of this machine, each at an address of its own, and a fleet for them: for
+tests of nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,14 @@ class AgentProcess:
     def __init__(self, command: list[str], log: Path) -> None:
         with open(log, "ab") as stream:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True,
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+            )
         self.log = log
 
     def signal(self, signum: int) -> None:
@@ -76,16 +83,24 @@ class Here:
 
 
 class Yard:
-    """A fleet, its agents, and the run's directory; ``collected``: all that the fleet ever reported."""
+    """A fleet, its agents, and the run's directory; ``collected``: all that the fleet ever
+    reported.
+    """
 
     def __init__(
-        self, folder: Path, *, limits: FleetLimits = FleetLimits(), token: bytes | None = None,
+        self,
+        folder: Path,
+        *,
+        limits: FleetLimits = FleetLimits(),
+        token: bytes | None = None,
         place: Place | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder = folder
         self.token = token or secrets.token_bytes(32)
         self.place: Place = place or Here()
-        self.fleet = Fleet(token=self.token, host=self.place.host, limits=limits, refused=self._refused)
+        self.fleet = Fleet(
+            token=self.token, host=self.place.host, limits=limits, refused=self._refused
+        )
         self.refused: list[str] = []
         self.agents: dict[int, AgentProcess] = {}
         self.collected: list[FleetReport] = []
@@ -109,12 +124,28 @@ class Yard:
         file.write_text((token or self.token).hex())
         file.chmod(0o600)
         command = [
-            sys.executable, "-m", "recovery.nodes.serve", "--coordinator",
-            f"{self.place.host}:{port or self.fleet.address[1]}", "--node", str(node),
-            "--address", self.place.address(node),
-            "--token-file", str(file), "--scratch", str(self.scratch(node)), "--lease", str(lease_s),
-            "--entry", f"{RANK}:start", "--cold", RANK, "--module", RANK,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "recovery.nodes.serve",
+            "--coordinator",
+            f"{self.place.host}:{port or self.fleet.address[1]}",
+            "--node",
+            str(node),
+            "--address",
+            self.place.address(node),
+            "--token-file",
+            str(file),
+            "--scratch",
+            str(self.scratch(node)),
+            "--lease",
+            str(lease_s),
+            "--entry",
+            f"{RANK}:start",
+            "--cold",
+            RANK,
+            "--module",
+            RANK,
+        ]
         return AgentProcess(self.place.at(node, command), self.folder / f"agent{node}{tag}.log")
 
     def start(self, *nodes: int, **options: Any) -> None:
@@ -136,8 +167,11 @@ class Yard:
     def config(self, name: str, node: int) -> Mapping[str, Any]:
         scratch = self.scratch(node) / self.run.name
         return {
-            "name": name, "parent": 0, "events": str(scratch / "events"), "log": str(scratch / f"{name}.log")
-        }  # fmt: skip
+            "name": name,
+            "parent": 0,
+            "events": str(scratch / "events"),
+            "log": str(scratch / f"{name}.log"),
+        }
 
     def spawn(self, name: str, node: int, mode: str = "warm") -> int:
         """A tiny rank."""
@@ -164,7 +198,9 @@ class Yard:
 
         def enough(found: list[FleetReport]) -> bool:
             fitting = [r for r in found if isinstance(r, kind)]
-            return sum(not process or getattr(r, "process", "") == process for r in fitting) >= count
+            return (
+                sum(not process or getattr(r, "process", "") == process for r in fitting) >= count
+            )
 
         return self.until(enough)
 

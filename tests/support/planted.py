@@ -1,8 +1,9 @@
-"""Defects to be found by ``chaos fuzz``: each one line of the stack gone wrong, in code that ships where that can be.
+"""Defects to be found by ``chaos fuzz``: each one line of the stack gone wrong, in code that ships
+where that can be.
 
-A defect replaces functions (``patches``: holder, name, and the wrong one made of the right one), the behaviour of a
-simulated rank, or a strategy. ``strategy``: under which it is searched for; ``runs``: within how many scenarios it has
-to be found.
+A defect replaces functions (``patches``: holder, name, and the wrong one made of the right one),
+the behaviour of a simulated rank, or a strategy. ``strategy``: under which it is searched for;
+``runs``: within how many scenarios it has to be found.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ class Planted:
 def sought(
     planted: Planted, *, seed: str, runs: int | None = None, stories: Sequence[Story] = STORIES
 ) -> Search:
-    """A search that ends with the first find that is this defect's, which it leaves as it is, or after ``runs``
-    scenarios. What the same scenario shows without the defect is no find. ``stories``: those that it tells."""
+    """A search that ends with the first find that is this defect's, which it leaves as it is, or
+    after ``runs`` scenarios. What the same scenario shows without the defect is no find.
+    ``stories``: those that it tells.
+    """
     catalogue = build_catalogue()
     world = World(kinds=kinds(), strategies=strategies(), strategy=planted.strategy)
     good = Player(catalogue=catalogue)
@@ -116,7 +119,9 @@ def _shorter_share(right: Wrong) -> Wrong:
 def _twice_promoted(right: Wrong) -> Wrong:
     """The first fresh process is given to every gap."""
 
-    def seat(view: ClusterView, people: Any, fresh: Sequence[str], *, replicas: int) -> tuple[str, ...]:
+    def seat(
+        view: ClusterView, people: Any, fresh: Sequence[str], *, replicas: int
+    ) -> tuple[str, ...]:
         return right(view, people, [fresh[0]] * len(fresh) if fresh else fresh, replicas=replicas)
 
     return seat
@@ -189,7 +194,11 @@ def _blames_who_waits(right: Wrong) -> Wrong:
     def look(self: HangDetector, now_s: float, marks: Any, *args: Any, **named: Any) -> Any:
         found = right(self, now_s, marks, *args, **named)
         others = sorted(name for name in marks if found is not None and name != found.process)
-        return replace(found, process=others[0]) if found is not None and found.process and others else found
+        return (
+            replace(found, process=others[0])
+            if found is not None and found.process and others
+            else found
+        )
 
     return look
 
@@ -201,7 +210,9 @@ def _forgets_the_past(**forgotten: Any) -> Callable[[Wrong], Wrong]:
 
 def _ignores_torn(right: Wrong) -> Wrong:
     """A state that was being overwritten is taken for whole."""
-    return lambda self, entry, message: right(self, entry, message.model_copy(update={"valid": True}))
+    return lambda self, entry, message: right(
+        self, entry, message.model_copy(update={"valid": True})
+    )
 
 
 def _pauses_again(right: Wrong) -> Wrong:
@@ -216,7 +227,9 @@ def _pauses_again(right: Wrong) -> Wrong:
 
 
 def _older_memory(right: Wrong) -> Wrong:
-    """Of the checkpoints in memory the one before the newest is taken, under the newest one's name."""
+    """Of the checkpoints in memory the one before the newest is taken, under the newest
+    one's name.
+    """
 
     def restored(self: SimRemembering, newer_than: int) -> Any:
         found = right(self, newer_than)
@@ -276,7 +289,9 @@ def _skips_from_later(right: Wrong) -> Wrong:
 def _unverified(right: Wrong) -> Wrong:
     """The newest checkpoint is taken as good."""
 
-    def newest_good(self: Behaviour, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> Any:
+    def newest_good(
+        self: Behaviour, rank: SimRank, refused: Callable[[Checkpoint, str], None]
+    ) -> Any:
         there = recovery.checkpoint.files.checkpoints.newest_first(rank.config.checkpoint_dir)
         whole = [
             checkpoint
@@ -323,7 +338,9 @@ class RestoresOlder(Behaviour):
         newest = super().restore(rank, refused)
         good = [
             one
-            for one in recovery.checkpoint.files.checkpoints.newest_first(rank.config.checkpoint_dir)
+            for one in recovery.checkpoint.files.checkpoints.newest_first(
+                rank.config.checkpoint_dir
+            )
             if newest and one.step < newest[0].step
         ]
         return (
@@ -384,12 +401,18 @@ PLANTED: dict[str, Planted] = {
     "a torn state is taken for whole": Planted(
         strategy="drop-replica", patches=[(Controller, "_on_parked", _ignores_torn)]
     ),
-    "random numbers begin anew": Planted(strategy="checkpoint-restart", behaviour=BeginsRandomnessAnew),
-    "the learning rate follows the world": Planted(strategy="drop-replica", behaviour=defects.ScalesRate),
+    "random numbers begin anew": Planted(
+        strategy="checkpoint-restart", behaviour=BeginsRandomnessAnew
+    ),
+    "the learning rate follows the world": Planted(
+        strategy="drop-replica", behaviour=defects.ScalesRate
+    ),
     "a digest ignores the optimizer": Planted(
         strategy="drop-replica", patches=[(State, "digests", _blind_to_the_optimizer)]
     ),
-    "a value that is not finite is committed": Planted(strategy="drop-replica", behaviour=defects.CommitsNan),
+    "a value that is not finite is committed": Planted(
+        strategy="drop-replica", behaviour=defects.CommitsNan
+    ),
     "a checkpoint in memory has the counters of a step before": Planted(
         strategy="checkpoint-restart", patches=[(SimRemembering, "restored", _older_memory)]
     ),
@@ -397,12 +420,15 @@ PLANTED: dict[str, Planted] = {
     "a checkpoint is restored unverified": Planted(
         strategy="checkpoint-restart", patches=[(Behaviour, "restore", _unverified)]
     ),
-    "an older checkpoint is restored": Planted(strategy="checkpoint-restart", behaviour=RestoresOlder),
+    "an older checkpoint is restored": Planted(
+        strategy="checkpoint-restart", behaviour=RestoresOlder
+    ),
     "the agreed checkpoint is pruned": Planted(
         strategy="drop-replica", patches=[(recovery.checkpoint.files.saving, "prune", _newest_only)]
     ),
     "the last good checkpoint is pruned": Planted(
-        strategy="checkpoint-restart", patches=[(recovery.checkpoint.files.saving, "prune", _keeps_none)]
+        strategy="checkpoint-restart",
+        patches=[(recovery.checkpoint.files.saving, "prune", _keeps_none)],
     ),
     "a doubtful checkpoint is restored": Planted(
         strategy="checkpoint-restart",
@@ -424,13 +450,17 @@ PLANTED: dict[str, Planted] = {
     "a generation number is used again": Planted(
         strategy="drop-replica", patches=[(Formation, "begin", _same_generation)]
     ),
-    "a spare waits while the job shrinks": Planted(strategy="hot-spare", instead=defects.NeverSwaps),
+    "a spare waits while the job shrinks": Planted(
+        strategy="hot-spare", instead=defects.NeverSwaps
+    ),
     "spares are not replaced": Planted(strategy="hot-spare", instead=NeverReplenishes),
     "a replacement is not taken in": Planted(strategy="drop-replica", instead=NeverGrows),
     "nobody looks again once a generation trains": Planted(
         strategy="drop-replica", patches=[(Settling, "just_settled", never(False))]
     ),
-    "a stopped process survives its kill": Planted(strategy="hot-spare", behaviour=WakesAfterItsKill),
+    "a stopped process survives its kill": Planted(
+        strategy="hot-spare", behaviour=WakesAfterItsKill
+    ),
     # ---- failures
     "a wake-up is lost": Planted(
         strategy="hot-spare", patches=[(Controller, "_on_parked", _deaf_to_the_last)]
@@ -438,14 +468,18 @@ PLANTED: dict[str, Planted] = {
     "a pause is asked for again and again": Planted(
         strategy="drop-replica", patches=[(Membership, "joins", _pauses_again)]
     ),
-    "an abort forgets one rank": Planted(strategy="drop-replica", patches=[(Crew, "abort", _abort_forgets)]),
+    "an abort forgets one rank": Planted(
+        strategy="drop-replica", patches=[(Crew, "abort", _abort_forgets)]
+    ),
     "an exit while a group forms is not heard": Planted(
         strategy="drop-replica", patches=[(Controller, "on_exit", _exits_unheard)]
     ),
     "a hang is blamed on another": Planted(
         strategy="hot-spare", patches=[(HangDetector, "look", _blames_who_waits)]
     ),
-    "a hang is never seen": Planted(strategy="drop-replica", patches=[(HangDetector, "look", never())]),
+    "a hang is never seen": Planted(
+        strategy="drop-replica", patches=[(HangDetector, "look", never())]
+    ),
     "values that are not finite are blamed on the next rank": Planted(
         strategy="drop-replica", behaviour=defects.BlamesAnother
     ),
@@ -455,7 +489,8 @@ PLANTED: dict[str, Planted] = {
     ),
     "a strategy that waits and sees": Planted(strategy="drop-replica", instead=defects.DoesNothing),
     "replicas of other shards are compared": Planted(
-        strategy="hot-spare", patches=[(recovery.supervise.divergence, "odd_ones", _agrees_with_itself)]
+        strategy="hot-spare",
+        patches=[(recovery.supervise.divergence, "odd_ones", _agrees_with_itself)],
     ),
     "replicas that differ are not noticed": Planted(
         strategy="drop-replica", patches=[(DigestBook, "_compare", never())]

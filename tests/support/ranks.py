@@ -1,4 +1,5 @@
-"""Runs a function in several real processes that can meet in process groups, and lets a test break them.
+"""Runs a function in several real processes that can meet in process groups, and lets a test break
+them.
 
 Processes are forked from a server that has imported torch, so that each is there in milliseconds.
 """
@@ -25,7 +26,12 @@ from recovery.process.local import start_store
 
 DEADLINE_S = 30.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["torch._dynamo", "recovery.collectives.sharded", "recovery.collectives.transfer", "pytest"]
+PRELOAD = [
+    "torch._dynamo",
+    "recovery.collectives.sharded",
+    "recovery.collectives.transfer",
+    "pytest",
+]
 _CONTEXT.set_forkserver_preload(PRELOAD)
 
 Task = Callable[["Self"], Any]
@@ -51,15 +57,26 @@ class Self:
             raise GenerationLost("aborted")
 
     def group(
-        self, generation: int = 1, *, rank: int | None = None, world: int | None = None, shards: int = 1,
+        self,
+        generation: int = 1,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        shards: int = 1,
         link: StoreLink | None = None,
-    ) -> Group:  # fmt: skip
+    ) -> Group:
         """A group not formed yet."""
         self._group = Group(
-            generation=generation, rank=self.rank if rank is None else rank, world=world or self.world,
-            store_port=self.port, backend="gloo", timeout_s=DEADLINE_S, check=self.check, shards=shards,
+            generation=generation,
+            rank=self.rank if rank is None else rank,
+            world=world or self.world,
+            store_port=self.port,
+            backend="gloo",
+            timeout_s=DEADLINE_S,
+            check=self.check,
+            shards=shards,
             link=link,
-        )  # fmt: skip
+        )
         return self._group
 
     def say(self, what: Any) -> None:
@@ -168,7 +185,9 @@ def ranks(task: Task, world: int) -> Iterator[list[Rank]]:
     try:
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(target=_main, args=(task, rank, world, port, theirs), daemon=True)
+            process = _CONTEXT.Process(
+                target=_main, args=(task, rank, world, port, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             started.append(Rank(process, ours))

@@ -1,5 +1,6 @@
-"""Readings of a machine's processors for logs that are made up: a share of the time in which each rank runs, and one in
-which it stands in a run queue."""
+"""Readings of a machine's processors for logs that are made up: a share of the time in which each
+rank runs, and one in which it stands in a run queue.
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,14 @@ class Running:
         self.events = folder / "events"
         command_line = [*self.command, "--events", self.events, *arguments]
         self.process = subprocess.Popen(
-            list(map(str, command_line)), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
-        )  # fmt: skip
+            list(map(str, command_line)),
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
         self.said = ""
 
     def of(self, actor: str, kind: Kind) -> list[Event]:
@@ -58,7 +63,9 @@ class Running:
     def pid_of(self, name: str) -> int:
         """Pid of one of its processes."""
         return next(
-            e.data["pid"] for e in self.of("orchestrator", Kind.PROCESS_SPAWNED) if e.data["process"] == name
+            e.data["pid"]
+            for e in self.of("orchestrator", Kind.PROCESS_SPAWNED)
+            if e.data["process"] == name
         )
 
     def end(self) -> int:

@@ -1,4 +1,6 @@
-"""Random scenarios for the simulator: any strategy, fault and point, faults during recovery included."""
+"""Random scenarios for the simulator: any strategy, fault and point, faults during recovery
+included.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,25 @@ RECOVERIES: tuple[dict[str, Any], ...] = (
     {"strategy": "hot-spare", "replenish": False},
 )
 KINDS = (
-    "process-kill", "process-kill", "process-kill", "process-stop", "process-stop", "exception",
-    "tensor-corrupt", "checkpoint-corrupt", "link-throttle", "straggler", "process-term", "process-term",
-    "process-segv", "gil-deadlock", "gpu-hang", "collective-skip", "gpu-error", "gpu-lost",
-)  # fmt: skip
+    "process-kill",
+    "process-kill",
+    "process-kill",
+    "process-stop",
+    "process-stop",
+    "exception",
+    "tensor-corrupt",
+    "checkpoint-corrupt",
+    "link-throttle",
+    "straggler",
+    "process-term",
+    "process-term",
+    "process-segv",
+    "gil-deadlock",
+    "gpu-hang",
+    "collective-skip",
+    "gpu-error",
+    "gpu-lost",
+)
 
 FATAL = ("process-kill", "exception", "process-segv", "gpu-error", "gpu-lost")
 SLOW_TO_SHOW = ("collective-skip", "gil-deadlock", "gpu-hang", "gpu-error", "process-term")
@@ -52,12 +69,19 @@ class _Dice:
         second = self._second(first) if self.rng.random() < 0.6 else None
         faults = [fault for fault in (first, second) if fault is not None]
         keep = self.rng.choice((1, 2, 3))
-        return cell_of(self.recovery, faults, ranks=self.ranks, steps=STEPS, every=self.every, keep=keep)
+        return cell_of(
+            self.recovery, faults, ranks=self.ranks, steps=STEPS, every=self.every, keep=keep
+        )
 
     def _first(self) -> dict[str, Any]:
         """At a step, a time or an event of a healthy job."""
         rng, kind = self.rng, self.rng.choice(KINDS)
-        fault = {"id": "first", "kind": kind, "target": {"rank": self.victim}, **_details(rng, kind)}
+        fault = {
+            "id": "first",
+            "kind": kind,
+            "target": {"rank": self.victim},
+            **_details(rng, kind),
+        }
         at: dict[str, Any] = {"step": rng.randint(2, LAST_STEP), "phase": "any"}
         if kind == "checkpoint-corrupt":
             nth = rng.randint(2, LAST_STEP // self.every)
@@ -90,7 +114,9 @@ class _Dice:
             shrinks = self.recovery["strategy"] == "drop-replica"
             if shrinks and "rank" in fault["target"]:
                 fault["target"] = {"rank": 0}
-            events = ("regroup",) if shrinks and self.victim == 0 else ("regroup", "recovery_started")
+            events = (
+                ("regroup",) if shrinks and self.victim == 0 else ("regroup", "recovery_started")
+            )
             return {**fault, "at": {"event": rng.choice(events)}}
         if self.shrinks or "event" in first["at"] or first["target"] == {"role": "spare"}:
             return None  # what the first waits for may be gone by the time it comes
@@ -116,7 +142,13 @@ def _details(rng: random.Random, kind: str) -> dict[str, Any]:
     if kind == "checkpoint-corrupt":
         return {"params": {"mode": rng.choice(("bitflip", "truncate", "missing", "stale"))}}
     if kind == "link-throttle":
-        return {"params": {"mbit_per_s": rng.choice((20, 50))}, "duration": {"steps": rng.randint(5, 7)}}
+        return {
+            "params": {"mbit_per_s": rng.choice((20, 50))},
+            "duration": {"steps": rng.randint(5, 7)},
+        }
     if kind == "straggler":
-        return {"params": {"factor": rng.choice((2.5, 4))}, "duration": {"steps": rng.randint(5, 7)}}
+        return {
+            "params": {"factor": rng.choice((2.5, 4))},
+            "duration": {"steps": rng.randint(5, 7)},
+        }
     return {}

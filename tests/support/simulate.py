@@ -25,7 +25,12 @@ from tests.support.arms import EXACT
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where simulated ranks flush real checkpoints to in no time; None: only to the disk."""
 RANKS, STEPS, BATCH, EVERY, SAMPLES = 4, 60, 24, 10, 700
-KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
+KILL = {
+    "id": "kill",
+    "kind": "process-kill",
+    "target": {"rank": 2},
+    "at": {"step": 33, "phase": "backward"},
+}
 
 
 class Silent:
@@ -39,17 +44,25 @@ class Silent:
 
 
 def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
-    """One cell. ``more``: other keys of the scenario; ``ranks`` and ``steps`` go to the workload."""
+    """One cell. ``more``: other keys of the scenario; ``ranks`` and ``steps`` go to the
+    workload.
+    """
     workload = {
-        "kind": "mlp", "ranks": more.pop("ranks", RANKS), "steps": more.pop("steps", STEPS),
-        "global_batch": BATCH, "parallelism": more.pop("parallelism", "ddp"),
+        "kind": "mlp",
+        "ranks": more.pop("ranks", RANKS),
+        "steps": more.pop("steps", STEPS),
+        "global_batch": BATCH,
+        "parallelism": more.pop("parallelism", "ddp"),
         "checkpoint": {
-            "every": more.pop("every", EVERY), "keep": more.pop("keep", 3), "memory": more.pop("memory", False),
+            "every": more.pop("every", EVERY),
+            "keep": more.pop("keep", 3),
+            "memory": more.pop("memory", False),
             "sharded": more.pop("sharded", False),
         },
-        "determinism": more.pop("determinism", "default"), "evaluate": more.pop("evaluate", None),
+        "determinism": more.pop("determinism", "default"),
+        "evaluate": more.pop("evaluate", None),
         "verify_every": more.pop("verify_every", None),
-    }  # fmt: skip
+    }
     body = {
         "version": 1,
         "name": "sim",
@@ -74,25 +87,41 @@ class Played:
 
 
 def play(
-    cell: Cell, root: Path, *, seed: int, arm: Literal["faulted", "control"] = "faulted",
-    behaviour: Behaviour | None = None, strategy: Strategy | None = None, sim: Sim | None = None,
-) -> Played:  # fmt: skip
+    cell: Cell,
+    root: Path,
+    *,
+    seed: int,
+    arm: Literal["faulted", "control"] = "faulted",
+    behaviour: Behaviour | None = None,
+    strategy: Strategy | None = None,
+    sim: Sim | None = None,
+) -> Played:
     """Play one arm; ``strategy`` instead of the scenario's own."""
     run = RunDirectory(root)
     run.make_arm(arm)
     data = DataInfo(path=root, samples=SAMPLES, digest="none", about="simulated")
     setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
     spec = cell.scenario.recovery
-    strategy = strategy or plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
+    strategy = strategy or plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](
+        **spec.params
+    )
     cluster = SimSession((sim or Sim()).timings(), behaviour).cluster(setup)
     kinds = plugins.load("chaos.faults", Fault)
     outcome = Orchestrator(setup, cluster, strategy, kinds, watcher=Silent(), stop=StopFlag()).run()
-    return Played(outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm))
+    return Played(
+        outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm)
+    )
 
 
 def evidence(faulted: Played, control: Played | None) -> Evidence:
-    """The evidence on a faulted arm, or with no control arm given, on one that is a control arm itself."""
+    """The evidence on a faulted arm, or with no control arm given, on one that is a control arm
+    itself.
+    """
     return Evidence(
-        arm="faulted" if control else "control", cell=faulted.cell, log=faulted.log,
-        control=control.log if control else None, controls=(control.log,) if control else (), exact=EXACT,
-    )  # fmt: skip
+        arm="faulted" if control else "control",
+        cell=faulted.cell,
+        log=faulted.log,
+        control=control.log if control else None,
+        controls=(control.log,) if control else (),
+        exact=EXACT,
+    )

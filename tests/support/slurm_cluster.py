@@ -1,8 +1,9 @@
-"""A real Slurm on this machine for tests: one munged, one slurmctld and a slurmd for each node, all private.
+"""A real Slurm on this machine for tests: one munged, one slurmctld and a slurmd for each node, all
+private.
 
-Configuration, sockets, keys and spool lie below one directory and every port is its own, so that any number of these
-stand beside each other and beside a Slurm of the machine. Two partitions: ``main``, and ``urgent``, whose jobs
-preempt those of ``main``.
+Configuration, sockets, keys and spool lie below one directory and every port is its own, so that
+any number of these stand beside each other and beside a Slurm of the machine. Two partitions:
+``main``, and ``urgent``, whose jobs preempt those of ``main``.
 """
 
 from __future__ import annotations
@@ -85,14 +86,17 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(64))
         key.chmod(0o400)
         files = [
-            f"--{name}={self.base}/munge.{name}" for name in ("socket", "pid-file", "log-file", "seed-file")
+            f"--{name}={self.base}/munge.{name}"
+            for name in ("socket", "pid-file", "log-file", "seed-file")
         ]
         self._daemon("munged", "munged", "--foreground", "--force", f"--key-file={key}", *files)
         self.until(lambda: (self.base / "munge.socket").exists(), "munged to listen")
         self.start_controller()
         for node in self.nodes:
             self.start_node(node)
-        self.until(lambda: self.states() == {node: "IDLE" for node in self.nodes}, "all nodes to be idle")
+        self.until(
+            lambda: self.states() == {node: "IDLE" for node in self.nodes}, "all nodes to be idle"
+        )
 
     def start_controller(self) -> None:
         """Start slurmctld, once more too."""
@@ -124,9 +128,14 @@ class SlurmCluster:
     def run(self, *command: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
         """Output of a Slurm command."""
         ran = subprocess.run(
-            command, env={**self.environment, **(env or {})}, capture_output=True, text=True, check=False,
-            timeout=ASK_LIMIT_S, cwd=self.base,
-        )  # fmt: skip
+            command,
+            env={**self.environment, **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ASK_LIMIT_S,
+            cwd=self.base,
+        )
         assert not check or ran.returncode == 0, f"{command}: {ran.stderr}"
         return ran.stdout
 
@@ -135,7 +144,9 @@ class SlurmCluster:
         path = self.base / f"job-{secrets.token_hex(4)}.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
         out = f"--output={self.base}/%j.out"
-        return self.run("sbatch", "--parsable", f"--nodes={nodes}", out, *options, str(path)).strip()
+        return self.run(
+            "sbatch", "--parsable", f"--nodes={nodes}", out, *options, str(path)
+        ).strip()
 
     def output(self, job: str) -> str:
         """What a job has printed until now."""
@@ -186,7 +197,9 @@ class SlurmCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def members(self) -> list[int]:
-        """Living processes that were started by this Slurm, by its own path in their environment."""
+        """Living processes that were started by this Slurm, by its own path in their
+        environment.
+        """
         entry = f"SLURM_CONF={self.conf}"
         own = processes.ancestors(os.getpid())
         found = [pid for pid, fields in everybody() if fields[0] not in "ZX" and pid not in own]
@@ -204,9 +217,15 @@ class SlurmCluster:
         log = (self.base / f"{name}.out").open("ab")
         with log:
             self._daemons[name] = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.base,
-                start_new_session=True, preexec_fn=lambda: die_with(me),
-            )  # fmt: skip
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.base,
+                start_new_session=True,
+                preexec_fn=lambda: die_with(me),
+            )
 
     def _write(self) -> None:
         host = socket.gethostname().split(".")[0]
@@ -222,7 +241,9 @@ class SlurmCluster:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             text += "CPUs=2 RealMemory=4000 Gres=gpu:2\n"
         names = ",".join(self.nodes)
-        text += f"PartitionName=main Nodes={names} Default=YES PriorityTier=1 GraceTime=5 State=UP\n"
+        text += (
+            f"PartitionName=main Nodes={names} Default=YES PriorityTier=1 GraceTime=5 State=UP\n"
+        )
         text += f"PartitionName=urgent Nodes={names} PriorityTier=2 State=UP\n"
         self.conf.write_text(text)
         devices = self.base / "devices"
@@ -235,7 +256,9 @@ class SlurmCluster:
 
 @contextmanager
 def cluster(count: int = 4, *, kill_wait_s: int = 2) -> Iterator[SlurmCluster]:
-    """One for as long as the context lasts. ``kill_wait_s``: from the SIGTERM of a job's end to its SIGKILL."""
+    """One for as long as the context lasts. ``kill_wait_s``: from the SIGTERM of a job's end to its
+    SIGKILL.
+    """
     base = Path(tempfile.mkdtemp(prefix="chaos-slurm-", dir="/tmp"))
     base.chmod(0o755)
     found = SlurmCluster(base, count, kill_wait_s)

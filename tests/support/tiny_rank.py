@@ -1,4 +1,6 @@
-"""A process for tests of nodes: obeys orders as a rank does, logs events, marks progress; no torch."""
+"""A process for tests of nodes: obeys orders as a rank does, logs events, marks progress;
+no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Where the software of compared stacks is: for each that needs one a virtual environment of its own, pinned.
+"""Where the software of compared stacks is: for each that needs one a virtual environment of its
+own, pinned.
 
-Below ``$TRAINCHAOS_STACKS`` (else ``$XDG_CACHE_HOME/trainchaos/stacks``, else ``~/.cache/trainchaos/stacks``) there is
-a directory an environment. It counts as ready once its mark is written, which an install does last.
+Below ``$TRAINCHAOS_STACKS`` (else ``$XDG_CACHE_HOME/trainchaos/stacks``, else
+``~/.cache/trainchaos/stacks``) there is a directory an environment. It counts as ready once its
+mark is written, which an install does last.
 """
 
 from __future__ import annotations
@@ -29,17 +31,30 @@ OWNED = ".trainchaos-stack"
 """In every directory that an install made: no other is ever removed."""
 CONSTRAINTS = ROOT / "constraints.txt"
 COMMON = ("torch", "numpy", "pydantic", "xxhash")
-"""What the training scripts of all stacks need; in each environment, in the versions of ``constraints.txt``."""
+"""What the training scripts of all stacks need; in each environment, in the versions of
+``constraints.txt``.
+"""
 BELOW_THEM = (
-    "annotated-types", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "pydantic-core", "sympy",
-    "typing-extensions", "typing-inspection",
-)  # fmt: skip
+    "annotated-types",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "markupsafe",
+    "mpmath",
+    "networkx",
+    "pydantic-core",
+    "sympy",
+    "typing-extensions",
+    "typing-inspection",
+)
 """What those need in turn."""
 _BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+)\.(\d+)")
 
 
 class Ready(BaseModel):
-    """The mark. ``wanted``: what was asked of pip; ``python``: version; ``versions``: of everything, by name."""
+    """The mark. ``wanted``: what was asked of pip; ``python``: version; ``versions``: of
+    everything, by name.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,8 +66,10 @@ class Ready(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The software of a stack, as it is now. ``why``: it is not ready, and what to do; ``python``: its interpreter;
-    ``versions``: of the packages that make the stack; ``directory``: None where chaos's own environment serves."""
+    """The software of a stack, as it is now. ``why``: it is not ready, and what to do; ``python``:
+    its interpreter; ``versions``: of the packages that make the stack; ``directory``: None where
+    chaos's own environment serves.
+    """
 
     name: str
     directory: Path | None
@@ -105,7 +122,9 @@ def interpreter(directory: Path) -> Path:
 
 
 def look(name: str) -> Environment:
-    """The environment of a stack, from its mark; starts nothing. Raises ScenarioError for an unknown stack."""
+    """The environment of a stack, from its mark; starts nothing. Raises ScenarioError for an
+    unknown stack.
+    """
     return _of(name, find(name))
 
 
@@ -119,24 +138,35 @@ def _of(name: str, stack: type[Stack]) -> Environment:
     if mark is not None:
         names = {"python", *map(package_of, mark.wanted)}
         versions = {
-            package: version for package, version in mark.versions.items() if canonical(package) in names
+            package: version
+            for package, version in mark.versions.items()
+            if canonical(package) in names
         }
         versions["python"] = mark.python
     return Environment(
-        name=name, directory=directory, ready=not why, why=why, python=interpreter(directory), versions=versions
-    )  # fmt: skip
+        name=name,
+        directory=directory,
+        ready=not why,
+        why=why,
+        python=interpreter(directory),
+        versions=versions,
+    )
 
 
 def need(name: str) -> Environment:
     """As ``look``. Raises ScenarioError, with the command that makes it, when it is not ready."""
     found = look(name)
     if not found.ready:
-        raise ScenarioError(f"stack {name} is not ready: {found.why}", hint=f"chaos stacks install {name}")
+        raise ScenarioError(
+            f"stack {name} is not ready: {found.why}", hint=f"chaos stacks install {name}"
+        )
     return found
 
 
 def python_of(name: str, stack: type[Stack] | None = None) -> Path | None:
-    """Interpreter of a stack's environment; None when it is not ready. ``stack``: the class, where it is no plugin."""
+    """Interpreter of a stack's environment; None when it is not ready. ``stack``: the class, where
+    it is no plugin.
+    """
     found = _of(name, stack or find(name))
     return found.python if found.ready else None
 
@@ -147,15 +177,20 @@ def versions_of(name: str, stack: type[Stack] | None = None) -> dict[str, str]:
 
 
 def wanted(requirements: Requirements) -> list[str]:
-    """What an environment is made of, as pip takes it: the stack's pins, and what the training scripts need."""
+    """What an environment is made of, as pip takes it: the stack's pins, and what the training
+    scripts need.
+    """
     pins = {package_of(pin): pin for pin in pinned(COMMON)}
-    pins |= {package_of(pin): pin for pin in (*requirements.pins, *requirements.without_dependencies)}
+    pins |= {
+        package_of(pin): pin for pin in (*requirements.pins, *requirements.without_dependencies)
+    }
     return list(pins.values())
 
 
 def pinned(names: Sequence[str]) -> list[str]:
-    """These packages as ``constraints.txt`` has them; those that it has not are left out. Raises ScenarioError when
-    there is no such file."""
+    """These packages as ``constraints.txt`` has them; those that it has not are left out. Raises
+    ScenarioError when there is no such file.
+    """
     try:
         lines = CONSTRAINTS.read_text().splitlines()
     except OSError as error:
@@ -177,12 +212,18 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def unfit(requirements: Requirements, version: tuple[int, int] = sys.version_info[:2]) -> str | None:
+def unfit(
+    requirements: Requirements, version: tuple[int, int] = sys.version_info[:2]
+) -> str | None:
     """Why this Python cannot make the environment; None when it can."""
     tests = {
-        ">=": version.__ge__, "<=": version.__le__, "==": version.__eq__, "!=": version.__ne__, ">": version.__gt__,
+        ">=": version.__ge__,
+        "<=": version.__le__,
+        "==": version.__eq__,
+        "!=": version.__ne__,
+        ">": version.__gt__,
         "<": version.__lt__,
-    }  # fmt: skip
+    }
     bounds = _BOUND.findall(requirements.python)
     if all(tests[operator]((int(major), int(minor))) for operator, major, minor in bounds):
         return None
@@ -206,7 +247,11 @@ def _why_not(name: str, directory: Path, requirements: Requirements) -> str:
         if not directory.exists():
             return "it is not installed"
         ours = (directory / OWNED).exists()
-        return "an install of it was broken off" if ours else f"chaos stacks install did not make {directory}"
+        return (
+            "an install of it was broken off"
+            if ours
+            else f"chaos stacks install did not make {directory}"
+        )
     if mark.wanted != wanted(requirements):
         return "it was made for other versions"
     if not interpreter(directory).exists():
@@ -220,9 +265,19 @@ def _here(name: str) -> Environment:
     except metadata.PackageNotFoundError as error:
         why = f"{error.name} is missing beside chaos: install chaos with its dependencies"
         return Environment(
-            name=name, directory=None, ready=False, why=why, python=Path(sys.executable), versions={}
+            name=name,
+            directory=None,
+            ready=False,
+            why=why,
+            python=Path(sys.executable),
+            versions={},
         )
     versions["python"] = ".".join(map(str, sys.version_info[:3]))
     return Environment(
-        name=name, directory=None, ready=True, why="", python=Path(sys.executable), versions=versions
+        name=name,
+        directory=None,
+        ready=True,
+        why="",
+        python=Path(sys.executable),
+        versions=versions,
     )

@@ -1,8 +1,9 @@
 """Makes and removes the environments of stacks.
 
-An install that fails, is interrupted or is killed leaves nothing that counts as ready: the mark is written last, a
-failed one removes what it made, and the next removes what a killed one has left. One at a time makes an environment;
-the lock is held by pip too, so that a pip whose chaos was killed is waited for.
+An install that fails, is interrupted or is killed leaves nothing that counts as ready: the mark is
+written last, a failed one removes what it made, and the next removes what a killed one has left.
+One at a time makes an environment; the lock is held by pip too, so that a pip whose chaos was
+killed is waited for.
 """
 
 from __future__ import annotations
@@ -33,29 +34,38 @@ SHOWN_LINES = 12
 Say = Callable[[str], None]
 """Told how it goes: a short line, again and again."""
 _HINTS = (
-    ("No space left on device", "free disk space, or set TRAINCHAOS_STACKS to a directory with more"),
+    (
+        "No space left on device",
+        "free disk space, or set TRAINCHAOS_STACKS to a directory with more",
+    ),
     ("ResolutionImpossible", "correct the pins of the stack in harness/stacks"),
     ("conflicting dependencies", "correct the pins of the stack in harness/stacks"),
-    ("No matching distribution", "correct the pins of the stack in harness/stacks, or use another Python"),
+    (
+        "No matching distribution",
+        "correct the pins of the stack in harness/stacks, or use another Python",
+    ),
     ("requires a different Python", "use another Python"),
     ("NewConnectionError", "no package index answers: see the network, and pip config list"),
     ("name resolution", "no package index answers: see the network, and pip config list"),
     ("ReadTimeoutError", "the package index is slow: try again"),
-)  # fmt: skip
+)
 
 
 def install(name: str, say: Say, *, base: Path = Path(sys.executable)) -> Environment:
     """Make the environment of a stack ready, if it is not. ``base``: the Python it is made with.
 
-    Waits while another install makes the same. Raises ScenarioError when this Python or the pins do not fit, with pip's
-    own words; InfrastructureError when a command fails otherwise or takes too long.
+    Waits while another install makes the same. Raises ScenarioError when this Python or the pins do
+    not fit, with pip's own words; InfrastructureError when a command fails otherwise or takes too
+    long.
     """
     found = environments.look(name)
     requirements = environments.find(name).requirements
     if found.ready or requirements is None or found.directory is None:
         return found
     if unable := environments.unfit(requirements):
-        raise ScenarioError(f"stack {name}: {unable}", hint="make chaos's own environment with such a Python")
+        raise ScenarioError(
+            f"stack {name}: {unable}", hint="make chaos's own environment with such a Python"
+        )
     with _locked(found.directory, say) as lock:
         if environments.look(name).ready:
             return environments.look(name)
@@ -67,8 +77,9 @@ def install(name: str, say: Say, *, base: Path = Path(sys.executable)) -> Enviro
 
 
 def remove(name: str) -> Path | None:
-    """Delete the environment of a stack; returns where it was, None when there was none. Raises InfrastructureError
-    while it is being installed."""
+    """Delete the environment of a stack; returns where it was, None when there was none. Raises
+    InfrastructureError while it is being installed.
+    """
     directory = environments.look(name).directory
     if directory is None or not directory.exists():
         return None
@@ -77,7 +88,9 @@ def remove(name: str) -> Path | None:
     return directory
 
 
-def _make(name: str, directory: Path, requirements: Requirements, say: Say, *, base: Path, lock: int) -> None:
+def _make(
+    name: str, directory: Path, requirements: Requirements, say: Say, *, base: Path, lock: int
+) -> None:
     began = time.monotonic()
     log = directory.with_name(f"{directory.name}.log")
     python = environments.interpreter(directory)
@@ -104,8 +117,13 @@ def _make(name: str, directory: Path, requirements: Requirements, say: Say, *, b
         if alone:
             run(", ".join(alone), [*install, "--no-deps", *alone])
         modules = ["torch", *([requirements.probe] if requirements.probe else [])]
-        run("a first import", [str(python), "-c", "".join(f"import {module}\n" for module in modules)])
-        _write_mark(directory, python, environments.wanted(requirements), seconds=time.monotonic() - began)
+        run(
+            "a first import",
+            [str(python), "-c", "".join(f"import {module}\n" for module in modules)],
+        )
+        _write_mark(
+            directory, python, environments.wanted(requirements), seconds=time.monotonic() - began
+        )
     except BaseException:
         _clear(directory)
         raise
@@ -113,14 +131,18 @@ def _make(name: str, directory: Path, requirements: Requirements, say: Say, *, b
 
 
 def _adopt(name: str, directory: Path, requirements: Requirements) -> None:
-    """Take an environment that somebody made by hand, where it has every pinned version; it is never removed. Raises
-    InfrastructureError that says what it lacks."""
+    """Take an environment that somebody made by hand, where it has every pinned version; it is
+    never removed. Raises InfrastructureError that says what it lacks.
+    """
     python, wanted = environments.interpreter(directory), environments.wanted(requirements)
     if not python.exists():
         raise InfrastructureError(
-            f"{directory} was not made by chaos stacks install", hint="move it away, or set TRAINCHAOS_STACKS"
+            f"{directory} was not made by chaos stacks install",
+            hint="move it away, or set TRAINCHAOS_STACKS",
         )
-    versions = {environments.canonical(package): version for package, version in _versions(python).items()}
+    versions = {
+        environments.canonical(package): version for package, version in _versions(python).items()
+    }
     lacking = [pin for pin in wanted if not _has(versions, pin)]
     if lacking:
         raise InfrastructureError(
@@ -140,10 +162,16 @@ def _versions(python: Path) -> dict[str, str]:
     """Of everything that is installed."""
     listed = subprocess.run(
         [str(python), "-m", "pip", "--disable-pip-version-check", "list", "--format", "json"],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False, env=_environment(),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=_environment(),
+    )
     if listed.returncode:
-        raise InfrastructureError(f"{python} -m pip list: {listed.stderr.strip()[-300:]}", hint="try again")
+        raise InfrastructureError(
+            f"{python} -m pip list: {listed.stderr.strip()[-300:]}", hint="try again"
+        )
     return {row["name"]: row["version"] for row in json.loads(listed.stdout)}
 
 
@@ -162,15 +190,22 @@ class _Runner:
         self._name, self._log, self._say, self._lock = name, log, say, lock
 
     def __call__(self, what: str, argv: Sequence[str]) -> None:
-        """Raises ScenarioError with pip's words when versions clash, InfrastructureError otherwise."""
+        """Raises ScenarioError with pip's words when versions clash, InfrastructureError
+        otherwise.
+        """
         began = time.monotonic()
         try:
             with self._log.open("ab") as out:
                 start = out.tell()
                 process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment(),
-                    start_new_session=True, pass_fds=[self._lock],
-                )  # fmt: skip
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(),
+                    start_new_session=True,
+                    pass_fds=[self._lock],
+                )
         except OSError as error:
             raise InfrastructureError(
                 f"{argv[0]} cannot be started: {error.strerror}", hint="see the disk"
@@ -182,7 +217,8 @@ class _Runner:
                 self._say(f"{self._name}: {what} ({spent:.0f} s) {_last_line(self._log)}")
                 if spent > LIMIT_S:
                     raise InfrastructureError(
-                        f"{what} of {self._name} took more than {LIMIT_S:.0f} s", hint=f"see {self._log}"
+                        f"{what} of {self._name} took more than {LIMIT_S:.0f} s",
+                        hint=f"see {self._log}",
                     )
                 try:
                     process.wait(LOOK_S)
@@ -202,14 +238,21 @@ class _Runner:
 
 
 def pip_words(text: str) -> list[str]:
-    """What pip said went wrong, at most ``SHOWN_LINES`` lines; the last lines where it is not pip that speaks."""
-    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    """What pip said went wrong, at most ``SHOWN_LINES`` lines; the last lines where it is not pip
+    that speaks.
+    """
+    lines = [
+        line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()
+    ]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     errors = [
-        re.sub(r" \(from versions: .*\)", "", line) for line in errors if "ResolutionImpossible" not in line
+        re.sub(r" \(from versions: .*\)", "", line)
+        for line in errors
+        if "ResolutionImpossible" not in line
     ]
     caused = next(
-        (index for index, line in enumerate(lines) if line.startswith("The conflict is caused by")), None
+        (index for index, line in enumerate(lines) if line.startswith("The conflict is caused by")),
+        None,
     )
     if caused is not None:
         for line in lines[caused + 1 :]:
@@ -225,7 +268,9 @@ def _locked(directory: Path, say: Say | None) -> Iterator[int]:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(
-            directory.with_name(f".{directory.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            directory.with_name(f".{directory.name}.lock"),
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+            0o644,
         )
     except OSError as error:
         raise InfrastructureError(
@@ -236,10 +281,14 @@ def _locked(directory: Path, say: Say | None) -> Iterator[int]:
         began = time.monotonic()
         while not _taken(lock):
             if say is None:
-                raise InfrastructureError(f"{directory} is being installed", hint="wait until that is done")
+                raise InfrastructureError(
+                    f"{directory} is being installed", hint="wait until that is done"
+                )
             spent = time.monotonic() - began
             if spent > LIMIT_S:
-                raise InfrastructureError(f"another install of {directory} does not end", hint="end it")
+                raise InfrastructureError(
+                    f"another install of {directory} does not end", hint="end it"
+                )
             say(f"{directory.name}: another install of it is under way, waiting ({spent:.0f} s)")
             time.sleep(LOOK_S)
         yield lock
@@ -275,7 +324,8 @@ def _clear(directory: Path) -> None:
         return
     if _is_of_somebody_else(directory):
         raise InfrastructureError(
-            f"{directory} was not made by chaos stacks install", hint="move it away, or set TRAINCHAOS_STACKS"
+            f"{directory} was not made by chaos stacks install",
+            hint="move it away, or set TRAINCHAOS_STACKS",
         )
     (directory / MARK).unlink(missing_ok=True)
     try:
@@ -291,7 +341,9 @@ def _clear(directory: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """pip starts others: all of its session are ended, while it is not yet reaped and its number is its own."""
+    """pip starts others: all of its session are ended, while it is not yet reaped and its number is
+    its own.
+    """
     if process.returncode is None:
         try:
             os.killpg(process.pid, 9)

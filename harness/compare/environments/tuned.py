@@ -1,7 +1,8 @@
 """Sweeps of a stack's options: what was tried, what came out, and what ``tuned`` therefore chooses.
 
-``chaos compare --tune STACK`` writes one file a stack, ``harness/compare/stacks/tuned/<stack>.json``; a
-stack's settings ``tuned`` are the best of it. A stack without a file has what its module recommends.
+``chaos compare --tune STACK`` writes one file a stack,
+``harness/compare/stacks/tuned/<stack>.json``; a stack's settings ``tuned`` are the best of it. A
+stack without a file has what its module recommends.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ Seconds = Annotated[
 
 
 class Tried(Model):
-    """One combination of options. ``outcomes``, ``recovery``: family -> of each seed, in the order of the seeds;
-    ``lost``: how many jobs did not survive; ``score``: what combinations with the same losses are ranked by, seconds
-    (``harness.compare.tuning``); infinite: none of some family survived."""
+    """One combination of options. ``outcomes``, ``recovery``: family -> of each seed, in the order
+    of the seeds; ``lost``: how many jobs did not survive; ``score``: what combinations with the
+    same losses are ranked by, seconds (``harness.compare.tuning``); infinite: none of some family
+    survived.
+    """
 
     values: dict[str, Value]
     outcomes: dict[str, list[str]]
@@ -40,8 +43,9 @@ class Tried(Model):
 
 
 class Sweep(Model):
-    """A sweep of one stack. ``grid``: option -> values tried, in all combinations; ``best``: the chosen combination;
-    ``seeds``: of this sweep alone, no comparison uses them."""
+    """A sweep of one stack. ``grid``: option -> values tried, in all combinations; ``best``: the
+    chosen combination; ``seeds``: of this sweep alone, no comparison uses them.
+    """
 
     stack: str
     made: str
@@ -58,12 +62,18 @@ class Sweep(Model):
         """One sentence for reports."""
         survived = sum(one.score != float("inf") and not one.lost for one in self.tried)
         least = next((one.lost for one in self.tried if one.values == self.best), 0)
-        losing = f", the best loses {least} of {len(self.seeds) * len(self.families)} jobs" if least else ""
+        losing = (
+            f", the best loses {least} of {len(self.seeds) * len(self.families)} jobs"
+            if least
+            else ""
+        )
         options = ", ".join(self.grid)
         return (
-            f"A recorded sweep of {options}: the best median recovery of {len(self.tried)} combinations, of which "
-            f"{survived} survived {' and '.join(self.families)} with seeds {self.seeds[0]} to {self.seeds[-1]}{losing} "
-            f"(harness/compare/stacks/tuned/{self.stack}.json, commit {self.commit[:9] or 'unknown'})."
+            f"A recorded sweep of {options}: the best median recovery of {len(self.tried)}"
+            f" combinations, of which {survived} survived {' and '.join(self.families)} with seeds"
+            f" {self.seeds[0]} to {self.seeds[-1]}{losing}"
+            f" (harness/compare/stacks/tuned/{self.stack}.json, commit"
+            f" {self.commit[:9] or 'unknown'})."
         )
 
 
@@ -89,12 +99,16 @@ def write(sweep: Sweep, directory: Path = DIRECTORY) -> Path:
         temporary.write_text(sweep.model_dump_json(indent=1) + "\n")
         os.replace(temporary, path)
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="check the place") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="check the place"
+        ) from error
     return path
 
 
 def stack_of(name: str, kind: type[Stack], settings: Settings) -> Stack:
-    """A stack with its settings; ``tuned``: with the best of its recorded sweep, where there is one."""
+    """A stack with its settings; ``tuned``: with the best of its recorded sweep, where there is
+    one.
+    """
     sweep = recorded(name) if settings == "tuned" and kind.grid else None
     return kind(settings, values=sweep.best if sweep else None)
 

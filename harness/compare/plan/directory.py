@@ -33,12 +33,16 @@ SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
 GIT_LIMIT_S = 10.0
 SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "versions")
-"""What may not change between arms without being said so; a new boot of the same machine is said too."""
+"""What may not change between arms without being said so; a new boot of the same machine is said
+too.
+"""
 
 
 class PlannedFamily(Model):
-    """A fault family as planned; ``workload``: size, ranks, steps, global batch, steps between checkpoints; ``script``:
-    it tests what the training script checks rather than how a stack recovers (``harness.compare.plan.plan.Family``)."""
+    """A fault family as planned; ``workload``: size, ranks, steps, global batch, steps between
+    checkpoints; ``script``: it tests what the training script checks rather than how a stack
+    recovers (``harness.compare.plan.plan.Family``).
+    """
 
     name: str
     path: str
@@ -49,9 +53,11 @@ class PlannedFamily(Model):
 
 
 class PlannedStack(Model):
-    """A stack as planned. ``ranks_beside``: processes provisioned beside the ranks, spares; ``not_offered``:
-    family -> why it cannot be put under it; ``way``: of ``harness.compare.environments.stack.Way``;
-    ``against``: the stack it is set against, empty: the plan's reference."""
+    """A stack as planned. ``ranks_beside``: processes provisioned beside the ranks, spares;
+    ``not_offered``: family -> why it cannot be put under it; ``way``: of
+    ``harness.compare.environments.stack.Way``; ``against``: the stack it is set against, empty: the
+    plan's reference.
+    """
 
     label: str
     name: str
@@ -69,10 +75,12 @@ class PlannedStack(Model):
 
 
 class Plan(Model):
-    """What ``plan.json`` holds. ``deadline``: seconds without a new step after which an arm is over; ``skipped``: label
-    -> why it does not take part; ``changes``: what was no longer the same when the comparison was resumed; ``closed``:
-    it claims the closed division of docs/benchmark-rules.md; ``tune``: the stack whose options are swept, if any;
-    ``without``: (stack, family) left out."""
+    """What ``plan.json`` holds. ``deadline``: seconds without a new step after which an arm is
+    over; ``skipped``: label -> why it does not take part; ``changes``: what was no longer the same
+    when the comparison was resumed; ``closed``: it claims the closed division of
+    docs/benchmark-rules.md; ``tune``: the stack whose options are swept, if any; ``without``:
+    (stack, family) left out.
+    """
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -101,9 +109,11 @@ class Plan(Model):
 
 
 class Played(Model):
-    """A line of ``trials.jsonl``: one arm that was played. ``run``: directory relative to the comparison's;
-    ``usable``: False where the harness failed or was ended, so that the arm says nothing; ``busy``: share of the
-    processors that other programs used just before it began; None: not measured."""
+    """A line of ``trials.jsonl``: one arm that was played. ``run``: directory relative to the
+    comparison's; ``usable``: False where the harness failed or was ended, so that the arm says
+    nothing; ``busy``: share of the processors that other programs used just before it began; None:
+    not measured.
+    """
 
     arm: Arm
     run: str
@@ -146,7 +156,9 @@ class Directory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one that plays it. Raises InfrastructureError when somebody else does, or the disk refuses."""
+        """Be the only one that plays it. Raises InfrastructureError when somebody else does, or the
+        disk refuses.
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -157,7 +169,8 @@ class Directory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise InfrastructureError(
-                    f"{self.root}: another chaos compare plays it", hint="wait for it, or give another --name"
+                    f"{self.root}: another chaos compare plays it",
+                    hint="wait for it, or give another --name",
                 ) from error
             yield
         finally:
@@ -177,7 +190,8 @@ class Directory:
             return read_model(self.plan, Plan)
         except FileNotFoundError:
             raise NoRun(
-                f"{self.root} is no comparison (no {self.plan.name})", hint="they lie in runs/compare/<name>"
+                f"{self.root} is no comparison (no {self.plan.name})",
+                hint="they lie in runs/compare/<name>",
             ) from None
         except (OSError, ValueError) as error:
             raise LogError(f"{self.plan} is damaged: {reason(error)}") from error
@@ -187,7 +201,8 @@ class Directory:
         line = json.dumps(played.model_dump(mode="json"), allow_nan=False) + "\n"
         try:
             with open_regular(self.trials, flags=os.O_RDWR | os.O_CREAT) as stream:
-                stream.truncate(stream.read().rfind(b"\n") + 1)  # a line that was torn when the power went
+                # a line that was torn when the power went
+                stream.truncate(stream.read().rfind(b"\n") + 1)
                 stream.seek(0, os.SEEK_END)
                 stream.write(line.encode())
                 stream.flush()
@@ -196,7 +211,9 @@ class Directory:
             raise _refused(self.trials, error) from error
 
     def played(self) -> dict[Arm, Played]:
-        """The newest usable one of each arm whose run is still there; a torn last line counts for nothing."""
+        """The newest usable one of each arm whose run is still there; a torn last line counts for
+        nothing.
+        """
         found: dict[Arm, Played] = {}
         for one in self._lines():
             if one.usable and (self.root / one.run).is_dir():
@@ -224,7 +241,9 @@ class Directory:
 
 
 def provenance() -> dict[str, Any]:
-    """The machine, the software, and the version of this code: a digest of its sources, and its commit if any."""
+    """The machine, the software, and the version of this code: a digest of its sources, and its
+    commit if any.
+    """
     return devices.describe() | {
         "boot": processes.boot_id(),
         "slowest_lookup_s": round(dns_check.slowest_lookup_s(), 3),
@@ -271,7 +290,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             found.append(f"the code of chaos ({commits[0]} then, {commits[1]} now)")
         else:
             found.append(
-                f"{key.replace('_', ' ')} ({_said(before.get(key))} then, {_said(now.get(key))} now)"
+                f"{key.replace('_', ' ')} ({_said(before.get(key))} then, {_said(now.get(key))}"
+                " now)"
             )
     return found
 
@@ -285,7 +305,8 @@ def _said(value: Any) -> str:
 def refuse_other(old: Plan, new: Plan) -> None:
     """Raise ScenarioError when a directory holds another comparison than the one asked for.
 
-    More seeds, stacks and families than it has are an extension of it; fewer, or changed ones, are not.
+    More seeds, stacks and families than it has are an extension of it; fewer, or changed ones, are
+    not.
     """
     wrong = []
     for what, before, now in (
@@ -313,11 +334,15 @@ def refuse_other(old: Plan, new: Plan) -> None:
     if wrong:
         raise ScenarioError(
             f"the directory holds another comparison: {'; '.join(wrong)}",
-            hint="--resume alone goes on with it as it was planned; --name begins another one, --anew in its place",
+            hint=(
+                "--resume alone goes on with it as it was planned; --name begins another one,"
+                " --anew in its place"
+            ),
         )
 
 
 def _refused(path: Path, error: OSError) -> InfrastructureError:
     return InfrastructureError(
-        f"cannot write {path}: {error.strerror}", hint="choose another place with --runs, or free disk space"
+        f"cannot write {path}: {error.strerror}",
+        hint="choose another place with --runs, or free disk space",
     )

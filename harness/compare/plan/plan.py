@@ -1,4 +1,6 @@
-"""What a comparison will play: which stacks, under which faults, with which seeds, in which order. Pure."""
+"""What a comparison will play: which stacks, under which faults, with which seeds, in which order.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,26 @@ AGAIN = "again"
 """Ends the label of the A/A arm: the reference a second time."""
 COMMON = {"size", "data"}
 """Parameters of the workload that a fault family may set."""
-CHANGES_VALUES = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync", "poison-sample")
+CHANGES_VALUES = (
+    "checkpoint-corrupt",
+    "tensor-corrupt",
+    "data-corrupt",
+    "replica-desync",
+    "poison-sample",
+)
 """Kinds of faults after which the state or the data is wrong."""
 Wanted = Literal["default", "tuned", "both"]
-GUESS_START_S = 15.0  # until the first step, and to the end after the last; measured on 2 cores with 4 ranks
+# until the first step, and to the end after the last; measured on 2 cores with 4 ranks
+GUESS_START_S = 15.0
 GUESS_STEP_S = 0.12
 GUESS_RECOVERY_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entrant:
-    """A stack with its settings. ``label``: unique, such as ``torchft tuned``; ``name``: of the stack."""
+    """A stack with its settings. ``label``: unique, such as ``torchft tuned``; ``name``: of the
+    stack.
+    """
 
     label: str
     name: str
@@ -51,8 +62,10 @@ class Family:
 
     @property
     def script(self) -> bool:
-        """Whether it tests the training script rather than the stack: its faults change values, which no stack but a
-        script's own checks would notice. It is shown apart, and stays out of the headline."""
+        """Whether it tests the training script rather than the stack: its faults change values,
+        which no stack but a script's own checks would notice. It is shown apart, and stays out of
+        the headline.
+        """
         return {fault.kind for fault in self.cell.scenario.faults} & set(CHANGES_VALUES) != set()
 
     @property
@@ -72,13 +85,20 @@ class Family:
         """The common job with that seed on that corpus."""
         size, ranks, steps, batch, every = self.workload
         return CommonJob(
-            size=size, ranks=ranks, steps=steps, global_batch=batch, every=every, seed=seed, data=data
+            size=size,
+            ranks=ranks,
+            steps=steps,
+            global_batch=batch,
+            every=every,
+            seed=seed,
+            data=data,
         )
 
 
 class Arm(Model):
-    """One run of training. ``family``: None for a control, without faults; ``like``: the family whose workload it
-    trains."""
+    """One run of training. ``family``: None for a control, without faults; ``like``: the family
+    whose workload it trains.
+    """
 
     label: str
     family: str | None
@@ -101,27 +121,34 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "x"
 
 
-def entrants(names: Sequence[str], stacks: Mapping[str, type[Stack]], settings: Wanted) -> list[Entrant]:
+def entrants(
+    names: Sequence[str], stacks: Mapping[str, type[Stack]], settings: Wanted
+) -> list[Entrant]:
     """What ``--stacks a,b:tuned`` names, in that order. ``settings``: of those that do not say.
 
-    Settings that choose the same as the default are left out where both are wanted. Raises ScenarioError for a name or
-    a setting that there is not.
+    Settings that choose the same as the default are left out where both are wanted. Raises
+    ScenarioError for a name or a setting that there is not.
     """
     found: dict[str, Entrant] = {}
     for word in names or sorted(stacks):
         name, colon, which = word.strip().partition(":")
         if name not in stacks:
             raise ScenarioError(
-                f"--stacks: {unknown('stack', name, stacks)}", hint="chaos stacks list shows them all"
+                f"--stacks: {unknown('stack', name, stacks)}",
+                hint="chaos stacks list shows them all",
             )
         if colon and which not in ("default", "tuned", "both"):
             raise ScenarioError(
-                f"--stacks: {word.strip()!r}: {unknown('setting', which, ('default', 'tuned', 'both'))}",
+                f"--stacks: {word.strip()!r}:"
+                f" {unknown('setting', which, ('default', 'tuned', 'both'))}",
                 hint=f"write {name}, {name}:default, {name}:tuned or {name}:both",
             )
         for one in _settings(name, stacks[name], which or settings):
             entrant = Entrant(
-                label=f"{name} {one}", name=name, settings=one, stack=stack_of(name, stacks[name], one)
+                label=f"{name} {one}",
+                name=name,
+                settings=one,
+                stack=stack_of(name, stacks[name], one),
             )
             found[entrant.label] = entrant
     return list(found.values())
@@ -143,18 +170,22 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
 
     cells = [cell for cell in cells if cell.exact_for is None]
     if len(cells) != 1:
-        raise wrong(f"it has {len(cells)} cells", "a fault family is one cell: leave the matrix out")
+        raise wrong(
+            f"it has {len(cells)} cells", "a fault family is one cell: leave the matrix out"
+        )
     scenario = cells[0].scenario
     if scenario.workload.kind != "gpt":
         raise wrong(
             f"its workload is {scenario.workload.title!r}",
-            "every stack trains the workload gpt: write workload: {kind: gpt, ...}; see scenarios/compare",
+            "every stack trains the workload gpt: write workload: {kind: gpt, ...}; see"
+            " scenarios/compare",
         )
     others = sorted(set(scenario.workload.params) - COMMON)
     if others:
         raise wrong(
             f"its workload sets {', '.join(others)}",
-            "every stack trains the workload gpt as it is: leave that out; size and data can be chosen",
+            "every stack trains the workload gpt as it is: leave that out; size and data can be"
+            " chosen",
         )
     if not scenario.faults:
         raise wrong("it has no faults", "a fault family says what is done to the job")
@@ -164,20 +195,28 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
             "stacks save every so many steps: workload.checkpoint.every is a number",
         )
     said = repr(
-        (scenario.workload.model_dump(mode="json"), [f.model_dump(mode="json") for f in scenario.faults])
+        (
+            scenario.workload.model_dump(mode="json"),
+            [f.model_dump(mode="json") for f in scenario.faults],
+        )
     )
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
     return Family(name=scenario.name, path=path, cell=cells[0], digest=digest)
 
 
 def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> None:
-    """Raise ScenarioError when two families have one name or different data, or no stack can be put under one."""
+    """Raise ScenarioError when two families have one name or different data, or no stack can be put
+    under one.
+    """
     names = [family.name for family in families]
     data = {_data(family): str(family.path) for family in families}
     if len(data) > 1:
         raise ScenarioError(
-            f"fault families on different data: {', '.join(f'{path} on {what}' for what, path in data.items())}",
-            hint="all arms train on one corpus: name one in workload.params.data of all, or in none",
+            "fault families on different data:"
+            f" {', '.join(f'{path} on {what}' for what, path in data.items())}",
+            hint=(
+                "all arms train on one corpus: name one in workload.params.data of all, or in none"
+            ),
         )
     for family in families:
         if names.count(family.name) > 1:
@@ -189,7 +228,8 @@ def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> Non
         if all(refusals.values()):
             why = "; ".join(f"{label}: {reason}" for label, reason in refusals.items())
             raise ScenarioError(
-                f"{family.path}: no stack can be put under {family.name} ({why})", hint="leave it out"
+                f"{family.path}: no stack can be put under {family.name} ({why})",
+                hint="leave it out",
             )
 
 
@@ -201,10 +241,11 @@ def arms_of(
     controls: bool = True,
     without: Collection[tuple[str, str]] = (),
 ) -> list[Arm]:
-    """All arms, seed by seed, within a seed shuffled by it: whatever else the machine does meets all alike.
+    """All arms, seed by seed, within a seed shuffled by it: whatever else the machine does meets
+    all alike.
 
-    Every stack has one control for each seed and workload, which its families share, but for ``controls`` False.
-    ``without``: (name of a stack, family) that are left out.
+    Every stack has one control for each seed and workload, which its families share, but for
+    ``controls`` False. ``without``: (name of a stack, family) that are left out.
     """
     arms: list[Arm] = []
     for seed in seeds:
@@ -212,12 +253,18 @@ def arms_of(
         for one in chosen:
             first: dict[Any, str] = {}
             for family in families:
-                if one.stack.not_offered(family.name) is not None or (one.name, family.name) in without:
+                if (
+                    one.stack.not_offered(family.name) is not None
+                    or (one.name, family.name) in without
+                ):
                     continue
                 like = first.setdefault(family.workload, family.name)
                 for name in (None, family.name) if controls else (family.name,):
                     arm = Arm(
-                        label=one.label, family=name, like=like if name is None else family.name, seed=seed
+                        label=one.label,
+                        family=name,
+                        like=like if name is None else family.name,
+                        seed=seed,
                     )
                     block[arm.id] = arm
         shuffled = [block[key] for key in sorted(block)]
@@ -226,7 +273,9 @@ def arms_of(
     return arms
 
 
-def control_of(arm: Arm, arms: Sequence[Arm], families: Mapping[str, tuple[Any, ...]]) -> Arm | None:
+def control_of(
+    arm: Arm, arms: Sequence[Arm], families: Mapping[str, tuple[Any, ...]]
+) -> Arm | None:
     """The control that an arm is compared with. ``families``: name -> workload."""
     if arm.family is None:
         return None
@@ -242,7 +291,9 @@ def control_of(arm: Arm, arms: Sequence[Arm], families: Mapping[str, tuple[Any, 
 def seconds_left(
     arms: Sequence[Arm], took: Mapping[Arm, float], workloads: Mapping[str, tuple[Any, ...]]
 ) -> tuple[float, int]:
-    """(expected seconds of these arms, how many of them are guesses). ``took``: seconds of arms that were played."""
+    """(expected seconds of these arms, how many of them are guesses). ``took``: seconds of arms
+    that were played.
+    """
     total, guessed = 0.0, 0
     alike: dict[tuple[str, str | None], list[float]] = {}
     mine: dict[str, list[float]] = {}
@@ -254,7 +305,9 @@ def seconds_left(
         if known is None:
             guessed += 1
             steps = int(workloads[arm.like][2])
-            total += GUESS_START_S + steps * GUESS_STEP_S + (GUESS_RECOVERY_S if arm.family else 0.0)
+            total += (
+                GUESS_START_S + steps * GUESS_STEP_S + (GUESS_RECOVERY_S if arm.family else 0.0)
+            )
         else:
             total += statistics.fmean(known)
     return total, guessed

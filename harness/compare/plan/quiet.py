@@ -15,8 +15,9 @@ STAT = Path("/proc/stat")
 def busy_share(
     look_s: float = LOOK_S, *, stat: Path = STAT, sleep: Callable[[float], None] = time.sleep
 ) -> float | None:
-    """Share of all processors that is not idle, over ``look_s`` seconds, with what a hypervisor takes away (steal);
-    None where the kernel does not say."""
+    """Share of all processors that is not idle, over ``look_s`` seconds, with what a hypervisor
+    takes away (steal); None where the kernel does not say.
+    """
     before = _times(stat)
     sleep(look_s)
     after = _times(stat)
@@ -29,7 +30,8 @@ def busy_share(
 def _times(stat: Path) -> tuple[int, int] | None:
     """(ticks in all, of them idle or waiting for a disk) since the machine was started."""
     try:
-        words = stat.read_text().split("\n", 1)[0].split()[1:9]  # guest time is in user time already
+        # guest time is in user time already
+        words = stat.read_text().split("\n", 1)[0].split()[1:9]
         ticks = [int(word) for word in words]
     except (OSError, ValueError):
         return None

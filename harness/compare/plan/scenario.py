@@ -1,5 +1,6 @@
-"""The scenario of one arm: the faults of a family, done to a stack's own command. An ordinary file that
-``chaos run`` takes, so that whoever doubts a number can play its arm again."""
+"""The scenario of one arm: the faults of a family, done to a stack's own command. An ordinary file
+that ``chaos run`` takes, so that whoever doubts a number can play its arm again.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +28,19 @@ SEEN_FROM_OUTSIDE = (
     "no-orphans",
     "evidence-complete",
 )
-IDLE_BEYOND_S = 30.0  # a job whose processes begin anew again and again makes no step and shows signs of life
-LONGEST = 3.0  # times the deadline: a job that goes back to step 0 again and again makes steps for ever
+# a job whose processes begin anew again and again makes no step and shows signs of life
+IDLE_BEYOND_S = 30.0
+# times the deadline: a job that goes back to step 0 again and again makes steps for ever
+LONGEST = 3.0
 LONGEST_START_S, LONGEST_STEP_S = 300.0, 1.0  # whatever the deadline, an arm has so long
 
 
 def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) -> dict[str, Any]:
-    """The scenario as plain values. ``family``: the arm's, or of a control one whose workload it trains.
+    """The scenario as plain values. ``family``: the arm's, or of a control one whose workload it
+    trains.
 
-    Only the faults are the family's own: what it says about recovery, SLAs, invariants and expectations is about one
-    stack, and what a comparison is about is what happens under each.
+    Only the faults are the family's own: what it says about recovery, SLAs, invariants and
+    expectations is about one stack, and what a comparison is about is what happens under each.
     """
     spec = family.cell.scenario.workload
     workload: dict[str, Any] = {
@@ -73,7 +77,12 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
         "invariants": list(SEEN_FROM_OUTSIDE),
         "stop_conditions": [
             {"when": f"no_committed_step_for > {start_s + IDLE_BEYOND_S:g}s"},
-            {"when": f"wall_time > {start_s + max(LONGEST * deadline_s, spec.steps * LONGEST_STEP_S):g}s"},
+            {
+                "when": (
+                    "wall_time >"
+                    f" {start_s + max(LONGEST * deadline_s, spec.steps * LONGEST_STEP_S):g}s"
+                )
+            },
         ],
     }
 
@@ -90,4 +99,6 @@ def write(path: Path, scenario: Mapping[str, Any]) -> None:
             yaml.dump(dict(scenario), stream)
         os.replace(temporary, path)
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="free disk space"
+        ) from error

@@ -1,8 +1,10 @@
-"""A comparison as one file: its plan, what was played, and of each run all that its report is derived from.
+"""A comparison as one file: its plan, what was played, and of each run all that its report is
+derived from.
 
-Outputs of ranks, corpora and rendered reports stay out. Names of places on the machine are replaced, so that an archive
-can be published: of the checkout by ``/chaos``, of the stacks' environments by ``/stacks``, of the home directory by
-``/home/user``, the host's name by ``host``. The same report is derived from it (``chaos compare FILE.tar.xz``).
+Outputs of ranks, corpora and rendered reports stay out. Names of places on the machine are
+replaced, so that an archive can be published: of the checkout by ``/chaos``, of the stacks'
+environments by ``/stacks``, of the home directory by ``/home/user``, the host's name by ``host``.
+The same report is derived from it (``chaos compare FILE.tar.xz``).
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ OF_A_RUN = ("events", "scenario.resolved.yaml", "system.json", "results.json")
 
 
 def pack(directory: Directory, target: Path) -> Path:
-    """Write the archive, whole or not at all; the same input gives the same bytes. Raises NoRun where there is no
-    comparison, InfrastructureError when the disk refuses."""
+    """Write the archive, whole or not at all; the same input gives the same bytes. Raises NoRun
+    where there is no comparison, InfrastructureError when the disk refuses.
+    """
     directory.read_plan()
     replaced = _places(directory)
     files = sorted(_files(directory))
@@ -66,11 +69,15 @@ def _files(directory: Directory) -> Iterator[Path]:
         run = directory.root / played.run
         for name in OF_A_RUN:
             place = run / name
-            yield from (path for path in (place, *place.rglob("*")) if _is_own(path, directory.root))
+            yield from (
+                path for path in (place, *place.rglob("*")) if _is_own(path, directory.root)
+            )
 
 
 def _is_own(path: Path, root: Path) -> bool:
-    """Whether it is a plain file that lies in the directory itself: nothing that a link leads to is given away."""
+    """Whether it is a plain file that lies in the directory itself: nothing that a link leads to is
+    given away.
+    """
     if path.is_symlink() or not path.is_file():
         return False
     return root.resolve() in path.resolve().parents
@@ -87,17 +94,22 @@ def _read(path: Path) -> bytes:
 def _places(directory: Directory) -> list[tuple[bytes, bytes]]:
     """What is replaced, the longest first, so that none is cut by a shorter one."""
     told = {
-        str(directory.root.absolute()): "/comparison", str(ROOT): "/chaos", str(environments.root()): "/stacks",
-        str(Path.home()): "/home/user", socket.gethostname(): "host",
-    }  # fmt: skip
+        str(directory.root.absolute()): "/comparison",
+        str(ROOT): "/chaos",
+        str(environments.root()): "/stacks",
+        str(Path.home()): "/home/user",
+        socket.gethostname(): "host",
+    }
     longest = sorted(told, key=len, reverse=True)
     return [(place.encode(), told[place].encode()) for place in longest if len(place) > 3]
 
 
 def unpack(path: Path, into: Path) -> None:
-    """Unpack an archive into an empty directory. Plain files alone, below ``into``, of bounded number and size.
+    """Unpack an archive into an empty directory. Plain files alone, below ``into``, of bounded
+    number and size.
 
-    Raises LogError for a file that is damaged, or that holds anything else."""
+    Raises LogError for a file that is damaged, or that holds anything else.
+    """
     count = total = 0
     try:
         with (
@@ -109,10 +121,13 @@ def unpack(path: Path, into: Path) -> None:
                 count, total = count + 1, total + entry.size
                 if not entry.isfile() or not _below(entry.name):
                     raise LogError(
-                        f"{path}: {entry.name!r} is no plain file below it", hint="it is no comparison"
+                        f"{path}: {entry.name!r} is no plain file below it",
+                        hint="it is no comparison",
                     )
                 if count > MOST_FILES or total > MOST_BYTES:
-                    raise LogError(f"{path} is larger than {MOST_BYTES} bytes or {MOST_FILES} files")
+                    raise LogError(
+                        f"{path} is larger than {MOST_BYTES} bytes or {MOST_FILES} files"
+                    )
                 source = tar.extractfile(entry)
                 target = into / entry.name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -130,8 +145,9 @@ def unpack(path: Path, into: Path) -> None:
 
 
 class _Entry(tarfile.TarInfo):
-    """An entry of an archive. What says more about the next one (a long name) is read into memory as a whole, whatever
-    its size."""
+    """An entry of an archive. What says more about the next one (a long name) is read into memory
+    as a whole, whatever its size.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:

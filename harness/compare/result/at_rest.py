@@ -1,4 +1,6 @@
-"""What a stack of a comparison holds ready, and whom it suspects, while nothing is done to its job. Pure."""
+"""What a stack of a comparison holds ready, and whom it suspects, while nothing is done to its job.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,18 @@ from harness.judge.record.lineage import History
 def at_rest(
     label: str, controls: Sequence[History], faulted: Sequence[History], beside: int
 ) -> AtRest | None:
-    """Of all arms of a stack. ``beside``: processes provisioned beside the ranks; None: no arm of it can be read."""
+    """Of all arms of a stack. ``beside``: processes provisioned beside the ranks; None: no arm of
+    it can be read.
+    """
     known = [*controls, *faulted]
     if not known:
         return None
     ranks = max(history.info.ranks for history in known)
     spares = max(history.info.spares for history in known) + beside
     return AtRest(
-        label=label, ranks=ranks, spares=spares, share=spares / (ranks + spares),
+        label=label,
+        ranks=ranks,
+        spares=spares,
+        share=spares / (ranks + spares),
         false_alarms=false_alarms(controls, faulted),
-    )  # fmt: skip
+    )

@@ -1,9 +1,10 @@
-"""Whether the record of an arm can be what happened: judged again whenever a comparison is read, never taken from what
-was stored when it was played. Pure.
+"""Whether the record of an arm can be what happened: judged again whenever a comparison is read,
+never taken from what was stored when it was played. Pure.
 
-What a checker of ``CONTRADICTS`` fails is no property of a stack: the log is not that of this arm, or says what cannot
-be. Its times then count for nothing, in whoever's favour they are. What other checkers fail is about the job, which is
-what a comparison is about, and what is inconclusive proves nothing against a record.
+What a checker of ``CONTRADICTS`` fails is no property of a stack: the log is not that of this arm,
+or says what cannot be. Its times then count for nothing, in whoever's favour they are. What other
+checkers fail is about the job, which is what a comparison is about, and what is inconclusive proves
+nothing against a record.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ THREE = ("pass", "inconclusive", "fail")
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The log of one arm, and what it should be that of. ``arm``: of its run, ``faulted`` or ``control``; ``name``: of
-    its scenario, ``seed``: of its run, as the comparison planned them, empty and None where nobody planned;
-    ``twins``: other arms whose log has the same content."""
+    """The log of one arm, and what it should be that of. ``arm``: of its run, ``faulted`` or
+    ``control``; ``name``: of its scenario, ``seed``: of its run, as the comparison planned them,
+    empty and None where nobody planned; ``twins``: other arms whose log has the same content.
+    """
 
     log: Log
     resolved: ResolvedRun
@@ -45,7 +47,9 @@ class Record:
     def contradictions(self) -> list[str]:
         """Why it cannot be what happened; empty: nothing speaks against it."""
         found = ((name, check(CHECKERS[name], self._evidence)) for name in CONTRADICTS)
-        told = [f"{name}: {finding.witness}" for name, finding in found if finding.verdict == "fail"]
+        told = [
+            f"{name}: {finding.witness}" for name, finding in found if finding.verdict == "fail"
+        ]
         return [*self._of_another(), *told]
 
     @property
@@ -61,11 +65,19 @@ class Record:
 
     def said_as(self, who: str) -> list[str]:
         """What is to be said of trials that are set against this record, as that of ``who``."""
-        failing = (f"{name}: {one.witness}" for name, one in self._findings.items() if one.verdict == "fail")
-        return self.left_out_as(who) or [f"{who} fails: {first}" for first in itertools.islice(failing, 1)]
+        failing = (
+            f"{name}: {one.witness}"
+            for name, one in self._findings.items()
+            if one.verdict == "fail"
+        )
+        return self.left_out_as(who) or [
+            f"{who} fails: {first}" for first in itertools.islice(failing, 1)
+        ]
 
     def left_out_as(self, who: str) -> list[str]:
-        """That nothing is set against this record, which is that of ``who``; empty where it can be what happened."""
+        """That nothing is set against this record, which is that of ``who``; empty where it can be
+        what happened.
+        """
         return [f"{who} is left out: {why}" for why in self.contradictions[:1]]
 
     @cached_property
@@ -77,9 +89,13 @@ class Record:
         expected = expected_of(self.resolved, self.cell, self.repeat, self.arm)
         controls = () if self.control is None else (self.control,)
         return Evidence(
-            arm=self.arm, cell=self.cell, log=self.log, control=self.control, controls=controls,
+            arm=self.arm,
+            cell=self.cell,
+            log=self.log,
+            control=self.control,
+            controls=controls,
             expected=replace(expected, twins=tuple(self.twins)),
-        )  # fmt: skip
+        )
 
     def _of_another(self) -> Iterator[str]:
         """Whether the whole run is another arm's: its scenario came with it, and agrees with it."""
@@ -92,17 +108,25 @@ class Record:
         yield from self._of_too_many_samples()
         for event in self.log.of(Kind.COMMAND_STARTED):
             if command is not None and not _same_words(event.data["argv"], command):
-                yield f"its command was {' '.join(map(str, event.data['argv']))[:200]}, not that of its scenario"
+                yield (
+                    f"its command was {' '.join(map(str, event.data['argv']))[:200]}, not that of"
+                    " its scenario"
+                )
                 return
 
     def _of_too_many_samples(self) -> Iterator[str]:
-        """Every stack trains the same job, whose ranks report their own share of the global batch."""
+        """Every stack trains the same job, whose ranks report their own share of the
+        global batch.
+        """
         batch, history = self.cell.scenario.workload.global_batch, self._evidence.history
         if not self.name or not history.info.observed:
             return
         for (generation, step), samples in samples_of_steps(history).items():
             if samples > batch:
-                yield f"step {step} of generation {generation} had {samples} samples, the global batch is {batch}"
+                yield (
+                    f"step {step} of generation {generation} had {samples} samples, the global"
+                    f" batch is {batch}"
+                )
                 return
 
 
@@ -114,9 +138,13 @@ def _same_words(said: object, planned: Sequence[str]) -> bool:
 
 
 def without_twins(records: Mapping[str, Record]) -> dict[str, Record]:
-    """The same, each with the arms that have the same log: two arms never took the same nanoseconds."""
+    """The same, each with the arms that have the same log: two arms never took the same
+    nanoseconds.
+    """
     simulated = {
-        name: one.cell.scenario.launcher.kind == "sim" and one.cell.scenario.workload.command is None
+        name: (
+            one.cell.scenario.launcher.kind == "sim" and one.cell.scenario.workload.command is None
+        )
         for name, one in records.items()
     }
     twins = twins_of({name: one.log for name, one in records.items()}, simulated)

@@ -45,23 +45,31 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "detection_time": _of("t_detected - t_injected", acts.incidents_of),
         "recovery_time": _of("t_new - t_injected", incidents.incident_of),
         "time_to_full_rate": _of(
-            f"t_end(s) - t_injected, of the first s at or after the first new step with median(rate(s), ..., "
-            f"rate(s + {measure.FULL_RATE_STEPS - 1})) >= {measure.FULL_RATE} x B / T",
+            "t_end(s) - t_injected, of the first s at or after the first new step with"
+            f" median(rate(s), ..., rate(s + {measure.FULL_RATE_STEPS - 1})) >= {measure.FULL_RATE}"
+            " x B / T",
             measure.measure,
         ),
         "time_to_redundancy": _of("t_whole - t_injected", redundancy.time_to_redundancy),
-        "failure_cost": _of("P x recovery_time / 3600; 0 where nothing stood still", cost.failure_cost),
-        "steps_lost": _of("max(0, s_high - s_restored), one value for each rollback", acts.lost_once),
+        "failure_cost": _of(
+            "P x recovery_time / 3600; 0 where nothing stood still", cost.failure_cost
+        ),
+        "steps_lost": _of(
+            "max(0, s_high - s_restored), one value for each rollback", acts.lost_once
+        ),
         "samples_lost": _of("|R - L| + B x steps never done, as multisets", measure.account),
         "samples_duplicated": _of("|L - R| of samples that are in R", measure.account),
-        "samples_skipped": _of("samples of R that the supervisor said are left out", measure.account),
+        "samples_skipped": _of(
+            "samples of R that the supervisor said are left out", measure.account
+        ),
         "checkpoint_stall": _of(
             "pause after a saved step - median pause after others", pauses.checkpoint_stalls
         ),
         "replicas_diverged": _of("count of failures with cause diverged", incidents.diverged),
         "saves_failed": _of("count of checkpoint_failed", measure.measure),
         "step_time": _of(
-            "median over L of (t_end(s) - t_end(s - 1) - checkpoint stall - evaluation)", measure.measure
+            "median over L of (t_end(s) - t_end(s - 1) - checkpoint stall - evaluation)",
+            measure.measure,
         ),
         "steady_overhead": _of("step_time / step_time of the bare loop", measure.measure),
         "goodput": _of(
@@ -79,7 +87,8 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
 RATES: Mapping[str, Formula] = MappingProxyType(
     {
         "survival": _of(
-            "k / n, in [p: P(Bin(n, p) >= k) = 2.5 %, p: P(Bin(n, p) <= k) = 2.5 %]", reliability.survival
+            "k / n, in [p: P(Bin(n, p) >= k) = 2.5 %, p: P(Bin(n, p) <= k) = 2.5 %]",
+            reliability.survival,
         ),
         "false alarms": _of(
             f"k / H, from H = {LEAST_RANK_HOURS:g} on; below m / H with P(Poisson(m) <= k) = 5 %",
@@ -87,12 +96,15 @@ RATES: Mapping[str, Formula] = MappingProxyType(
         ),
         "spares": _of("spares x W / 3600; share spares / P", reliability.spares_of),
         "interval of a median": _of(
-            "[x_(k), x_(n + 1 - k)] with the largest k such that 1 - 2 P(Bin(n, 1/2) < k) >= 95 %, of arms",
+            "[x_(k), x_(n + 1 - k)] with the largest k such that 1 - 2 P(Bin(n, 1/2) < k) >= 95 %,"
+            " of arms",
             samples.median_ci95,
         ),
         "quantiles": _of(
             "x_(ceil(q n)), of arms; "
-            + ", ".join(f"{name} from {samples_needed(name)} on" for name in QUANTILES if name != "p90"),
+            + ", ".join(
+                f"{name} from {samples_needed(name)} on" for name in QUANTILES if name != "p90"
+            ),
             samples.quantile,
         ),
     }
@@ -100,17 +112,20 @@ RATES: Mapping[str, Formula] = MappingProxyType(
 COMPARED: Mapping[str, Formula] = MappingProxyType(
     {
         "recovery": _of(
-            "max over faults of t_end(standstill) - t_injected; infinite if the job never came to its end, began again "
-            "from step 0 or trained on values that are no numbers; nothing where training did not stand still",
+            "max over faults of t_end(standstill) - t_injected; infinite if the job never came to"
+            " its end, began again from step 0 or trained on values that are no numbers; nothing"
+            " where training did not stand still",
             outcome.judged,
         ),
         "detection": _of(
-            "t_reaction - t_injected, of the slowest fault, by what can be seen from outside", outcome.judged
+            "t_reaction - t_injected, of the slowest fault, by what can be seen from outside",
+            outcome.judged,
         ),
         "samples lost": _of("samples of R that no rank reported", outcome.samples_lost),
         "goodput": _of(
-            "U / W as above, x (N + spares of the arm) / P, with T of the stack none of the same seed where there is "
-            "one; 0 where the job did not come to its end or trained on bad values",
+            "U / W as above, x (N + spares of the arm) / P, with T of the stack none of the same"
+            " seed where there is one; 0 where the job did not come to its end or trained on bad"
+            " values",
             gather.trial_of,
         ),
         "ettr": _of("as above; 0 where goodput is", gather.trial_of),
@@ -125,21 +140,39 @@ SYMBOLS = (
     ("B", "samples of a global batch"),
     (
         "L, R",
-        "the lineage, whose steps survive to the end; the reference order of samples up to its last step",
+        (
+            "the lineage, whose steps survive to the end; the reference order of samples up to its"
+            " last step"
+        ),
     ),
     ("W", "wall time of the arm, run_started to run_finished"),
-    ("T", "ideal time of a step: the median of the control arm's, else of this arm's before its first fault"),
-    ("t_new", "the job's first commit of a step beyond s_high, by a generation formed after the failure"),
+    (
+        "T",
+        (
+            "ideal time of a step: the median of the control arm's, else of this arm's before its"
+            " first fault"
+        ),
+    ),
+    (
+        "t_new",
+        "the job's first commit of a step beyond s_high, by a generation formed after the failure",
+    ),
     ("s_high", "the highest step that any rank had committed before the failure"),
     ("s_restored", "the lowest step that a generation resumed at before t_new"),
     (
         "t_parked, t_grouped, t_stated",
         "survivors stand still; the last group is formed; all members hold their state",
     ),
-    ("t_whole", "a generation of N ranks is ready, and as many processes wait as there were spares"),
+    (
+        "t_whole",
+        "a generation of N ranks is ready, and as many processes wait as there were spares",
+    ),
     (
         "F, peak",
-        "operations of one sample by the model's formula; what all devices in use can do in a second",
+        (
+            "operations of one sample by the model's formula; what all devices in use can do in a"
+            " second"
+        ),
     ),
     ("k, n, H", "events or arms counted; arms; rank-hours in which no fault had acted"),
 )
@@ -156,7 +189,10 @@ def _lines() -> Iterator[str]:
     program = "python -m harness.compare.result.definitions"
     yield f"Made by `{program}` from the code that computes them; a test holds it to that."
     yield ""
-    yield "All of it is computed from event logs (and, for `mfu`, from what `system.json` says of the devices)."
+    yield (
+        "All of it is computed from event logs (and, for `mfu`, from what `system.json` says of the"
+        " devices)."
+    )
     yield "A run that does not recover counts as infinity, never as missing."
     yield ""
     yield "| symbol | |"
@@ -181,13 +217,18 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Of a comparison"
     yield ""
-    yield "Of a trial, a faulted arm and its control, by what every stack shows alike ([compare.md](compare.md))."
+    yield (
+        "Of a trial, a faulted arm and its control, by what every stack shows alike"
+        " ([compare.md](compare.md))."
+    )
     yield ""
     for name, formula in COMPARED.items():
         yield f"- **{name}**: {formula.text}"
     yield ""
     yield "## What the computing functions say"
-    for by in dict.fromkeys(one.by for one in (*FORMULAS.values(), *RATES.values(), *COMPARED.values())):
+    for by in dict.fromkeys(
+        one.by for one in (*FORMULAS.values(), *RATES.values(), *COMPARED.values())
+    ):
         yield ""
         yield f"### `{by.__module__}.{by.__qualname__}`"
         yield ""
@@ -197,7 +238,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield " ".join((flops.PEAK_TFLOPS_DOC).split())
     yield ""
-    yield ", ".join(f"{name} {tflops:g} TFLOP/s" for name, tflops in flops.PEAK_TFLOPS.items()) + "."
+    yield (
+        ", ".join(f"{name} {tflops:g} TFLOP/s" for name, tflops in flops.PEAK_TFLOPS.items()) + "."
+    )
 
 
 def _told(what: object) -> str:

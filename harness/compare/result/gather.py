@@ -1,4 +1,6 @@
-"""From the stored runs of a comparison to what its report shows. Pure: event logs and a plan in, ``Comparison`` out."""
+"""From the stored runs of a comparison to what its report shows. Pure: event logs and a plan in,
+``Comparison`` out.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ BARE = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure of goodput;
-    ``beside``: processes provisioned beside the ranks; ``contradictions``: why its record cannot be what happened,
-    ``against``: what is to be said of those it is compared with (``harness.compare.result.believed``)."""
+    """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure
+    of goodput; ``beside``: processes provisioned beside the ranks; ``contradictions``: why its
+    record cannot be what happened, ``against``: what is to be said of those it is compared with
+    (``harness.compare.result.believed``).
+    """
 
     label: str
     family: str
@@ -52,7 +56,9 @@ class Source:
 
 @dataclass(kw_only=True)
 class _Runs:
-    """The runs of a comparison, each log read once and judged once; all together are within one budget."""
+    """The runs of a comparison, each log read once and judged once; all together are within one
+    budget.
+    """
 
     directory: Directory
     played: Mapping[Arm, Played]
@@ -69,7 +75,9 @@ class _Runs:
         return self.logs[arm]
 
     def record(self, arm: Arm | None) -> Record | None:
-        """What the arm should be, beside its log; None: it has no log, or nobody says what it should be."""
+        """What the arm should be, beside its log; None: it has no log, or nobody says what it
+        should be.
+        """
         log = self.log(arm)
         if arm is None or log is None:
             return None
@@ -88,7 +96,9 @@ class _Runs:
 
     def set_apart(self) -> None:
         """Find arms with the log of another one, of all that were played."""
-        known = {arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None}
+        known = {
+            arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None
+        }
         told = without_twins({name: record for name, (_, record) in known.items()})
         self.records |= {known[name][0]: record for name, record in told.items()}
 
@@ -109,16 +119,23 @@ def gather(directory: Directory) -> Comparison:
     ]
     stacks = [info_of(stack) for stack in plan.stacks]
     cells = summary.cells_of(
-        [stack.label for stack in stacks], [f.name for f in plan.families], trials,
+        [stack.label for stack in stacks],
+        [f.name for f in plan.families],
+        trials,
         bare=next((stack.label for stack in stacks if stack.stack == BARE), None),
-        not_offered={(s.label, family): why for s in plan.stacks for family, why in s.not_offered.items()},
-    )  # fmt: skip
+        not_offered={
+            (s.label, family): why for s in plan.stacks for family, why in s.not_offered.items()
+        },
+    )
     seed = plan.seeds[0] if plan.seeds else 0
     script = [family.name for family in plan.families if family.script]
     ratios = summary.ratios_of(
-        trials, plan.reference, seed=seed, apart=script,
+        trials,
+        plan.reference,
+        seed=seed,
+        apart=script,
         against={stack.label: stack.against for stack in plan.stacks if stack.against},
-    )  # fmt: skip
+    )
     again = f"{plan.reference} {AGAIN}"
     same = [ratio for ratio in ratios if ratio.label == again]
     done = [one.finished for one in played.values()]
@@ -126,23 +143,41 @@ def gather(directory: Directory) -> Comparison:
     refuted = list(_refuted(plan.arms, runs))
     broken = rules.broken_by(plan, played.values(), same, missing, refuted) if plan.closed else []
     return Comparison(
-        name=plan.name, started=plan.started, finished=max(done, default=None) if not missing else None,
-        machine=plan.provenance, workload=_workload(plan), stacks=stacks,
-        families={family.name: family.about for family in plan.families}, trials=trials, cells=cells,
-        ratios=[ratio for ratio in ratios if ratio.label != again], reference=plan.reference,
-        same=same, skipped=plan.skipped, price=plan.price,
-        currency=plan.currency, fidelity=_fidelity(plan, played.values(), directory),
-        reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline,
+        name=plan.name,
+        started=plan.started,
+        finished=max(done, default=None) if not missing else None,
+        machine=plan.provenance,
+        workload=_workload(plan),
+        stacks=stacks,
+        families={family.name: family.about for family in plan.families},
+        trials=trials,
+        cells=cells,
+        ratios=[ratio for ratio in ratios if ratio.label != again],
+        reference=plan.reference,
+        same=same,
+        skipped=plan.skipped,
+        price=plan.price,
+        currency=plan.currency,
+        fidelity=_fidelity(plan, played.values(), directory),
+        reproduce=" ".join(["chaos", *plan.argv]),
+        deadline=plan.deadline,
         cautions=[*_cautions(plan), *refuted],
-        at_rest=list(_at_rest(plan, runs)), missing=missing, script=script,
-        division="closed" if plan.closed and not broken else "open", broken=broken,
-    )  # fmt: skip
+        at_rest=list(_at_rest(plan, runs)),
+        missing=missing,
+        script=script,
+        division="closed" if plan.closed and not broken else "open",
+        broken=broken,
+    )
 
 
 def _at_rest(plan: Plan, runs: _Runs) -> Iterator[AtRest]:
     for stack in plan.stacks:
-        arms = [arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)]
-        told = [(arm.family, record.history) for arm in arms if (record := runs.record(arm)) is not None]
+        arms = [
+            arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)
+        ]
+        told = [
+            (arm.family, record.history) for arm in arms if (record := runs.record(arm)) is not None
+        ]
         controls = [history for family, history in told if family is None]
         faulted = [history for family, history in told if family is not None]
         one = at_rest(stack.label, controls, faulted, stack.ranks_beside)
@@ -151,14 +186,17 @@ def _at_rest(plan: Plan, runs: _Runs) -> Iterator[AtRest]:
 
 
 def log_of(run: RunDirectory, budget: Budget) -> Log | None:
-    """The log of the only arm of a run; None when there is none. Raises LogError when it was not read to its end."""
+    """The log of the only arm of a run; None when there is none. Raises LogError when it was not
+    read to its end.
+    """
     arms = run.arms()
     return log_in(run.events(arms[0]), budget) if arms else None
 
 
 def log_in(events: Path, budget: Budget) -> Log | None:
-    """The log of one arm; None when there is none. Raises LogError when it was not read to its end: a comparison
-    without a trial that it has played would be another one."""
+    """The log of one arm; None when there is none. Raises LogError when it was not read to its end:
+    a comparison without a trial that it has played would be another one.
+    """
     try:
         log = read_log(events, budget)
     except LogError:
@@ -181,13 +219,18 @@ def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
 
 
 def _refuted(arms: Iterable[Arm], runs: _Runs) -> Iterator[str]:
-    """Arms whose record cannot be what happened, or that do not say what they were to be, for people."""
+    """Arms whose record cannot be what happened, or that do not say what they were to be, for
+    people.
+    """
     for arm in arms:
         who = f"{arm.label}, {arm.family or f'control of {arm.like}'}, seed {arm.seed}"
         if why := runs.contradictions(arm):
             yield f"the record of {who} cannot be what happened, and counts for nothing: {why[0]}"
         elif runs.log(arm) is not None and runs.record(arm) is None:
-            yield f"the run of {who} does not say what it was to be, so its record was not judged again"
+            yield (
+                f"the run of {who} does not say what it was to be, so its record was not judged"
+                " again"
+            )
 
 
 def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
@@ -221,10 +264,18 @@ def _seen(directory: Directory, plan: Plan, played: Played) -> str:
 def info_of(stack: PlannedStack) -> StackInfo:
     """What a report says about a stack."""
     return StackInfo(
-        label=stack.label, stack=stack.name, settings=stack.settings, ours=stack.ours, description=stack.title,
-        chosen=stack.chosen, because=stack.because, versions=stack.versions, fidelity=stack.fidelity,
-        way=stack.way, against=stack.against,
-    )  # fmt: skip
+        label=stack.label,
+        stack=stack.name,
+        settings=stack.settings,
+        ours=stack.ours,
+        description=stack.title,
+        chosen=stack.chosen,
+        because=stack.because,
+        versions=stack.versions,
+        fidelity=stack.fidelity,
+        way=stack.way,
+        against=stack.against,
+    )
 
 
 def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
@@ -241,18 +292,31 @@ def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
     against = runs.played.get(control) if control else None
     others = {"its control": control, f"the control of {bare}": bare_control}
     return Source(
-        label=arm.label, family=arm.family, seed=arm.seed, log=log, control=runs.trusted(control),
-        ideal=ideal or runs.trusted(control), run=played.run, control_run=against.run if against else "",
+        label=arm.label,
+        family=arm.family,
+        seed=arm.seed,
+        log=log,
+        control=runs.trusted(control),
+        ideal=ideal or runs.trusted(control),
+        run=played.run,
+        control_run=against.run if against else "",
         verdict=record.verdict(played.verdict) if record else played.verdict,
         reproduce=f"chaos run scenarios/{arm.id}.yaml",
         beside=next((stack.ranks_beside for stack in plan.stacks if stack.label == arm.label), 0),
         contradictions=runs.contradictions(arm),
-        against=[said for who, one in others.items() if (known := runs.record(one)) for said in known.said_as(who)],
-    )  # fmt: skip
+        against=[
+            said
+            for who, one in others.items()
+            if (known := runs.record(one))
+            for said in known.said_as(who)
+        ],
+    )
 
 
 def trial_of(source: Source) -> Trial:
-    """One pair of arms, measured and judged; of a record that cannot be what happened nothing is."""
+    """One pair of arms, measured and judged; of a record that cannot be what happened
+    nothing is.
+    """
     if source.contradictions:
         return _nothing_of(source)
     ideal, control = _usable(source.ideal), _usable(source.control)
@@ -268,37 +332,68 @@ def trial_of(source: Source) -> Trial:
     provisioned = info.ranks + info.spares + source.beside
     share = (info.ranks + info.spares) / provisioned
     return Trial(
-        label=source.label, family=source.family, seed=source.seed, outcome=result.outcome, witness=result.witness,
-        recovery=result.recovery, detection=result.detection, phases=result.phases, steps_lost=result.steps_lost,
+        label=source.label,
+        family=source.family,
+        seed=source.seed,
+        outcome=result.outcome,
+        witness=result.witness,
+        recovery=result.recovery,
+        detection=result.detection,
+        phases=result.phases,
+        steps_lost=result.steps_lost,
         samples_lost=result.samples_lost,
         goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
         ettr=0.0 if result.outcome == "committed bad values" else _ettr(measures),
-        control_goodput=_goodput(own, share) if own else None, badput=_badput(measures, share),
-        step_time=own.step_time if own else None, wall=history.wall_s, ranks=provisioned, verdict=source.verdict,
-        run=source.run, control_run=source.control_run, reproduce=source.reproduce, note="; ".join(filter(None, notes)),
-        losses=losses_of(history), control_losses=losses_of(against) if against else (),
+        control_goodput=_goodput(own, share) if own else None,
+        badput=_badput(measures, share),
+        step_time=own.step_time if own else None,
+        wall=history.wall_s,
+        ranks=provisioned,
+        verdict=source.verdict,
+        run=source.run,
+        control_run=source.control_run,
+        reproduce=source.reproduce,
+        note="; ".join(filter(None, notes)),
+        losses=losses_of(history),
+        control_losses=losses_of(against) if against else (),
         **_until_whole(source.log, measures, ideal, control, result),
-    )  # fmt: skip
+    )
 
 
 def _nothing_of(source: Source) -> Trial:
     info = history_of(source.log).info
     return Trial(
-        label=source.label, family=source.family, seed=source.seed, outcome="refuted",
-        witness="; ".join(source.contradictions), recovery=None, detection=None, phases=[], steps_lost=0,
-        samples_lost=None, goodput=None, control_goodput=None, badput={}, step_time=None, wall=0.0,
-        ranks=info.ranks + info.spares + source.beside, verdict=source.verdict, run=source.run,
-        control_run=source.control_run, reproduce=source.reproduce,
-    )  # fmt: skip
+        label=source.label,
+        family=source.family,
+        seed=source.seed,
+        outcome="refuted",
+        witness="; ".join(source.contradictions),
+        recovery=None,
+        detection=None,
+        phases=[],
+        steps_lost=0,
+        samples_lost=None,
+        goodput=None,
+        control_goodput=None,
+        badput={},
+        step_time=None,
+        wall=0.0,
+        ranks=info.ranks + info.spares + source.beside,
+        verdict=source.verdict,
+        run=source.run,
+        control_run=source.control_run,
+        reproduce=source.reproduce,
+    )
 
 
 def _until_whole(
     log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
 ) -> dict[str, float | None]:
-    """Times until the job was at its full rate and as safe as before, of several faults the slowest.
+    """Times until the job was at its full rate and as safe as before, of several faults the
+    slowest.
 
-    Where nobody was seen to fail, a window of steps may begin before the standstill: the rate is full no sooner than
-    there are new steps.
+    Where nobody was seen to fail, a window of steps may begin before the standstill: the rate is
+    full no sooner than there are new steps.
     """
     if result.outcome == "not landed":
         return {}
@@ -319,7 +414,9 @@ def _usable(log: Log | None) -> Log | None:
 
 
 def _goodput(measures: ArmMeasures, share: float) -> float | None:
-    """``share``: of the ranks in everything provisioned. What a job did that did not reach its end is of no use."""
+    """``share``: of the ranks in everything provisioned. What a job did that did not reach its end
+    is of no use.
+    """
     if measures.ideal is None or measures.history.cut_short:
         return None
     if not completed(measures.history):
@@ -343,7 +440,9 @@ def _badput(measures: ArmMeasures, share: float) -> dict[str, float]:
 
 
 def losses_of(history: History) -> tuple[tuple[int, float], ...]:
-    """(step, loss) of the surviving steps, at most 200 of them, evenly thinned; the last one is always there."""
+    """(step, loss) of the surviving steps, at most 200 of them, evenly thinned; the last one is
+    always there.
+    """
     points = [
         (step, float(loss))
         for step, run in history.lineage.items()
@@ -351,7 +450,9 @@ def losses_of(history: History) -> tuple[tuple[int, float], ...]:
     ]
     every = max(1, math.ceil(len(points) / MOST_POINTS))
     return tuple(
-        point for index, point in enumerate(points) if index % every == 0 or index == len(points) - 1
+        point
+        for index, point in enumerate(points)
+        if index % every == 0 or index == len(points) - 1
     )
 
 
@@ -379,13 +480,14 @@ def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> lis
         results = read_results(RunDirectory(directory.root / one.run))
         notes += results.fidelity if results else []
     notes.append(
-        f"a job that reports no new step for {plan.deadline:g} s counts as never recovered; recovery is counted from "
-        "the fault to the first new step, and the clock is never stopped in between"
+        f"a job that reports no new step for {plan.deadline:g} s counts as never recovered;"
+        " recovery is counted from the fault to the first new step, and the clock is never stopped"
+        " in between"
     )
     if not any(stack.name == BARE for stack in plan.stacks):
         notes.append(
-            f"goodput is against each stack's own fault-free step, as the stack {BARE} did not take part: what a stack "
-            "costs while nothing fails is not in it"
+            f"goodput is against each stack's own fault-free step, as the stack {BARE} did not take"
+            " part: what a stack costs while nothing fails is not in it"
         )
     return list(dict.fromkeys(notes))
 

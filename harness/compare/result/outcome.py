@@ -1,8 +1,9 @@
-"""What became of a job after a fault, from its event log: one class, with the witness in words. Pure.
+"""What became of a job after a fault, from its event log: one class, with the witness in words.
+Pure.
 
-The classes are ``model.OutcomeClass``. They are tried from the worst to the best, so that a job that both rolled back
-and lost a rank is ``degraded``. What is looked at is the same for every stack: the steps, losses, samples and ranks
-that were reported, and the processes that ended.
+The classes are ``model.OutcomeClass``. They are tried from the worst to the best, so that a job
+that both rolled back and lost a rank is ``degraded``. What is looked at is the same for every
+stack: the steps, losses, samples and ranks that were reported, and the processes that ended.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ SPOILT_STEPS = 10
 CORRUPTS_STATE = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync")
 TELLING = re.compile(r"(Error|Exception)\b|\bsignal\b|\bSIG[A-Z]+\b", re.ASCII)
 """A line of output that says why a program ended."""
-FOR_EVER: tuple[OutcomeClass, ...] = ("started over", "all ranks died", "hung", "committed bad values")
+FOR_EVER: tuple[OutcomeClass, ...] = (
+    "started over",
+    "all ranks died",
+    "hung",
+    "committed bad values",
+)
 """Classes whose recovery time is infinity: what the job had done is lost, or worthless."""
 
 
@@ -66,24 +72,34 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
     if outcome in FOR_EVER:
         recovery = math.inf
     elif outcome == "masked" and recovery is not None:
-        outcome, witness = "recovered", f"no step for a while after the fault, then new ones: {witness}"
+        outcome, witness = (
+            "recovered",
+            f"no step for a while after the fault, then new ones: {witness}",
+        )
     if recovery is not None and math.isfinite(recovery) and slowest.recovery_time is None:
-        note = "no failure was seen from outside; its recovery is the time that training stood still"
+        note = (
+            "no failure was seen from outside; its recovery is the time that training stood still"
+        )
     lost, unknown = samples_lost(history) if outcome not in FOR_EVER else (None, "")
     detection = None if outcome == "masked" else _reaction(history, slowest, recovery)
     if outcome == "committed bad values":
         detection = math.inf
     if detection is None and recovery is not None:
         hidden = (
-            "nothing was seen from outside between the fault and the first new step, so its phases are one"
+            "nothing was seen from outside between the fault and the first new step, so its phases"
+            " are one"
         )
         note = note or hidden
     return Judged(
-        outcome=outcome, witness=witness, recovery=recovery, detection=detection,
+        outcome=outcome,
+        witness=witness,
+        recovery=recovery,
+        detection=detection,
         phases=_phases(slowest, detection, recovery) if outcome not in FOR_EVER else [],
-        steps_lost=len(redone(history, injected_ns)), samples_lost=lost,
+        steps_lost=len(redone(history, injected_ns)),
+        samples_lost=lost,
         note="; ".join(part for part in (note, unknown) if part),
-    )  # fmt: skip
+    )
 
 
 def completed(history: History) -> bool:
@@ -96,9 +112,15 @@ def _not_landed(history: History, missed: Sequence[Incident]) -> Judged:
     if completed(history) and missed:
         why = f"{missed[0].fault}: {_said(missed[0].evidence)}"
     return Judged(
-        outcome="not landed", witness=why, recovery=None, detection=None, phases=[], steps_lost=0, samples_lost=None,
+        outcome="not landed",
+        witness=why,
+        recovery=None,
+        detection=None,
+        phases=[],
+        steps_lost=0,
+        samples_lost=None,
         note="",
-    )  # fmt: skip
+    )
 
 
 def _said(evidence: dict[str, object]) -> str:
@@ -109,7 +131,9 @@ def ended(history: History) -> str:
     """How the arm ended, with the last line that the command printed."""
     reason = str(history.finished.data["reason"]) if history.finished else "the log has no end"
     first, _, rest = reason.partition("\n")
-    lines = [line.strip(" |") for line in rest.splitlines() if any(letter.isalpha() for letter in line)]
+    lines = [
+        line.strip(" |") for line in rest.splitlines() if any(letter.isalpha() for letter in line)
+    ]
     telling = [line for line in lines if TELLING.search(line)] or lines
     if not telling or not first.endswith(":"):
         return first or history.outcome
@@ -139,7 +163,10 @@ def _class(
     if seen is not None:
         return (
             "recovered",
-            f"{_failure(seen)}; no step was done again, the first new one was {seen.first_new_step}",
+            (
+                f"{_failure(seen)}; no step was done again, the first new one was"
+                f" {seen.first_new_step}"
+            ),
         )
     return "masked", f"all {history.info.steps} steps were reported, and no failure"
 
@@ -173,8 +200,9 @@ def _bad_values(
     if len(ratios) == SPOILT_STEPS and statistics.median(ratios) > SPOILT_LOSS:
         step, mine, other = pairs[0]
         return (
-            f"after it went on from the corrupted checkpoint, the loss at step {step} was {mine:.4g} where the "
-            f"control's was {other:.4g}; median of {SPOILT_STEPS} steps {statistics.median(ratios):.3g} times as large"
+            f"after it went on from the corrupted checkpoint, the loss at step {step} was"
+            f" {mine:.4g} where the control's was {other:.4g}; median of {SPOILT_STEPS} steps"
+            f" {statistics.median(ratios):.3g} times as large"
         )
     return ""
 
@@ -186,20 +214,35 @@ def _started_over(history: History, injected_ns: int) -> str:
         return ""
     for generation in history.worked:
         if generation.started_ns > injected_ns and generation.resume_step == 0:
-            return f"generation {generation.number} began with step 1 again; step {reached} had been reached"
+            return (
+                f"generation {generation.number} began with step 1 again; step {reached} had been"
+                " reached"
+            )
     for event in history.log.of(Kind.STEP_REPORTED):
-        if event.time_ns > injected_ns and (event.step or 0) <= 1 and event.data["rank"] is not None:
+        if (
+            event.time_ns > injected_ns
+            and (event.step or 0) <= 1
+            and event.data["rank"] is not None
+        ):
             rank = event.data["rank"]
             return f"rank {rank} reported step {event.step} after step {reached} had been reached"
     return ""
 
 
 def _gone(history: History, incidents: Sequence[Incident]) -> str:
-    """Evidence that the job went to its end with fewer ranks; empty: all took part, or it cannot be known."""
+    """Evidence that the job went to its end with fewer ranks; empty: all took part, or it cannot be
+    known.
+    """
     steps = sorted(history.lineage)[-LAST_STEPS:]
-    ranks = {event.data["rank"] for event in history.log.of(Kind.STEP_REPORTED) if (event.step or 0) in steps}
+    ranks = {
+        event.data["rank"]
+        for event in history.log.of(Kind.STEP_REPORTED)
+        if (event.step or 0) in steps
+    }
     if history.info.observed and ranks and None not in ranks and len(ranks) < history.info.ranks:
-        return f"{len(ranks)} of {history.info.ranks} ranks reported the last steps: {sorted(ranks)}"
+        return (
+            f"{len(ranks)} of {history.info.ranks} ranks reported the last steps: {sorted(ranks)}"
+        )
     if any(one.outcome == "degraded" for one in incidents) and history.worked:
         return f"the last generation had {history.worked[-1].world} of {history.info.ranks} ranks"
     return ""
@@ -208,10 +251,11 @@ def _gone(history: History, incidents: Sequence[Incident]) -> str:
 def redone(history: History, injected_ns: int) -> list[int]:
     """Steps that had been done and were done again after the fault, in order, each once.
 
-    Where ranks are known a step counts when all members of a generation had reported it, which is what it takes to be
-    committed anywhere in this project, and most of a later generation report it again. One that only the lost rank had
-    finished, or that some finished before a spare joined and the others after, was not: from outside a spare may be
-    found some steps after it joined, so that the rest of a step is reported by a generation that did not begin with it.
+    Where ranks are known a step counts when all members of a generation had reported it, which is
+    what it takes to be committed anywhere in this project, and most of a later generation report it
+    again. One that only the lost rank had finished, or that some finished before a spare joined and
+    the others after, was not: from outside a spare may be found some steps after it joined, so that
+    the rest of a step is reported by a generation that did not begin with it.
     """
     if not _told_by_rank(history):
         lost = (run for run in history.runs if not run.survives and run.committed_ns is not None)
@@ -225,7 +269,11 @@ def redone(history: History, injected_ns: int) -> list[int]:
         told = ranks.setdefault((number, step), set())
         told.add(int(event.data["rank"]))
         world = worlds.get(number, math.inf)
-        if event.time_ns > injected_ns and whole.get(step, number) < number and 2 * len(told) > world:
+        if (
+            event.time_ns > injected_ns
+            and whole.get(step, number) < number
+            and 2 * len(told) > world
+        ):
             again.add(step)
         if len(told) >= world:
             whole.setdefault(step, number)
@@ -247,7 +295,8 @@ def _advances(history: History) -> list[int]:
     """Times at which a step beyond all before was done, ns, in order."""
     times, high = [], 0
     for run in sorted(
-        (r for r in history.runs if r.committed_ns is not None), key=lambda r: (r.committed_ns or 0, r.step)
+        (r for r in history.runs if r.committed_ns is not None),
+        key=lambda r: (r.committed_ns or 0, r.step),
     ):
         if run.step > high:
             high = run.step
@@ -258,14 +307,16 @@ def _advances(history: History) -> list[int]:
 def _time_of(
     history: History, incident: Incident, all_: Sequence[Incident], *, for_good: bool
 ) -> float | None:
-    """Seconds from the fault to the end of the standstill it caused, which is a new step; None: there was none.
+    """Seconds from the fault to the end of the standstill it caused, which is a new step; None:
+    there was none.
 
-    Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new step of a generation
-    formed after the failure, and from outside a spare is seen to have joined only when it reports, some steps after it
-    did. The standstill ends with the last gap between two new steps in that time that is longer than usual; steps that
-    are done again are no new ones. Where no failure was seen, only a stop of several usual steps counts, that begins
-    soon after the fault and before the next one; or, where a rank was lost ``for_good``, the longest gap that does: the
-    others had to go on without it, however soon they did.
+    Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new
+    step of a generation formed after the failure, and from outside a spare is seen to have joined
+    only when it reports, some steps after it did. The standstill ends with the last gap between two
+    new steps in that time that is longer than usual; steps that are done again are no new ones.
+    Where no failure was seen, only a stop of several usual steps counts, that begins soon after the
+    fault and before the next one; or, where a rank was lost ``for_good``, the longest gap that
+    does: the others had to go on without it, however soon they did.
     """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     gaps = list(itertools.pairwise(_advances(history)))
@@ -291,8 +342,10 @@ def _time_of(
 
 
 def _reaction(history: History, incident: Incident, recovery: float | None) -> float | None:
-    """Seconds from the fault to the first thing that shows a reaction: a process ends (other than by the fault) or
-    starts, a new generation begins, the command ends. None: nothing was seen before the recovery; infinity: ever."""
+    """Seconds from the fault to the first thing that shows a reaction: a process ends (other than
+    by the fault) or starts, a new generation begins, the command ends. None: nothing was seen
+    before the recovery; infinity: ever.
+    """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     kinds = (Kind.PROCESS_EXITED, Kind.PROCESS_SPAWNED, Kind.GENERATION_STARTED, Kind.COMMAND_ENDED)
     later = (event for event in history.log.of(*kinds) if event.time_ns > injected_ns)
@@ -304,8 +357,9 @@ def _reaction(history: History, incident: Incident, recovery: float | None) -> f
 
 
 def _is_no_answer(event: Event, incident: Incident) -> bool:
-    """Whether the end of a process is what the fault did, or a good end, or the harness's doing. A stopped process that
-    ends was ended by an answer."""
+    """Whether the end of a process is what the fault did, or a good end, or the harness's doing. A
+    stopped process that ends was ended by an answer.
+    """
     if event.data.get("expected") or event.data.get("asked") or event.data.get("exit_code") == 0:
         return True
     if event.kind is not Kind.PROCESS_EXITED or "stop" in incident.kind:
@@ -315,8 +369,10 @@ def _is_no_answer(event: Event, incident: Incident) -> bool:
 
 
 def _phases(incident: Incident, detection: float | None, recovery: float | None) -> list[PhaseSpan]:
-    """The incident's phases, the first one ending with the first visible reaction (when the observer of chaos noticed
-    is no property of a stack), the last one with the recovery; one for all where they cannot be told apart."""
+    """The incident's phases, the first one ending with the first visible reaction (when the
+    observer of chaos noticed is no property of a stack), the last one with the recovery; one for
+    all where they cannot be told apart.
+    """
     if recovery is None:
         return []
     if detection is None or not incident.phases:
@@ -332,10 +388,12 @@ def _phases(incident: Incident, detection: float | None, recovery: float | None)
 
 
 def samples_lost(history: History) -> tuple[int | None, str]:
-    """(samples of the global batches that no rank reported to have trained on, why it is not known).
+    """(samples of the global batches that no rank reported to have trained on, why it is not
+    known).
 
-    Of an observed job each rank must report its own samples. The share of a rank that was lost in a step that others
-    completed counts as trained on: they complete a step when its all-reduce has every member's share.
+    Of an observed job each rank must report its own samples. The share of a rank that was lost in a
+    step that others completed counts as trained on: they complete a step when its all-reduce has
+    every member's share.
     """
     info = history.info
     if not info.observed:
@@ -348,7 +406,9 @@ def samples_lost(history: History) -> tuple[int | None, str]:
     died, again = _died_in(history), set(redone(history, 0))
     lost = 0
     for step, run in history.lineage.items():
-        mine = [e for e in reports.get(step, ()) if step not in again or e.generation == run.generation]
+        mine = [
+            e for e in reports.get(step, ()) if step not in again or e.generation == run.generation
+        ]
         shares = {int(event.data["rank"]): int(event.data["samples"]) for event in mine}
         missing = max(0, info.global_batch - sum(shares.values()))
         lost += 0 if step in died else missing
@@ -356,14 +416,17 @@ def samples_lost(history: History) -> tuple[int | None, str]:
 
 
 def _died_in(history: History) -> set[int]:
-    """Steps in which some member was lost: the first that it did not report. Its number may be another's afterwards."""
+    """Steps in which some member was lost: the first that it did not report. Its number may be
+    another's afterwards.
+    """
     found = set()
     for failure in history.log.of(Kind.FAILURE_DETECTED):
         mine = [
             event.step or 0
             for event in history.log.of(Kind.STEP_REPORTED)
-            if event.generation == failure.generation and event.data["rank"] == failure.data["rank"]
+            if event.generation == failure.generation
+            and event.data["rank"] == failure.data["rank"]
             and event.time_ns < failure.time_ns
-        ]  # fmt: skip
+        ]
         found.add(max(mine, default=0) + 1)
     return found

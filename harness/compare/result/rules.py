@@ -1,4 +1,5 @@
-"""The rules of the closed division (docs/benchmark-rules.md) that a program can hold, before it plays and afterwards.
+"""The rules of the closed division (docs/benchmark-rules.md) that a program can hold, before it
+plays and afterwards.
 
 Each function returns what is broken, in words; an empty list: nothing is. Pure.
 """
@@ -29,7 +30,8 @@ def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> l
     ]
     if len(plan.seeds) < LEAST_PAIRS:
         found.append(
-            f"{len(plan.seeds)} seeds: below {LEAST_PAIRS} no interval exists (--repeat {LEAST_PAIRS})"
+            f"{len(plan.seeds)} seeds: below {LEAST_PAIRS} no interval exists (--repeat"
+            f" {LEAST_PAIRS})"
         )
     if not plan.same:
         found.append("the reference is not played twice (--same)")
@@ -46,7 +48,11 @@ def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> l
 
 
 def broken_by(
-    plan: Plan, played: Iterable[Played], same: Sequence[Ratio], missing: int, refuted: Sequence[str] = ()
+    plan: Plan,
+    played: Iterable[Played],
+    same: Sequence[Ratio],
+    missing: int,
+    refuted: Sequence[str] = (),
 ) -> list[str]:
     """Of what was played. ``refuted``: arms whose record cannot be what happened."""
     found = [f"{missing} arms of the plan were not played"] if missing else []

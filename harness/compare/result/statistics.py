@@ -1,13 +1,15 @@
-"""What a few paired runs can and cannot say. Nothing here assumes a distribution, and non-recovery is infinity.
+"""What a few paired runs can and cannot say. Nothing here assumes a distribution, and non-recovery
+is infinity.
 
-Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a median never
-leaves the values seen, and with the 5 to 15 pairs of a comparison on a small machine it is too narrow. It
-then calls equal stacks different in more than 5 of 100 comparisons (7 % at 6 to 10 pairs of heavy-tailed
-times, of 1000 simulated ones each; ``tests/harness/compare/test_compare_statistics.py`` shows it). The order
-statistics of the paired ratios cover their median with at least 95 % whatever the noise, which is the sign
-test turned round. So the interval given is the bootstrap's, widened to that of the order statistics wherever
-it is the narrower one, and "different" is said only when all of it lies on one side of 1. Below 6 pairs no
-such interval exists, and nothing is called different.
+Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a
+median never leaves the values seen, and with the 5 to 15 pairs of a comparison on a small machine
+it is too narrow. It then calls equal stacks different in more than 5 of 100 comparisons (7 % at 6
+to 10 pairs of heavy-tailed times, of 1000 simulated ones each;
+``tests/harness/compare/test_compare_statistics.py`` shows it). The order statistics of the paired
+ratios cover their median with at least 95 % whatever the noise, which is the sign test turned
+round. So the interval given is the bootstrap's, widened to that of the order statistics wherever it
+is the narrower one, and "different" is said only when all of it lies on one side of 1. Below 6
+pairs no such interval exists, and nothing is called different.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from harness.compare.result.model import Difference
 from harness.judge.measure.samples import median_ci95
 
 EVERY = "every kind"
-"""The family of a ratio over the pairs of all families together: what few repeats of each can still show."""
+"""The family of a ratio over the pairs of all families together: what few repeats of each can still
+show.
+"""
 
 RESAMPLES = 1000
 OUTLIER_LIMIT = 3.5
@@ -35,21 +39,29 @@ _MEAN_TO_DEVIATION = 1.253314
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Distribution-free 95 % interval of the median; None below 6 values. Infinite values are the largest."""
+    """Distribution-free 95 % interval of the median; None below 6 values. Infinite values are the
+    largest.
+    """
     return median_ci95(values)
 
 
 def paired_ratio(
-    ours: Mapping[int, float], theirs: Mapping[int, float], *, seed: int, higher_is_better: bool = False
+    ours: Mapping[int, float],
+    theirs: Mapping[int, float],
+    *,
+    seed: int,
+    higher_is_better: bool = False,
 ) -> tuple[float | None, tuple[float, float] | None, Difference]:
-    """Median of ``theirs / ours`` over the pairs of one seed, its 95 % interval (None below 6 pairs) and what it says.
+    """Median of ``theirs / ours`` over the pairs of one seed, its 95 % interval (None below 6
+    pairs) and what it says.
 
-    The answer is about ``theirs``: ``faster`` means that it takes less (gives more, where ``higher_is_better``),
-    ``only this one recovers`` that it does in every pair and ``ours`` in none. A value that never came is infinity; a
-    pair in which neither recovers counts as equal, since leaving it out would choose pairs by their result. Values of
-    a seed that only one side has are left out. ``seed``: of the bootstrap. With an even number of pairs the median is
-    the geometric mean of the middle two, so that swapping the sides gives the reciprocal. Raises ValueError for a
-    negative value or one that is not a number.
+    The answer is about ``theirs``: ``faster`` means that it takes less (gives more, where
+    ``higher_is_better``), ``only this one recovers`` that it does in every pair and ``ours`` in
+    none. A value that never came is infinity; a pair in which neither recovers counts as equal,
+    since leaving it out would choose pairs by their result. Values of a seed that only one side has
+    are left out. ``seed``: of the bootstrap. With an even number of pairs the median is the
+    geometric mean of the middle two, so that swapping the sides gives the reciprocal. Raises
+    ValueError for a negative value or one that is not a number.
     """
     logs = [_log_ratio(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
     if not logs:
@@ -62,20 +74,26 @@ def paired_ratio(
 
 
 def bootstrap_interval(logs: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap of the median (Efron and Tibshirani 1993, chapter 13), of at least one value."""
+    """95 % percentile bootstrap of the median (Efron and Tibshirani 1993, chapter 13), of at least
+    one value.
+    """
     generator, values = random.Random(seed), sorted(logs)
-    medians = sorted(_middle(sorted(generator.choices(values, k=len(values)))) for _ in range(RESAMPLES))
+    medians = sorted(
+        _middle(sorted(generator.choices(values, k=len(values)))) for _ in range(RESAMPLES)
+    )
     cut = math.floor(0.025 * RESAMPLES)
     return medians[cut - 1], medians[RESAMPLES - cut]
 
 
 def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> int | None:
-    """How many pairs in all would probably settle an inconclusive comparison: with that many, the order statistics
-    exclude equality in 80 of 100 repetitions. None: not within 500, or nothing to guess from.
+    """How many pairs in all would probably settle an inconclusive comparison: with that many, the
+    order statistics exclude equality in 80 of 100 repetitions. None: not within 500, or nothing to
+    guess from.
 
-    A guess from the pairs there are: the chance that a pair favours the side that is ahead is taken as
-    (favourable + 1) / (pairs + 2), Laplace's rule, and the binomial distribution gives the rest. Below 6 pairs there is
-    too little to guess from: then it is the least number that can settle it, if all further pairs agree.
+    A guess from the pairs there are: the chance that a pair favours the side that is ahead is taken
+    as (favourable + 1) / (pairs + 2), Laplace's rule, and the binomial distribution gives the rest.
+    Below 6 pairs there is too little to guess from: then it is the least number that can settle it,
+    if all further pairs agree.
     """
     logs = [_log_ratio(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
     below, above = sum(value < 0 for value in logs), sum(value > 0 for value in logs)
@@ -87,21 +105,24 @@ def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -
     chance = (max(below, above) + 1) / (len(logs) + 2)
     for n in range(len(logs), MOST_REPETITIONS + 1):
         allowed = _allowed(n)
-        power = sum(math.comb(n, k) * (1 - chance) ** k * chance ** (n - k) for k in range(allowed + 1))
+        power = sum(
+            math.comb(n, k) * (1 - chance) ** k * chance ** (n - k) for k in range(allowed + 1)
+        )
         if power >= POWER:
             return n
     return None
 
 
 def outliers(values: Mapping[int, float]) -> list[int]:
-    """Keys of values far from the others, to be flagged and never dropped: 0.6745 |log x - median| / MAD over 3.5, and
-    less than half or more than twice the median.
+    """Keys of values far from the others, to be flagged and never dropped: 0.6745 |log x - median|
+    / MAD over 3.5, and less than half or more than twice the median.
 
-    Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), on logarithms because times are skewed to the
-    right (on plain values, without the factor, where one is 0 or less); where more than half the values are equal, the
-    mean absolute deviation stands in for the median one. The factor keeps 5 to 10 values, whose MAD is often small by
-    chance, from being flagged for next to nothing. Nothing is flagged below 5 finite values. Infinite values are not:
-    never recovering is an outcome of its own, and is counted as one.
+    Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), on logarithms because times
+    are skewed to the right (on plain values, without the factor, where one is 0 or less); where
+    more than half the values are equal, the mean absolute deviation stands in for the median one.
+    The factor keeps 5 to 10 values, whose MAD is often small by chance, from being flagged for next
+    to nothing. Nothing is flagged below 5 finite values. Infinite values are not: never recovering
+    is an outcome of its own, and is counted as one.
     """
     finite = {key: value for key, value in values.items() if math.isfinite(value)}
     if len(finite) < OUTLIER_LEAST:
@@ -114,7 +135,9 @@ def outliers(values: Mapping[int, float]) -> list[int]:
     if spread == 0:
         spread = statistics.fmean(apart.values()) * _MEAN_TO_DEVIATION
     least = math.log(OUTLIER_FACTOR) if positive else 0.0
-    return sorted(k for k, far in apart.items() if far > max(least, OUTLIER_LIMIT * spread) and spread)
+    return sorted(
+        k for k, far in apart.items() if far > max(least, OUTLIER_LIMIT * spread) and spread
+    )
 
 
 def _log_ratio(ours: float, theirs: float) -> float:
@@ -154,7 +177,9 @@ def _interval(logs: Sequence[float], seed: int) -> tuple[float, float] | None:
 
 
 def _allowed(n: int) -> int:
-    """How many of ``n`` pairs may point the other way, or be equal, while the interval still excludes equality."""
+    """How many of ``n`` pairs may point the other way, or be equal, while the interval still
+    excludes equality.
+    """
     tail = 0.0
     for k in range(n // 2 + 1):
         tail += math.comb(n, k) / 2**n
@@ -173,7 +198,10 @@ def _always(values: Mapping[int, float], others: Mapping[int, float]) -> bool:
 
 
 def _says(
-    ours: Mapping[int, float], theirs: Mapping[int, float], interval: tuple[float, float] | None, higher: bool
+    ours: Mapping[int, float],
+    theirs: Mapping[int, float],
+    interval: tuple[float, float] | None,
+    higher: bool,
 ) -> Difference:
     if interval is None:
         return "too few"

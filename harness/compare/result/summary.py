@@ -21,14 +21,29 @@ from harness.judge.measure.reliability import clopper_pearson
 from harness.judge.results import Metric, Survival
 
 FROM_BEST: tuple[OutcomeClass, ...] = (
-    "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung",
-    "committed bad values", "not landed", "not offered", "refuted",
-)  # fmt: skip
-"""Classes in order. What did not land says nothing, so it is shown only where nothing else happened."""
+    "masked",
+    "recovered",
+    "rolled back",
+    "degraded",
+    "started over",
+    "all ranks died",
+    "hung",
+    "committed bad values",
+    "not landed",
+    "not offered",
+    "refuted",
+)
+"""Classes in order. What did not land says nothing, so it is shown only where nothing else
+happened.
+"""
 SURVIVED = ("masked", "recovered", "rolled back", "degraded")
 """The job came to its end with the work that it had done."""
 SAYS_NOTHING = ("not landed", "not offered", "refuted")
-METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = ("recovery", "step_time", "goodput")
+METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = (
+    "recovery",
+    "step_time",
+    "goodput",
+)
 RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
     "recovery": lambda trial: trial.recovery,
     "step_time": lambda trial: trial.step_time,
@@ -37,11 +52,17 @@ RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
 
 
 def cells_of(
-    labels: Sequence[str], families: Sequence[str], trials: Sequence[Trial], *, bare: str | None,
+    labels: Sequence[str],
+    families: Sequence[str],
+    trials: Sequence[Trial],
+    *,
+    bare: str | None,
     not_offered: Mapping[tuple[str, str], str],
-) -> list[CellSummary]:  # fmt: skip
-    """Every stack under every family of which there is something to say. ``bare``: label of the stack whose fault-free
-    step the others' are set against; ``not_offered``: (label, family) -> why."""
+) -> list[CellSummary]:
+    """Every stack under every family of which there is something to say. ``bare``: label of the
+    stack whose fault-free step the others' are set against; ``not_offered``: (label, family) ->
+    why.
+    """
     steps = {(t.seed, t.family): t.step_time for t in trials if t.label == bare and t.step_time}
     found = []
     for label in labels:
@@ -61,7 +82,10 @@ def worst_of(outcomes: Iterable[OutcomeClass]) -> OutcomeClass:
 
 
 def _cell(
-    label: str, family: str, trials: Sequence[Trial], bare_steps: Mapping[tuple[int, str], float | None]
+    label: str,
+    family: str,
+    trials: Sequence[Trial],
+    bare_steps: Mapping[tuple[int, str], float | None],
 ) -> CellSummary:
     landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
     outcomes = Counter(trial.outcome for trial in trials)
@@ -71,43 +95,57 @@ def _cell(
         for span in trial.phases:
             phases[span.name].append(span.seconds)
     overhead = [
-        trial.step_time / bare
-        if trial.step_time and (bare := bare_steps.get((trial.seed, trial.family)))
-        else None
+        (
+            trial.step_time / bare
+            if trial.step_time and (bare := bare_steps.get((trial.seed, trial.family)))
+            else None
+        )
         for trial in trials
     ]
     recovery = {trial.seed: trial.recovery for trial in landed if trial.recovery is not None}
     masked = outcomes["masked"]
     notes = dict.fromkeys(trial.note for trial in trials if trial.note)
     if masked and recovery:
-        notes[f"in {masked} of {len(landed)} training did not stand still, which gives no recovery time"] = (
-            None
-        )
+        notes[
+            f"in {masked} of {len(landed)} training did not stand still, which gives no recovery"
+            " time"
+        ] = None
     costs = [failure_cost(trial.ranks, trial.recovery) for trial in landed]
     return CellSummary(
-        label=label, family=family, n=len(landed), outcomes=dict(outcomes), worst=worst,
+        label=label,
+        family=family,
+        n=len(landed),
+        outcomes=dict(outcomes),
+        worst=worst,
         witness=next(trial.witness for trial in trials if trial.outcome == worst),
         recovery=_metric("s", [t.recovery for t in landed]),
         detection=_metric("s", [t.detection for t in landed]),
         full_rate=_metric("s", [t.full_rate for t in landed]),
         redundancy=_metric("s", [t.redundancy for t in landed]),
         goodput=_metric("ratio", [t.goodput for t in landed], "higher"),
-        ettr=_metric("ratio", [t.ettr for t in landed], "higher"), survival=survival_of(landed),
+        ettr=_metric("ratio", [t.ettr for t in landed], "higher"),
+        survival=survival_of(landed),
         steps_lost=_metric("steps", [_steps_lost(t) for t in landed]),
         samples_lost=_metric("samples", [t.samples_lost for t in landed]),
-        overhead=_metric("ratio", overhead), phases={name: statistics.median(v) for name, v in phases.items()},
-        outliers=outliers(recovery), cost_gpu_hours=statistics.median(costs) if costs else None,
+        overhead=_metric("ratio", overhead),
+        phases={name: statistics.median(v) for name, v in phases.items()},
+        outliers=outliers(recovery),
+        cost_gpu_hours=statistics.median(costs) if costs else None,
         note="; ".join(notes),
-    )  # fmt: skip
+    )
 
 
 def survival_of(landed: Sequence[Trial]) -> Survival | None:
-    """Of trials whose fault landed, how many kept the job's work to its end, with the exact interval; None: of none."""
+    """Of trials whose fault landed, how many kept the job's work to its end, with the exact
+    interval; None: of none.
+    """
     if not landed:
         return None
     kept = sum(trial.outcome in SURVIVED for trial in landed)
     low, high = clopper_pearson(kept, len(landed))
-    return Survival(arms=len(landed), survived=kept, probability=kept / len(landed), low=low, high=high)
+    return Survival(
+        arms=len(landed), survived=kept, probability=kept / len(landed), low=low, high=high
+    )
 
 
 def _steps_lost(trial: Trial) -> float:
@@ -116,10 +154,23 @@ def _steps_lost(trial: Trial) -> float:
 
 def _empty(label: str, family: str, why: str) -> CellSummary:
     return CellSummary(
-        label=label, family=family, n=0, outcomes={}, worst="not offered", witness=why, recovery=None, detection=None,
-        goodput=None, steps_lost=None, samples_lost=None, overhead=None, phases={}, outliers=[], cost_gpu_hours=None,
+        label=label,
+        family=family,
+        n=0,
+        outcomes={},
+        worst="not offered",
+        witness=why,
+        recovery=None,
+        detection=None,
+        goodput=None,
+        steps_lost=None,
+        samples_lost=None,
+        overhead=None,
+        phases={},
+        outliers=[],
+        cost_gpu_hours=None,
         note=why,
-    )  # fmt: skip
+    )
 
 
 def _metric(unit: str, values: Sequence[float | None], better: str = "lower") -> Metric | None:
@@ -128,10 +179,17 @@ def _metric(unit: str, values: Sequence[float | None], better: str = "lower") ->
     if not told:
         return None
     return Metric(
-        unit=unit, values=told, n=len(told), median=statistics.median(told), min=min(told), max=max(told),
-        ci95=median_interval(told), better="higher" if better == "higher" else "lower",
-        of=len(values), of_arms=len(values),
-    )  # fmt: skip
+        unit=unit,
+        values=told,
+        n=len(told),
+        median=statistics.median(told),
+        min=min(told),
+        max=max(told),
+        ci95=median_interval(told),
+        better="higher" if better == "higher" else "lower",
+        of=len(values),
+        of_arms=len(values),
+    )
 
 
 def ratios_of(
@@ -142,11 +200,11 @@ def ratios_of(
     against: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
 ) -> list[Ratio]:
-    """Every stack against the reference, or against what ``against`` says for its label, by pairs of the same seed;
-    for recovery also over all families together but those ``apart``.
+    """Every stack against the reference, or against what ``against`` says for its label, by pairs
+    of the same seed; for recovery also over all families together but those ``apart``.
 
-    A trial whose fault did not land is no pair. Step times and goodput of families share their controls, so that their
-    pairs are not independent and not put together.
+    A trial whose fault did not land is no pair. Step times and goodput of families share their
+    controls, so that their pairs are not independent and not put together.
     """
     landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
     labels = [label for label in dict.fromkeys(t.label for t in landed) if label != reference]
@@ -170,9 +228,16 @@ def ratios_of(
             )
             unsettled = says in ("no difference shown", "too few")
             ratio = Ratio(
-                label=label, against=other, family=family, metric=metric, n=pairs, value=middle, interval=interval,
-                says=says, needed=repetitions_needed(ours, theirs) if unsettled else None,
-            )  # fmt: skip
+                label=label,
+                against=other,
+                family=family,
+                metric=metric,
+                n=pairs,
+                value=middle,
+                interval=interval,
+                says=says,
+                needed=repetitions_needed(ours, theirs) if unsettled else None,
+            )
             found.append(ratio)
     return found
 

@@ -1,1 +1,3 @@
-"""Recovery stacks that a comparison drives, ours and others', one file each: how each trains the same job."""
+"""Recovery stacks that a comparison drives, ours and others', one file each: how each trains the
+same job.
+"""

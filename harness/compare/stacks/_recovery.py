@@ -12,7 +12,9 @@ SCRIPT = ROOT / "harness" / "peers" / "ours.py"
 
 
 class RecoveryStack(Stack):
-    """A strategy of ``recovery``, driven by its own command line from outside, as any other stack."""
+    """A strategy of ``recovery``, driven by its own command line from outside, as any
+    other stack.
+    """
 
     ours: ClassVar[bool] = True
     strategy: ClassVar[str] = ""
@@ -25,8 +27,20 @@ class RecoveryStack(Stack):
         """The supervisor, which forks the ranks."""
         options = [word for name, value in self.chosen().items() for word in (name, str(value))]
         argv = (
-            str(python), "-m", "recovery.run", "--ranks", str(job.ranks), "--device", "cpu",
-            "--checkpoint-dir", f"$CHAOS_SCRATCH/{CHECKPOINTS}", "--every", str(job.every),
-            "--events", "$CHAOS_SCRATCH/events", *options, str(SCRIPT),
-        )  # fmt: skip
+            str(python),
+            "-m",
+            "recovery.run",
+            "--ranks",
+            str(job.ranks),
+            "--device",
+            "cpu",
+            "--checkpoint-dir",
+            f"$CHAOS_SCRATCH/{CHECKPOINTS}",
+            "--every",
+            str(job.every),
+            "--events",
+            "$CHAOS_SCRATCH/events",
+            *options,
+            str(SCRIPT),
+        )
         return Drive(argv=argv, env=job.environment())

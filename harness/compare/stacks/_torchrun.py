@@ -10,10 +10,24 @@ from harness.compare.environments.stack import CommonJob, Drive
 SCRIPT = "harness.peers.plain"
 
 
-def drive(job: CommonJob, python: Path, *options: str, env: Mapping[str, str] | None = None) -> Drive:
-    """One agent on this machine that starts all ranks. ``options``: of torchrun, beside what every start needs."""
+def drive(
+    job: CommonJob, python: Path, *options: str, env: Mapping[str, str] | None = None
+) -> Drive:
+    """One agent on this machine that starts all ranks. ``options``: of torchrun, beside what every
+    start needs.
+    """
     argv = (
-        str(python), "-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks), "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "127.0.0.1:0", *options, "-m", SCRIPT,
-    )  # fmt: skip
+        str(python),
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(job.ranks),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        *options,
+        "-m",
+        SCRIPT,
+    )
     return Drive(argv=argv, env=job.environment() | dict(env or {}))

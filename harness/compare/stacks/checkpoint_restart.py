@@ -10,13 +10,16 @@ from harness.compare.stacks._recovery import RecoveryStack
 
 
 class CheckpointRestart(RecoveryStack):
-    """This project's checkpoint-restart: all ranks are forked anew and restore the newest checkpoint that verifies."""
+    """This project's checkpoint-restart: all ranks are forked anew and restore the newest
+    checkpoint that verifies.
+    """
 
     title: ClassVar[str] = "built-in: checkpoint-restart"
     way: ClassVar[Way] = "restart"
     strategy: ClassVar[str] = "checkpoint-restart"
     advised: ClassVar[Mapping[str, Value]] = {"--memory-checkpoints": "2"}
     tuned_because: ClassVar[str] = (
-        "docs/recovery.md, In memory: a checkpoint in memory is cheap enough for every few steps, so that a lost rank "
-        "costs the steps since the last one; docs/performance.md measures each second step."
+        "docs/recovery.md, In memory: a checkpoint in memory is cheap enough for every few steps,"
+        " so that a lost rank costs the steps since the last one; docs/performance.md measures each"
+        " second step."
     )

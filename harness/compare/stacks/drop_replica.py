@@ -10,13 +10,16 @@ from harness.compare.stacks._recovery import RecoveryStack
 
 
 class DropReplica(RecoveryStack):
-    """This project's drop-replica: survivors go on at once with the same global batch; a replacement joins later."""
+    """This project's drop-replica: survivors go on at once with the same global batch; a
+    replacement joins later.
+    """
 
     title: ClassVar[str] = "built-in: drop-replica"
     way: ClassVar[Way] = "replica"
     strategy: ClassVar[str] = "drop-replica"
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {"--hang-timeout": (0.05, 0.1, 0.15)}
     tuned_because: ClassVar[str] = (
-        "docs/recovery.md, Silence: --hang-timeout takes the place of what is learned from the length of steps; the "
-        "learned limit is 0.6 s at least. Checkpoints are saved synchronously, as all other stacks here save them."
+        "docs/recovery.md, Silence: --hang-timeout takes the place of what is learned from the"
+        " length of steps; the learned limit is 0.6 s at least. Checkpoints are saved"
+        " synchronously, as all other stacks here save them."
     )

@@ -13,9 +13,11 @@ SPARES = 1
 
 
 class HotSpare(RecoveryStack):
-    """This project's hot-spare: a waiting process takes the lost rank's place with a live peer's state.
+    """This project's hot-spare: a waiting process takes the lost rank's place with a live peer's
+    state.
 
-    It holds one process more than the others; its memory is the price, and it trains nothing while it waits.
+    It holds one process more than the others; its memory is the price, and it trains nothing while
+    it waits.
     """
 
     title: ClassVar[str] = "built-in: hot-spare"
@@ -23,8 +25,9 @@ class HotSpare(RecoveryStack):
     strategy: ClassVar[str] = "hot-spare"
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {"--hang-timeout": (0.05, 0.1, 0.15)}
     tuned_because: ClassVar[str] = (
-        "docs/recovery.md, Silence: --hang-timeout takes the place of what is learned from the length of steps; the "
-        "learned limit is 0.6 s at least. Checkpoints are saved synchronously, as all other stacks here save them."
+        "docs/recovery.md, Silence: --hang-timeout takes the place of what is learned from the"
+        " length of steps; the learned limit is 0.6 s at least. Checkpoints are saved"
+        " synchronously, as all other stacks here save them."
     )
 
     def provisioned(self, job: CommonJob) -> int:
@@ -33,4 +36,6 @@ class HotSpare(RecoveryStack):
 
     def fidelity(self) -> tuple[str, ...]:
         """The spare is a process of its own."""
-        return ("one process more than the job has ranks is kept ready, on the same cores as the ranks",)
+        return (
+            "one process more than the job has ranks is kept ready, on the same cores as the ranks",
+        )

@@ -11,9 +11,11 @@ from harness.compare.stacks import _torchrun
 
 
 class NoRecovery(Stack):
-    """Plain DistributedDataParallel under torchrun without restarts: the job ends at its first failure.
+    """Plain DistributedDataParallel under torchrun without restarts: the job ends at its first
+    failure.
 
-    What a step costs here is what the other stacks' steps are compared with. It writes the same checkpoints.
+    What a step costs here is what the other stacks' steps are compared with. It writes the same
+    checkpoints.
     """
 
     title: ClassVar[str] = "plain DDP, no recovery"

@@ -1,4 +1,6 @@
-"""NVIDIA Resiliency Extension, in-process restart: the training function is called again in the ranks that are left."""
+"""NVIDIA Resiliency Extension, in-process restart: the training function is called again in the
+ranks that are left.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from harness.compare.stacks._nvrx import Inprocess
 
 
 class NvrxInprocess(Inprocess):
-    """``inprocess.Wrapper`` around the training loop; ranks started directly, since torchrun would end them all."""
+    """``inprocess.Wrapper`` around the training loop; ranks started directly, since torchrun would
+    end them all.
+    """
 
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, in-process"
     way: ClassVar[Way] = "shrink"
@@ -18,5 +22,8 @@ class NvrxInprocess(Inprocess):
         """See Stack."""
         return (
             *super().fidelity(),
-            "a rank that is lost is not replaced: no reserve rank (nvrx-inprocess-spare has one), no launcher around",
+            (
+                "a rank that is lost is not replaced: no reserve rank (nvrx-inprocess-spare has"
+                " one), no launcher around"
+            ),
         )

@@ -1,4 +1,6 @@
-"""NVIDIA Resiliency Extension, in-process restart with a reserve rank that takes the place of a lost one."""
+"""NVIDIA Resiliency Extension, in-process restart with a reserve rank that takes the place of a
+lost one.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from harness.compare.stacks._nvrx import Inprocess
 class NvrxInprocessSpare(Inprocess):
     """As ``nvrx-inprocess``, with one rank more than train: it waits in reserve inside the wrapper.
 
-    The wrapper's ``rank_assignment`` is ``Compose(MaxActiveWorldSize(ranks), FillGaps())``: the reserve rank is given
-    the number of the one that was lost, and the others keep theirs.
+    The wrapper's ``rank_assignment`` is ``Compose(MaxActiveWorldSize(ranks), FillGaps())``: the
+    reserve rank is given the number of the one that was lost, and the others keep theirs.
     """
 
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, in-process with a reserve rank"

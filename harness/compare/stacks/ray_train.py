@@ -1,4 +1,6 @@
-"""Ray Train: a controller that replaces the whole group of workers, and gives it the last reported checkpoint."""
+"""Ray Train: a controller that replaces the whole group of workers, and gives it the last reported
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ GROUP_TIMEOUT_S = 10
 
 
 class RayTrain(Stack):
-    """``TorchTrainer`` with ``FailureConfig`` and reported checkpoints, in a Ray cluster of its own."""
+    """``TorchTrainer`` with ``FailureConfig`` and reported checkpoints, in a Ray cluster of its
+    own.
+    """
 
     title: ClassVar[str] = "Ray Train 2.60"
     requirements: ClassVar[Requirements | None] = Requirements(
@@ -28,14 +32,16 @@ class RayTrain(Stack):
         probe="ray.train.torch",
     )
     tuned_because: ClassVar[str] = (
-        "Ray's page on failures and hangs (docs.ray.io, train/user-guides/debugging) lists the timeouts: how often the "
-        "controller looks at its workers (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S, 2 s as shipped, which also delays "
-        "ray.train.report), after what time a worker that does not answer is lost "
-        "(RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S, 600 s), and TorchConfig(timeout_s), 1800 s, for which Ray's "
-        "maintainers recommend 10 s (ray #22349). Workers that are replaced are waited for while they leave their "
-        "group (TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, 30 s; ray #56182): in vain where one hangs. Elastic training "
-        "(train/user-guides/elastic-training) is for machines that are gone; here a new worker always finds room. "
-        "Failures are retried without a limit (train/user-guides/fault-tolerance)."
+        "Ray's page on failures and hangs (docs.ray.io, train/user-guides/debugging) lists the"
+        " timeouts: how often the controller looks at its workers"
+        " (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S, 2 s as shipped, which also delays ray.train.report),"
+        " after what time a worker that does not answer is lost"
+        " (RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S, 600 s), and TorchConfig(timeout_s), 1800 s, for"
+        " which Ray's maintainers recommend 10 s (ray #22349). Workers that are replaced are waited"
+        " for while they leave their group (TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, 30 s; ray"
+        " #56182): in vain where one hangs. Elastic training (train/user-guides/elastic-training)"
+        " is for machines that are gone; here a new worker always finds room. Failures are retried"
+        " without a limit (train/user-guides/fault-tolerance)."
     )
 
     def chosen(self) -> Mapping[str, object]:
@@ -61,6 +67,9 @@ class RayTrain(Stack):
         return (
             "one node, whose logical CPUs are as many as the job needs, whatever the machine has",
             "storage is a directory of this machine",
-            "max_failures is 0 as shipped, which recovers from nothing; here it is as in Ray's own examples",
+            (
+                "max_failures is 0 as shipped, which recovers from nothing; here it is as in Ray's"
+                " own examples"
+            ),
             "the hang detector of 2.60 reads NCCL, which is not used here",
         )

@@ -1,7 +1,9 @@
-"""Random scenarios over what the format allows, as trees that are written down as YAML. Seeded; pure.
+"""Random scenarios over what the format allows, as trees that are written down as YAML. Seeded;
+pure.
 
-What was drawn seldom is drawn more often (``Dice.pick``). A scenario that asks for what cannot be is not avoided at any
-price: the loader refuses it, which costs little, and a rule that was never broken was never tried.
+What was drawn seldom is drawn more often (``Dice.pick``). A scenario that asks for what cannot be
+is not avoided at any price: the loader refuses it, which costs little, and a rule that was never
+broken was never tried.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ SELDOM = 0.7
 
 @dataclass(kw_only=True)
 class Dice:
-    """Choices of one search. ``seen``: (axis, option) -> how often it was chosen, over all scenarios of the search."""
+    """Choices of one search. ``seen``: (axis, option) -> how often it was chosen, over all
+    scenarios of the search.
+    """
 
     rng: random.Random
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -57,7 +61,9 @@ class Dice:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What there is to draw from: plugins by name, the strategy asked for (None: any), and where it is played."""
+    """What there is to draw from: plugins by name, the strategy asked for (None: any), and where it
+    is played.
+    """
 
     kinds: Mapping[str, type[Fault]]
     strategies: Mapping[str, type[Strategy]]
@@ -90,10 +96,14 @@ def job(dice: Dice, world: World) -> Tree:
     steps = rng.randint(*scale.steps)
     nodes = dice.pick("nodes", [n for n in scale.nodes if n <= ranks])
     workload: Tree = {
-        "kind": "mlp", "ranks": ranks, "steps": steps, "parallelism": shape,
-        "global_batch": ranks * rng.randint(1, 6) + (rng.randrange(ranks) if dice.chance(0.2) else 0),
+        "kind": "mlp",
+        "ranks": ranks,
+        "steps": steps,
+        "parallelism": shape,
+        "global_batch": ranks * rng.randint(1, 6)
+        + (rng.randrange(ranks) if dice.chance(0.2) else 0),
         "checkpoint": checkpoint(dice, steps),
-    }  # fmt: skip
+    }
     if dice.chance(0.3):
         workload["determinism"] = dice.pick("determinism", ("default", "elastic"))
     elif world.real:  # left out, a second pair of arms may be played beside the first
@@ -110,10 +120,15 @@ def job(dice: Dice, world: World) -> Tree:
     if nodes > 1 and dice.chance(0.3):
         place["nodes_per_rack"] = rng.randint(1, nodes)
     return {
-        "version": 1, "name": "fuzz", "seed": 0, "launcher": place, "workload": workload,
-        "recovery": recovery, "faults": [],
+        "version": 1,
+        "name": "fuzz",
+        "seed": 0,
+        "launcher": place,
+        "workload": workload,
+        "recovery": recovery,
+        "faults": [],
         "stop_conditions": [{"when": f"no_committed_step_for > {scale.still_s}s"}],
-    }  # fmt: skip
+    }
 
 
 def _count(dice: Dice) -> int:
@@ -149,7 +164,11 @@ def checkpoint(dice: Dice, steps: int) -> Tree:
 
 def recovery_of(dice: Dice, world: World) -> Tree:
     """A strategy with its parameters."""
-    names = [world.strategy] if world.strategy else [name for name in world.strategies if name != "none"]
+    names = (
+        [world.strategy]
+        if world.strategy
+        else [name for name in world.strategies if name != "none"]
+    )
     name = dice.pick("strategy", names)
     return {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
 
@@ -158,7 +177,9 @@ def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
     return params_of(model, dice.rng, scale.most, scale.least)
 
 
-def fault(dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int) -> Tree:
+def fault(
+    dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int
+) -> Tree:
     """One fault of such a job, of any kind."""
     name = dice.pick("kind", sorted(world.kinds))
     return fault_of(name, dice, world, workload, recovery, place, number)
@@ -195,7 +216,9 @@ def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) 
     at: Tree
     if how == "step":
         at = {
-            "step": dice.pick("place", (1, 2, steps - 1, steps, rng.randint(1, steps), rng.randint(1, steps)))
+            "step": dice.pick(
+                "place", (1, 2, steps - 1, steps, rng.randint(1, steps), rng.randint(1, steps))
+            )
         }
     elif how == "steps":
         at = {"steps": sorted(rng.sample(range(1, steps + 1), rng.randint(1, min(3, steps))))}
@@ -210,7 +233,10 @@ def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) 
         at = {"mtbf": round(rng.uniform(0.2, scale.gap_s), 2), "max": rng.randint(1, 4)}
     else:
         at = {
-            "weibull": {"mean": round(rng.uniform(0.3, scale.gap_s), 2), "shape": rng.choice((0.7, 1.5))},
+            "weibull": {
+                "mean": round(rng.uniform(0.3, scale.gap_s), 2),
+                "shape": rng.choice((0.7, 1.5)),
+            },
             "max": 3,
         }
     if how in ("step", "steps", "row"):
@@ -222,7 +248,9 @@ def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) 
 
 def phase(dice: Dice, name: str, kind: type[Fault]) -> Tree:
     """At which part of a step, more often than not."""
-    return {"phase": dice.pick(f"phase of {name}", kind.phases or PHASES)} if dice.chance(0.7) else {}
+    return (
+        {"phase": dice.pick(f"phase of {name}", kind.phases or PHASES)} if dice.chance(0.7) else {}
+    )
 
 
 def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place: Tree) -> Tree:
@@ -242,10 +270,21 @@ def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place
     if how == "replica" and isinstance(workload["parallelism"], dict):
         return {"replica": rng.randrange(workload["parallelism"]["hsdp"]["replicas"])}
     if how == "select":
-        several = ("one", "all", "minority", "majority", {"count": rng.randint(1, ranks)}, {"percent": 50})
+        several = (
+            "one",
+            "all",
+            "minority",
+            "majority",
+            {"count": rng.randint(1, ranks)},
+            {"percent": 50},
+        )
         return {"select": dice.pick("select", several)}
     if how == "node" and nodes > 1:
         return {"node": rng.randrange(nodes), "select": "all"}
-    if how in ("spare", "any") and recovery["strategy"] == "hot-spare" and kind.where is Where.PROCESS:
+    if (
+        how in ("spare", "any")
+        and recovery["strategy"] == "hot-spare"
+        and kind.where is Where.PROCESS
+    ):
         return {"role": how, "select": "one" if dice.chance(0.7) else "all"}
     return {"rank": rng.randrange(ranks)}

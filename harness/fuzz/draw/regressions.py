@@ -16,7 +16,9 @@ MOST_TEXT = 300
 
 
 def write(into: Path, tree: Mapping[str, Any], key: str, text: str) -> Path:
-    """Write a scenario, named after its faults and what it shows; one of the same name is replaced. Raises OSError."""
+    """Write a scenario, named after its faults and what it shows; one of the same name is replaced.
+    Raises OSError.
+    """
     into.mkdir(parents=True, exist_ok=True)
     name, content = as_file(tree, key, text)
     write_whole(into / name, content)
@@ -42,8 +44,13 @@ def as_file(tree: Mapping[str, Any], key: str, text: str) -> tuple[str, str]:
 
 
 def name_of(tree: Mapping[str, Any], key: str) -> str:
-    """Its launcher, but for the simulator, its strategy, its kinds of fault, and a few digits of what it shows."""
+    """Its launcher, but for the simulator, its strategy, its kinds of fault, and a few digits of
+    what it shows.
+    """
     kinds = "-".join(dict.fromkeys(fault["kind"] for fault in tree["faults"]))
     where = "" if tree["launcher"]["kind"] == "sim" else f"{tree['launcher']['kind']}-"
     digits = hashlib.blake2b(key.encode(), digest_size=3).hexdigest()
-    return re.sub(r"[^a-z0-9-]", "-", f"{where}{tree['recovery']['strategy']}-{kinds}"[:60]) + f"-{digits}"
+    return (
+        re.sub(r"[^a-z0-9-]", "-", f"{where}{tree['recovery']['strategy']}-{kinds}"[:60])
+        + f"-{digits}"
+    )

@@ -1,4 +1,6 @@
-"""How large the jobs of a search are, and how long anything in them takes: on the simulator, and for real."""
+"""How large the jobs of a search are, and how long anything in them takes: on the simulator, and
+for real.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from harness.fuzz.draw.values import LEAST, MOST
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Of the jobs that are drawn; times in seconds. ``steps``: fewest and most; ``ranks``, ``nodes``: to choose from,
-    the frequent ones several times; ``longest_s``: of a time trigger, about as long as the longest of these jobs;
-    ``gap_s``: most between random arrivals, on average; ``lasts_s``: of a duration, ``evaluates_s``: of an evaluation;
-    ``still_s``: without a step, after which a job is given up; ``most``, ``least``: of parameters, by how their names
-    end."""
+    """Of the jobs that are drawn; times in seconds. ``steps``: fewest and most; ``ranks``,
+    ``nodes``: to choose from, the frequent ones several times; ``longest_s``: of a time trigger,
+    about as long as the longest of these jobs; ``gap_s``: most between random arrivals, on average;
+    ``lasts_s``: of a duration, ``evaluates_s``: of an evaluation; ``still_s``: without a step,
+    after which a job is given up; ``most``, ``least``: of parameters, by how their names end.
+    """
 
     steps: tuple[int, int]
     ranks: tuple[int, ...]
@@ -41,8 +44,9 @@ SIMULATED = Scale(
     most=MOST,
     least=LEAST,
 )
-"""Simulated time costs nothing: no wait of ours takes as long as ``still_s``, the two minutes for a process to start
-included."""
+"""Simulated time costs nothing: no wait of ours takes as long as ``still_s``, the two minutes for a
+process to start included.
+"""
 
 MOST_FOR_REAL = MappingProxyType(
     {"mbit_per_s": 20.0, "_s": 2.0, "_ms": 100.0, "_mib": 64.0, "spares": 2.0, "cores": 2.0}
@@ -53,8 +57,9 @@ NODES_EACH_ALONE = (1, 2, 2)
 
 
 def for_real(cores: int, *, agents: bool) -> Scale:
-    """Of jobs that train on so many cores, within about half a minute an arm: steps are milliseconds, a recovery some
-    tenths of a second, and what hangs is found after seconds."""
+    """Of jobs that train on so many cores, within about half a minute an arm: steps are
+    milliseconds, a recovery some tenths of a second, and what hangs is found after seconds.
+    """
     return Scale(
         steps=(20, 60),
         ranks=tuple(n for n in (2, 2, 3, 3, 4) if n <= max(2, 2 * cores)),

@@ -1,5 +1,6 @@
-"""Makes a scenario that shows a defect small: fewer faults, options, steps and ranks, rounder numbers, as long as it
-shows the same."""
+"""Makes a scenario that shows a defect small: fewer faults, options, steps and ranks, rounder
+numbers, as long as it shows the same.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +13,33 @@ Path = tuple[str | int, ...]
 
 MOST_PLAYS = 150
 OPTIONAL: tuple[Path, ...] = (
-    ("workload", "determinism"), ("workload", "verify_every"), ("workload", "evaluate"), ("launcher", "nodes_per_rack"),
-    ("workload", "checkpoint", "delta"), ("workload", "checkpoint", "sharded"), ("workload", "checkpoint", "memory"),
-    ("workload", "checkpoint", "mode"), ("workload", "checkpoint", "keep"),
-)  # fmt: skip
+    ("workload", "determinism"),
+    ("workload", "verify_every"),
+    ("workload", "evaluate"),
+    ("launcher", "nodes_per_rack"),
+    ("workload", "checkpoint", "delta"),
+    ("workload", "checkpoint", "sharded"),
+    ("workload", "checkpoint", "memory"),
+    ("workload", "checkpoint", "mode"),
+    ("workload", "checkpoint", "keep"),
+)
 OF_A_FAULT: tuple[Path, ...] = (
-    ("retrigger",), ("at", "probability"), ("at", "phase"), ("at", "nth"), ("at", "every"), ("at", "max"),
-    ("duration",), ("params",), ("target",),
-)  # fmt: skip
+    ("retrigger",),
+    ("at", "probability"),
+    ("at", "phase"),
+    ("at", "nth"),
+    ("at", "every"),
+    ("at", "max"),
+    ("duration",),
+    ("params",),
+    ("target",),
+)
 
 
 def shrunk(tree: Tree, shows: Callable[[Tree], bool], most: int = MOST_PLAYS) -> tuple[Tree, int]:
-    """The smallest that was found, and how often ``shows`` was asked; ``shows`` says whether a tree still shows it."""
+    """The smallest that was found, and how often ``shows`` was asked; ``shows`` says whether a tree
+    still shows it.
+    """
     plays, known = 0, {_key(tree)}
     again = True
     while again:
@@ -70,7 +86,9 @@ def _smaller_job(tree: Tree) -> Iterator[Tree]:
     if isinstance(job["parallelism"], str):
         for ranks in _lower(job["ranks"], 2):
             smaller = _with(tree, ("workload", "ranks"), ranks)
-            smaller["workload"]["global_batch"] = ranks * max(1, job["global_batch"] // job["ranks"])
+            smaller["workload"]["global_batch"] = ranks * max(
+                1, job["global_batch"] // job["ranks"]
+            )
             yield smaller
         if job["global_batch"] != job["ranks"]:
             yield _with(tree, ("workload", "global_batch"), job["ranks"])

@@ -1,8 +1,10 @@
-"""Stories: a few faults that belong together, each drawn like any other fault but for what the story says of it.
+"""Stories: a few faults that belong together, each drawn like any other fault but for what the
+story says of it.
 
-Faults that have nothing to do with each other seldom meet: that a rank is lost just while another is replaced takes
-many draws. ``STORIES`` has the shapes in which failures of large jobs are known to come together. It says of each fault
-what it does, when and to whom, and of the job what makes it matter; kinds, parameters and all else are drawn.
+Faults that have nothing to do with each other seldom meet: that a rank is lost just while another
+is replaced takes many draws. ``STORIES`` has the shapes in which failures of large jobs are known
+to come together. It says of each fault what it does, when and to whom, and of the job what makes it
+matter; kinds, parameters and all else are drawn.
 """
 
 from __future__ import annotations
@@ -27,17 +29,20 @@ AFTER = ("recovered", "soon", "later", "later")
 TWO = 0.5
 """Share of jobs in which another story follows the first."""
 LONG_S = (10.0, 20.0)
-"""How long all evaluations of a job that lasts take together, seconds: a process can be started, built and waited for
-meanwhile."""
+"""How long all evaluations of a job that lasts take together, seconds: a process can be started,
+built and waited for meanwhile.
+"""
 BRIEF = {"down_s": 1.0}
 """What is away comes back while the job trains, seconds at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """One fault of a story. ``what``: of which groups (``groups``); ``when``: words of ``_Telling.when``; ``who``:
-    "anyone", or beside the fault before it "same", "another" or "same node"; ``share``: of the tellings that have it.
-    A word that is there twice is drawn twice as often."""
+    """One fault of a story. ``what``: of which groups (``groups``); ``when``: words of
+    ``_Telling.when``; ``who``: "anyone", or beside the fault before it "same", "another" or "same
+    node"; ``share``: of the tellings that have it. A word that is there twice is drawn twice as
+    often.
+    """
 
     what: tuple[str, ...] = FAILURE
     when: tuple[str, ...] = ("midway",)
@@ -61,7 +66,11 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="the same again on whoever took over",
-        beats=(Beat(), Beat(what=("same",), when=AFTER, who=("same",)), Beat(when=AFTER, share=0.3)),
+        beats=(
+            Beat(),
+            Beat(what=("same",), when=AFTER, who=("same",)),
+            Beat(when=AFTER, share=0.3),
+        ),
     ),
     Story(
         name="one failure after the other",
@@ -99,7 +108,10 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a state goes wrong, and its source is lost",
-        beats=(Beat(what=("state", "values")), Beat(what=("loss", "hang"), when=("soon", "noticed"), who=("same",))),
+        beats=(
+            Beat(what=("state", "values")),
+            Beat(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
+        ),
     ),
     Story(
         name="two failures at once",
@@ -111,7 +123,10 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a failure around a save",
-        beats=(Beat(when=("saving", "saved", "after a save")), Beat(when=("soon", *MENDING), share=0.4)),
+        beats=(
+            Beat(when=("saving", "saved", "after a save")),
+            Beat(when=("soon", *MENDING), share=0.4),
+        ),
         needs=("saves",),
     ),
     Story(
@@ -123,11 +138,13 @@ STORIES: tuple[Story, ...] = (
         beats=(Beat(), Beat(when=("soon", *MENDING), share=0.3)),
         needs=("lasts",),
     ),
-)  # fmt: skip
+)
 
 
 def told(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
-    """A scenario that tells one of these stories or two, of those for which there are kinds of fault; it says which."""
+    """A scenario that tells one of these stories or two, of those for which there are kinds of
+    fault; it says which.
+    """
     possible = {story.name: story for story in stories if _can_tell(story, world)}
     names = [dice.pick("story", list(possible)) for _ in range(2 if dice.chance(TWO) else 1)]
     made = {**job(dice, world), "description": "; ".join(dict.fromkeys(names))}
@@ -148,7 +165,11 @@ def related(dice: Dice, world: World, tree: Tree) -> None:
     telling.tell(
         Story(
             name="",
-            beats=(Beat(what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")),),
+            beats=(
+                Beat(
+                    what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")
+                ),
+            ),
         )
     )
 
@@ -160,9 +181,15 @@ def _can_tell(story: Story, world: World) -> bool:
 
 @functools.cache
 def groups(kind: type[Fault]) -> frozenset[str]:
-    """What a kind does to a job, by what it says of itself. "state": it can leave one rank with another state, of
-    "values"; "apart": nobody can tell it from a loss, "slow": it lasts and harms nothing."""
-    places = {Where.CHECKPOINT: "checkpoint", Where.STORAGE: "storage", Where.COORDINATOR: "supervisor"}
+    """What a kind does to a job, by what it says of itself. "state": it can leave one rank with
+    another state, of "values"; "apart": nobody can tell it from a loss, "slow": it lasts and harms
+    nothing.
+    """
+    places = {
+        Where.CHECKPOINT: "checkpoint",
+        Where.STORAGE: "storage",
+        Where.COORDINATOR: "supervisor",
+    }
     if kind.where in places:
         return frozenset({places[kind.where]})
     if kind.harmless:
@@ -188,7 +215,9 @@ def _long_enough(made: Tree, dice: Dice, world: World) -> None:
 
 def _saves(made: Tree, dice: Dice, world: World) -> None:
     """A checkpoint before the middle of the job."""
-    made["workload"]["checkpoint"]["every"] = dice.rng.randint(1, max(1, made["workload"]["steps"] // 4))
+    made["workload"]["checkpoint"]["every"] = dice.rng.randint(
+        1, max(1, made["workload"]["steps"] // 4)
+    )
 
 
 def _saves_often(made: Tree, dice: Dice, world: World) -> None:
@@ -207,8 +236,9 @@ def _compares_seldom(made: Tree, dice: Dice, world: World) -> None:
 
 
 def _lasts(made: Tree, dice: Dice, world: World) -> None:
-    """Evaluations between the steps, so that a replacement comes and the job goes on with it. One rank evaluates, so it
-    has all of the model."""
+    """Evaluations between the steps, so that a replacement comes and the job goes on with it. One
+    rank evaluates, so it has all of the model.
+    """
     steps, every = world.scale.steps[1], dice.rng.randint(1, 5)
     takes = dice.rng.uniform(*LONG_S) * every / steps
     made["workload"] |= {"steps": steps, "evaluate": {"every": every, "takes": round(takes, 2)}}
@@ -261,15 +291,21 @@ class _Telling:
         if beat.what == ("same",):
             return str(before["kind"]) if before else None
         there = {
-            group: [name for name, kind in sorted(self._world.kinds.items()) if group in groups(kind)]
+            group: [
+                name for name, kind in sorted(self._world.kinds.items()) if group in groups(kind)
+            ]
             for group in beat.what
         }
-        names = there[self._dice.rng.choice(beat.what)] or [name for each in there.values() for name in each]
+        names = there[self._dice.rng.choice(beat.what)] or [
+            name for each in there.values() for name in each
+        ]
         return str(self._dice.pick("kind", names)) if names else None
 
     def _when(self, word: str, name: str, before: Tree | None) -> Tree:
-        """A trigger. Words: of a part of the job ("first", "midway", "last"), of its saves ("saving", "saved", "after a
-        save"), of a recovery (``MENDING``), and beside the fault before ("at once", "soon", "later")."""
+        """A trigger. Words: of a part of the job ("first", "midway", "last"), of its saves
+        ("saving", "saved", "after a save"), of a recovery (``MENDING``), and beside the fault
+        before ("at once", "soon", "later").
+        """
         rng, steps = self._dice.rng, self._job["steps"]
         if word in ("saving", "saved"):
             return {
@@ -307,7 +343,10 @@ class _Telling:
         if target is None or "rank" not in target or rank is None or word == "anyone":
             return target
         if word == "another":
-            return {"rank": (rank + self._dice.rng.randint(1, self._job["ranks"] - 1)) % self._job["ranks"]}
+            return {
+                "rank": (rank + self._dice.rng.randint(1, self._job["ranks"] - 1))
+                % self._job["ranks"]
+            }
         if word == "same node":
             per = -(-self._job["ranks"] // self._place["nodes"])
             return {"node": rank // per, "select": "one"}

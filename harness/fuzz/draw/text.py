@@ -8,7 +8,9 @@ from typing import Any
 
 
 def as_yaml(tree: Mapping[str, Any]) -> str:
-    """Block style for the top, and flow style, which is JSON, for each value and each fault. JSON is YAML 1.2."""
+    """Block style for the top, and flow style, which is JSON, for each value and each fault. JSON
+    is YAML 1.2.
+    """
     lines = []
     for key, value in tree.items():
         if key == "faults" and value:

@@ -1,4 +1,6 @@
-"""Random values of a plugin's parameters, from what its model says of them: kinds, strategies, whatever is added."""
+"""Random values of a plugin's parameters, from what its model says of them: kinds, strategies,
+whatever is added.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ def params_of(
     most: Mapping[str, float] = MOST,
     least: Mapping[str, float] = LEAST,
 ) -> dict[str, Any]:
-    """Parameters of a plugin that go together, those without a default always. ``most``, ``least``: of numbers, by how
-    their names end. Raises ValidationError when none were found that do."""
+    """Parameters of a plugin that go together, those without a default always. ``most``, ``least``:
+    of numbers, by how their names end. Raises ValidationError when none were found that do.
+    """
     for left in reversed(range(TRIES)):
         found = _drawn(model, rng, most, least)
         try:
@@ -45,7 +48,10 @@ def params_of(
 
 
 def _drawn(
-    model: type[BaseModel], rng: random.Random, most: Mapping[str, float], least: Mapping[str, float]
+    model: type[BaseModel],
+    rng: random.Random,
+    most: Mapping[str, float],
+    least: Mapping[str, float],
 ) -> dict[str, Any]:
     found = {}
     for name, field in model.model_fields.items():
@@ -72,7 +78,9 @@ def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -
         return rng.random() < 0.5
     if kind in (int, float):
         number = _number(max(_low(bounds), bounds["least"]), _high(bounds), bounds, rng)
-        return max(round(number), math.ceil(_low(bounds))) if kind is int else float(f"{number:.3g}")
+        return (
+            max(round(number), math.ceil(_low(bounds))) if kind is int else float(f"{number:.3g}")
+        )
     raise TypeError(f"{name}: {kind}")
 
 

@@ -2,12 +2,13 @@
 
 - The judge never raises, and takes at most ``MOST_CPU_S`` of a processor. Of a log that makes no
   sense it says so.
-- No change that alters a claim goes unseen: where all still passes, both arms are said to have done what they did
-  (``harness.fuzz.judge.claims``).
-- The same logs are judged the same twice, and however their lines are written or whenever the machine was started.
+- No change that alters a claim goes unseen: where all still passes, both arms are said to have done
+  what they did (``harness.fuzz.judge.claims``).
+- The same logs are judged the same twice, and however their lines are written or whenever the
+  machine was started.
 
-Most logs are judged by the functions that ``judge`` is made of, which needs no files. Before anything is said to be
-unseen, and now and then, they are written down and judged whole.
+Most logs are judged by the functions that ``judge`` is made of, which needs no files. Before
+anything is said to be unseen, and now and then, they are written down and judged whole.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ SENSELESS = "senseless"
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A run in which everything passes. ``due``: arm -> what it must be; ``order``: arm -> what is the wrong way round
-    in it already."""
+    """A run in which everything passes. ``due``: arm -> what it must be; ``order``: arm -> what is
+    the wrong way round in it already.
+    """
 
     tree: Tree
     cell: Cell
@@ -70,8 +72,9 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What the judge made of changed logs. ``same``: the changes change nothing; ``seen``: "arm: checker" -> its word,
-    of those that do not pass."""
+    """What the judge made of changed logs. ``same``: the changes change nothing; ``seen``: "arm:
+    checker" -> its word, of those that do not pass.
+    """
 
     find: Find | None = None
     same: bool = False
@@ -80,9 +83,15 @@ class Looked:
 
 
 def base_of(tree: Tree, played: Played) -> Base | None:
-    """A scenario as a base; None where not all of it passes, or clocks of several machines are in its times."""
+    """A scenario as a base; None where not all of it passes, or clocks of several machines are in
+    its times.
+    """
     cell, logs = played.cell, played.logs
-    if cell is None or played.left or any(finding.verdict != "pass" for finding in played.findings.values()):
+    if (
+        cell is None
+        or played.left
+        or any(finding.verdict != "pass" for finding in played.findings.values())
+    ):
         return None
     if any(log.first(Kind.CLOCK_MEASURED) is not None for log in logs.values()):
         return None
@@ -104,8 +113,9 @@ class Bench:
     root: Path | None = None
 
     def look(self, base: Base, changes: Sequence[Change], *, whole: bool = False) -> Looked:
-        """What the judge makes of a base with these changes. ``whole``: judge it as a run directory in any case. Never
-        raises, but for what interrupts."""
+        """What the judge makes of a base with these changes. ``whole``: judge it as a run directory
+        in any case. Never raises, but for what interrupts.
+        """
         for _ in range(TRIES):
             begun_s = time.process_time()
             try:
@@ -122,8 +132,9 @@ class Bench:
         return Looked(find=Find(key=f"slow: {_about(changes)}", text=text), seen=looked.seen)
 
     def neutral(self, base: Base) -> Find | None:
-        """What is judged otherwise when nothing of what the logs say is changed. Never raises, but for what
-        interrupts."""
+        """What is judged otherwise when nothing of what the logs say is changed. Never raises, but
+        for what interrupts.
+        """
         try:
             with bounded(LONGEST_S, "changed"):
                 return self._rewritten(base) or self._moved(base)
@@ -158,7 +169,9 @@ class Bench:
     def _looked(self, base: Base, changes: Sequence[Change], whole: bool) -> Looked:
         logs: dict[str, Log]
         try:
-            logs = {arm: changed(base.logs[arm], [c for c in changes if c.arm == arm]) for arm in ARMS}
+            logs = {
+                arm: changed(base.logs[arm], [c for c in changes if c.arm == arm]) for arm in ARMS
+            }
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
             # ``read_log`` calls such a log senseless
             return Looked(seen={SENSELESS: str(error)}, reached=_reached({SENSELESS: ""}, changes))
@@ -173,12 +186,19 @@ class Bench:
         return Looked(find=find, seen=seen, reached=_reached(seen, changes))
 
     def _unseen(
-        self, base: Base, logs: Mapping[str, Log], claims: Mapping[str, Claims], changes: Sequence[Change]
+        self,
+        base: Base,
+        logs: Mapping[str, Log],
+        claims: Mapping[str, Claims],
+        changes: Sequence[Change],
     ) -> Find | None:
         moves = [change.do == "move" for change in changes]
         said: list[str] = []
         for arm in ARMS:
-            said += [f"{arm}: {one}" for one in altered(base.claims[arm], claims[arm], times=not any(moves))]
+            said += [
+                f"{arm}: {one}"
+                for one in altered(base.claims[arm], claims[arm], times=not any(moves))
+            ]
             if all(moves):
                 said += [f"{arm}: {one}" for one in sorted(backwards(logs[arm]) - base.order[arm])]
         if not said or self._verdict(base, logs) != "pass":
@@ -194,7 +214,9 @@ class Bench:
         finally:
             shutil.rmtree(root, ignore_errors=True)
         return (
-            None if first == second else Find(key="not the same twice", text="one run was judged in two ways")
+            None
+            if first == second
+            else Find(key="not the same twice", text="one run was judged in two ways")
         )
 
     def _verdict(self, base: Base, logs: Mapping[str, Log]) -> str:
@@ -213,7 +235,9 @@ def _results(run: RunDirectory) -> str:
 def stored(
     root: Path, cell: Cell, logs: Mapping[str, Log], write: Callable[[str], str] = str
 ) -> RunDirectory:
-    """Both arms as a run directory that can be judged. ``write``: how each line is written instead."""
+    """Both arms as a run directory that can be judged. ``write``: how each line is written
+    instead.
+    """
     run = RunDirectory(root)
     root.mkdir()
     write_resolved(run, resolved_of(cell))
@@ -227,8 +251,9 @@ def stored(
 
 
 def _judged(base: Base, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[str, Claims]]:
-    """Who does not pass, and what is claimed, of both arms; as ``judge`` does it, which calls an arm senseless that
-    cannot be judged."""
+    """Who does not pass, and what is claimed, of both arms; as ``judge`` does it, which calls an
+    arm senseless that cannot be judged.
+    """
     seen: dict[str, str] = {}
     claims = dict(base.claims)
     for arm in ARMS:
@@ -258,5 +283,10 @@ def _about(changes: Sequence[Change]) -> str:
 
 def _claim(said: str) -> str:
     """The claim alone, without its values and numbers."""
-    words = said.partition(" was ")[0].partition(" had ")[0].partition(" before ")[0].partition(" of ")[0]
+    words = (
+        said.partition(" was ")[0]
+        .partition(" had ")[0]
+        .partition(" before ")[0]
+        .partition(" of ")[0]
+    )
     return words.strip()

@@ -1,4 +1,6 @@
-"""Which changes of a log are tried: kinds of lines and of changes that were seldom tried come more often."""
+"""Which changes of a log are tried: kinds of lines and of changes that were seldom tried come more
+often.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ COUNTS = (1, 1, 1, 1, 2, 3)
 """Of changes at once."""
 DONE = ("drop", "double", "move", "actor", "step", "generation", "data", "data", "data")
 SCOPES = ("one", "one", "ranks", "mine", "kind", "actor")
-"""Which lines: one of them, all ranks' of its step, all of its actor and kind, of its kind, of its actor."""
+"""Which lines: one of them, all ranks' of its step, all of its actor and kind, of its kind, of its
+actor.
+"""
 IN_CONTROL = 0.2
 LEAST_MS, MOST_MS = 0.1, 5000.0
 FACTORS = (0, 0.5, 0.9, 1.1, 2, -1)
@@ -40,7 +44,9 @@ def _one(dice: Dice, log: Log, arm: str) -> Change:
         size = 10 ** rng.uniform(-1, 3.7)
         told["by"] = float(f"{rng.choice((-1, 1)) * min(max(size, LEAST_MS), MOST_MS):.3g}")
     elif do == "actor":
-        told["by"] = rng.choice([name for name in sorted(log.actors) if name != event.actor] or [event.actor])
+        told["by"] = rng.choice(
+            [name for name in sorted(log.actors) if name != event.actor] or [event.actor]
+        )
     elif do in ("step", "generation"):
         told["by"] = rng.choice(MORE[:4])
     elif do == "data":
@@ -75,7 +81,9 @@ def _data(dice: Dice, log: Log, event: Event) -> dict[str, Any]:
     return {"path": path, **_otherwise(rng, log, event, path, value)}
 
 
-def _places(value: Any, path: tuple[str | int, ...], rng: random.Random) -> Iterator[tuple[Any, Any]]:
+def _places(
+    value: Any, path: tuple[str | int, ...], rng: random.Random
+) -> Iterator[tuple[Any, Any]]:
     """Every value below a mapping, and of a list itself and one of it."""
     if path:
         yield path, value
@@ -97,12 +105,18 @@ def _otherwise(
         return {"how": "flip"}
     if isinstance(value, int):
         by = rng.choice(MORE)
-        return {"how": "add", "by": by} if rng.random() < 0.7 else {"how": "scale", "by": rng.choice(FACTORS)}
+        return (
+            {"how": "add", "by": by}
+            if rng.random() < 0.7
+            else {"how": "scale", "by": rng.choice(FACTORS)}
+        )
     if isinstance(value, float):
         return {"how": "scale", "by": rng.choice(FACTORS)}
     if isinstance(value, str):
         names = [name for name in sorted(log.actors) if name != value]
-        return {"how": "set", "by": rng.choice(names)} if value in log.actors else {"how": "shorten"}
+        return (
+            {"how": "set", "by": rng.choice(names)} if value in log.actors else {"how": "shorten"}
+        )
     if isinstance(value, list) and value:
         return {"how": "shorten"} if rng.random() < 0.7 else {"how": "set", "by": []}
     return {"how": "set", "by": None if value is not None else rng.choice((0, 1, "x"))}

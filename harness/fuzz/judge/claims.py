@@ -1,11 +1,13 @@
 """What a judged arm is said to have done, and which changes of its log alter that.
 
-Counts, ranks, names and outcomes are the same or altered. Times may differ by ``SLACK_S`` and ``SHARE``: that is what
-one line that is written a little earlier or later is worth, and less than what people compare.
+Counts, ranks, names and outcomes are the same or altered. Times may differ by ``SLACK_S`` and
+``SHARE``: that is what one line that is written a little earlier or later is worth, and less than
+what people compare.
 
-How long something took is known from the times of two lines, and a log in which it took longer is that of another run
-that may have been. So where only times of lines are changed, times and shares are held to nothing; but what the log
-counts is, and so is the order of what has to come one after the other (``backwards``).
+How long something took is known from the times of two lines, and a log in which it took longer is
+that of another run that may have been. So where only times of lines are changed, times and shares
+are held to nothing; but what the log counts is, and so is the order of what has to come one after
+the other (``backwards``).
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _NS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """Of one arm. ``exact``: what must be the same; ``near``: metric -> values that may differ a little."""
+    """Of one arm. ``exact``: what must be the same; ``near``: metric -> values that may differ a
+    little.
+    """
 
     exact: Mapping[str, object]
     near: Mapping[str, Sequence[float]]
@@ -39,7 +43,10 @@ class Claims:
 def claims_of(measures: ArmMeasures) -> Claims:
     """Everything that reports and verdicts are made of."""
     history = measures.history
-    exact: dict[str, object] = {"outcome": history.outcome, "committed step": history.committed_step}
+    exact: dict[str, object] = {
+        "outcome": history.outcome,
+        "committed step": history.committed_step,
+    }
     for number, incident in enumerate(measures.incidents):
         exact |= {f"{name} of incident {number}": value for name, value in _of(incident)}
     near: dict[str, Sequence[float]] = {}
@@ -67,11 +74,16 @@ def _of(incident: Incident) -> Iterator[tuple[str, object]]:
         "answered_with",
     )
     yield from ((name, getattr(incident, name)) for name in names)
-    yield "hits", tuple((hit.occurrence, hit.landed, hit.outcome, hit.detected_by) for hit in incident.hits)
+    yield (
+        "hits",
+        tuple((hit.occurrence, hit.landed, hit.outcome, hit.detected_by) for hit in incident.hits),
+    )
 
 
 def altered(before: Claims, after: Claims, *, times: bool = True) -> list[str]:
-    """What is claimed otherwise, for people, counts and names first; ``times``: times and shares count too."""
+    """What is claimed otherwise, for people, counts and names first; ``times``: times and shares
+    count too.
+    """
     found = []
     for name in dict.fromkeys((*before.exact, *after.exact)):
         was, now = before.exact.get(name), after.exact.get(name)
@@ -102,10 +114,15 @@ Moment = tuple[str, int]
 
 
 def backwards(log: Log) -> set[str]:
-    """Effects before their causes, by more than one clock's error. The little that any reader of a log knows, and not
-    the judge's own rules."""
+    """Effects before their causes, by more than one clock's error. The little that any reader of a
+    log knows, and not the judge's own rules.
+    """
     slack_ns = SAME_CLOCK_S * _NS
-    return {f"{then[0]} before {first[0]}" for first, then in _pairs(log) if then[1] < first[1] - slack_ns}
+    return {
+        f"{then[0]} before {first[0]}"
+        for first, then in _pairs(log)
+        if then[1] < first[1] - slack_ns
+    }
 
 
 def _pairs(log: Log) -> Iterator[tuple[Moment, Moment]]:

@@ -1,5 +1,6 @@
-"""The search for what the judge does not see, in one process: draws a scenario that passes, changes its logs, and makes
-small what goes unseen."""
+"""The search for what the judge does not see, in one process: draws a scenario that passes, changes
+its logs, and makes small what goes unseen.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ MOST_PLAYS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Unseen:
-    """A find: the smallest scenario and changes that show it. ``plays``: how many runs it took to make it small."""
+    """A find: the smallest scenario and changes that show it. ``plays``: how many runs it took to
+    make it small.
+    """
 
     find: Find
     tree: Tree
@@ -50,9 +53,17 @@ class Unseen:
 
     def files(self) -> Mapping[str, bytes]:
         """The one file that shows it again."""
-        words = re.sub(r"[^a-z0-9]+", "-", self.changes[0].about)[:50].strip("-") if self.changes else "none"
+        words = (
+            re.sub(r"[^a-z0-9]+", "-", self.changes[0].about)[:50].strip("-")
+            if self.changes
+            else "none"
+        )
         name = f"{words}-{hashlib.blake2b(self.find.key.encode(), digest_size=3).hexdigest()}"
-        return {f"{name}{ENDING}": written(self.tree, self.changes, self.find.text).encode(errors="replace")}
+        return {
+            f"{name}{ENDING}": written(self.tree, self.changes, self.find.text).encode(
+                errors="replace"
+            )
+        }
 
 
 def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> str:
@@ -64,7 +75,9 @@ def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> st
 
 
 def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
-    """What a file shows now; None: nothing any more. A run that does not pass by itself shows that."""
+    """What a file shows now; None: nothing any more. A run that does not pass by itself
+    shows that.
+    """
     found = YAML(typ="safe", pure=True).load(path)
     played = player.play(found["scenario"])
     base = base_of(found["scenario"], played)
@@ -83,7 +96,9 @@ def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
 
 @dataclass(kw_only=True)
 class JudgeSearch:
-    """``runs``: changed logs that were judged; ``refused``: scenarios by the loader; ``unfit``: that did not pass."""
+    """``runs``: changed logs that were judged; ``refused``: scenarios by the loader; ``unfit``:
+    that did not pass.
+    """
 
     world: World
     player: Player
@@ -182,7 +197,9 @@ class JudgeSearch:
     def _found(self, find: Find, base: Base, changes: Sequence[Change]) -> Find | None:
         if not changes:
             return self.bench.neutral(base)
-        return self.bench.look(base, changes, whole=_kind(find).startswith(("crash", "not the"))).find
+        return self.bench.look(
+            base, changes, whole=_kind(find).startswith(("crash", "not the"))
+        ).find
 
 
 def _kind(find: Find) -> str:

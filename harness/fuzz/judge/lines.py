@@ -1,7 +1,9 @@
-"""Changes of an arm's log: which lines, what is done to them, and the log as if it had been written so.
+"""Changes of an arm's log: which lines, what is done to them, and the log as if it had been written
+so.
 
-Who changes a log on purpose makes its numbers right again, so that is done here too: lines of a file are in the order
-of their times and numbered, and whoever claims a last number claims the one that is there.
+Who changes a log on purpose makes its numbers right again, so that is done here too: lines of a
+file are in the order of their times and numbered, and whoever claims a last number claims the one
+that is there.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ How = Literal["set", "scale", "add", "flip", "shorten", "swap"]
 
 
 class Change(BaseModel):
-    """One change. ``kind``, ``actor``, ``generation``, ``step``: of which lines (None: of any), and of these the one
-    with the number ``nth`` in order of time (None: all). ``by``: milliseconds for ``move``, another actor's name for
-    ``actor``, how much more for ``step`` and ``generation``; of ``data`` at ``path`` what it is set to, multiplied by,
-    or raised by, or the two names that are swapped in it."""
+    """One change. ``kind``, ``actor``, ``generation``, ``step``: of which lines (None: of any), and
+    of these the one with the number ``nth`` in order of time (None: all). ``by``: milliseconds for
+    ``move``, another actor's name for ``actor``, how much more for ``step`` and ``generation``; of
+    ``data`` at ``path`` what it is set to, multiplied by, or raised by, or the two names that are
+    swapped in it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,7 +52,9 @@ class Change(BaseModel):
     def about(self) -> str:
         """What it changes, for people: the same for changes of one sort."""
         where = ".".join(str(part) for part in self.path if isinstance(part, str))
-        return " ".join(word for word in (self.do, self.kind.value if self.kind else "all", where) if word)
+        return " ".join(
+            word for word in (self.do, self.kind.value if self.kind else "all", where) if word
+        )
 
     def meets(self, event: Event) -> bool:
         """Whether a line is one of those, but for its number."""
@@ -69,8 +75,9 @@ class _Line:
 
 
 def changed(log: Log, changes: Sequence[Change]) -> Log:
-    """The log with all changes, each made to the lines that it named in the log as it was. Raises what ``make_log``
-    does where its values make no sense."""
+    """The log with all changes, each made to the lines that it named in the log as it was. Raises
+    what ``make_log`` does where its values make no sense.
+    """
     if not changes:
         return log
     lines = [_Line(event) for event in log.events]
@@ -90,7 +97,11 @@ def _made(lines: list[_Line], these: Sequence[_Line], change: Change) -> list[_L
     if change.do == "drop":
         return [line for line in lines if id(line) not in chosen]
     if change.do == "double":
-        return [twin for line in lines for twin in ([line, _twin(line)] if id(line) in chosen else [line])]
+        return [
+            twin
+            for line in lines
+            for twin in ([line, _twin(line)] if id(line) in chosen else [line])
+        ]
     for line in these:
         line.event = _other(line.event, change)
     return lines
@@ -179,7 +190,9 @@ def _log(before: Log, lines: Iterable[_Line]) -> Log:
 
 
 def _unseen(log: Log) -> dict[str, int]:
-    """Lines at the end of each process's file that were written after it was last seen to write: by name."""
+    """Lines at the end of each process's file that were written after it was last seen to write: by
+    name.
+    """
     found = {}
     for event in log.of(Kind.PROCESS_EXITED):
         name, number = event.data["process"], event.data["last_seq"]
@@ -189,8 +202,9 @@ def _unseen(log: Log) -> dict[str, int]:
 
 
 def _claim(line: _Line, last: Mapping[str, int], places: Mapping[tuple[str, int], int]) -> None:
-    """Who was seen to exit has written all that there is, but for what nobody saw of it before either, and whoever is
-    declared silent is so since the same line."""
+    """Who was seen to exit has written all that there is, but for what nobody saw of it before
+    either, and whoever is declared silent is so since the same line.
+    """
     event = line.event
     number, name = event.data.get("last_seq"), event.data.get("process")
     if type(number) is not int or not isinstance(name, str):

@@ -1,4 +1,6 @@
-"""Changes of a log that change nothing of what it says, so that nothing may be judged otherwise for them."""
+"""Changes of a log that change nothing of what it says, so that nothing may be judged otherwise for
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def _later(actor: ActorLog) -> ActorLog:
 
 def _shifted(event: Event) -> Event:
     data = {
-        key: value + SHIFT_NS if key.endswith("_ns") and key != _OF_DAY and type(value) is int else value
+        key: value + SHIFT_NS
+        if key.endswith("_ns") and key != _OF_DAY and type(value) is int
+        else value
         for key, value in event.data.items()
     }
     return replace(event, time_ns=event.time_ns + SHIFT_NS, data=data)

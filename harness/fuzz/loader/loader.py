@@ -1,5 +1,6 @@
-"""The search for files that the loader takes badly, in one process: draws a scenario, spoils it, has it read, and makes
-small what shows a defect."""
+"""The search for files that the loader takes badly, in one process: draws a scenario, spoils it,
+has it read, and makes small what shows a defect.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from harness.fuzz.play.oracle import Find
 ENDING = ".loader.yaml"
 SAYS = ".loader.txt"
 NEAR = 0.5
-"""Share of files that are a spoilt one spoilt again: one that reached something new, or one that loads."""
+"""Share of files that are a spoilt one spoilt again: one that reached something new, or one that
+loads.
+"""
 KEPT = 200
 MOST_KEPT_BYTES = 50_000
 """Of a file that is spoilt again: those of thousands of lines would only grow."""
@@ -43,7 +46,9 @@ class Misread:
     plays: int
 
     def files(self) -> Mapping[str, bytes]:
-        """The file as it is, and beside it what it showed: not every file has room for a comment."""
+        """The file as it is, and beside it what it showed: not every file has room for a
+        comment.
+        """
         digits = hashlib.blake2b(self.find.key.encode(), digest_size=3).hexdigest()
         words = re.sub(r"[^a-z0-9]+", "-", self.find.key.lower())[:50].strip("-")
         how = ", then ".join(self.how) or "nothing"
@@ -71,7 +76,9 @@ def whole(dice: Dice, world: World) -> dict[str, Any]:
             "recovery_time": ["median < 2s", {"check": "max < 5s", "severity": "warn"}],
             "goodput": ["min > 0.1"],
         },
-        "invariants": dice.pick("invariants", ("default", ["liveness"], {"leave_out": ["loss-equality"]})),
+        "invariants": dice.pick(
+            "invariants", ("default", ["liveness"], {"leave_out": ["loss-equality"]})
+        ),
         "steady_state": ["committed_steps >= 2 within 60s", {"check": "healthy_replicas >= 1"}],
         "blast_radius": {"max_concurrent_faults": 4, "protected_nodes": []},
         "requires": {"cores": 1, "root": False},
@@ -105,8 +112,9 @@ def whole(dice: Dice, world: World) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class LoaderSearch:
-    """``runs``: files that were read; ``refused``: of these, which is what most deserve; ``until_s``: by the monotonic
-    clock, after which nothing is made smaller."""
+    """``runs``: files that were read; ``refused``: of these, which is what most deserve;
+    ``until_s``: by the monotonic clock, after which nothing is made smaller.
+    """
 
     world: World
     reader: Reader
@@ -159,11 +167,15 @@ class LoaderSearch:
 
         data, plays = one.data, 0
         if one.tree is not None:
-            tree, plays = smallest(one.tree, lambda tree: shows(text_of(tree).encode()), most, smaller_trees)
+            tree, plays = smallest(
+                one.tree, lambda tree: shows(text_of(tree).encode()), most, smaller_trees
+            )
             data = text_of(tree).encode()
         data, more = smallest(data, shows, most, smaller_texts)
         found = find_in(self.reader.read(data))
-        self.finds[find.key] = Misread(find=found or find, data=data, how=one.how, plays=plays + more)
+        self.finds[find.key] = Misread(
+            find=found or find, data=data, how=one.how, plays=plays + more
+        )
         return self.finds[find.key]
 
 
@@ -196,7 +208,9 @@ def smallest(
 
 
 def smaller_trees(tree: Any) -> Iterator[Any]:
-    """Trees with less in them, the boldest first: values at the top gone, lists and texts halved, values deeper."""
+    """Trees with less in them, the boldest first: values at the top gone, lists and texts halved,
+    values deeper.
+    """
     for path in sorted(places(tree), key=len):
         value = at(tree, path)
         if isinstance(value, (list, str)) and len(value) > 8:
@@ -220,7 +234,9 @@ def smaller_texts(data: bytes) -> Iterator[bytes]:
                 yield b"".join([*lines[:number], half, *lines[number + 1 :]])
 
 
-def _rebuilt(tree: Any, path: tuple[str | int, ...], change: Callable[[Any, str | int], None]) -> Any:
+def _rebuilt(
+    tree: Any, path: tuple[str | int, ...], change: Callable[[Any, str | int], None]
+) -> Any:
     """A copy of what leads to a place, and the rest as it is."""
     made = type(tree)(tree)
     if len(path) == 1:

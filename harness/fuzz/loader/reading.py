@@ -1,9 +1,11 @@
-"""What the loader makes of a file, however spoilt: it loads and can be planned, or is refused in one clear, short text.
+"""What the loader makes of a file, however spoilt: it loads and can be planned, or is refused in
+one clear, short text.
 
-- Nothing is raised but ScenarioError. Its text names the file, has nothing in it that a terminal obeys, no line that is
-  not one of an error's, and at most ``MOST_SAID`` characters for each error, of which fifty are told.
-- Loading takes at most ``MOST_CPU_S`` of a processor (its time, not the wall's: machines are busy), planning as much,
-  and ``MOST_GROWN`` bytes of memory.
+- Nothing is raised but ScenarioError. Its text names the file, has nothing in it that a terminal
+  obeys, no line that is not one of an error's, and at most ``MOST_SAID`` characters for each error,
+  of which fifty are told.
+- Loading takes at most ``MOST_CPU_S`` of a processor (its time, not the wall's: machines are busy),
+  planning as much, and ``MOST_GROWN`` bytes of memory.
 - The same file gives the same twice.
 - What loads is the same when it is read again from its resolved form.
 """
@@ -62,9 +64,11 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What became of a file. ``path``: where it was; ``said``: why it was refused, "" if it loads; ``crash``,
-    ``place``: of anything else that was raised; ``other``: what was not the same when it was read again; ``warned``:
-    what Python prints beside; ``cautions``: what is said to whoever wrote it, though it loads."""
+    """What became of a file. ``path``: where it was; ``said``: why it was refused, "" if it loads;
+    ``crash``, ``place``: of anything else that was raised; ``other``: what was not the same when it
+    was read again; ``warned``: what Python prints beside; ``cautions``: what is said to whoever
+    wrote it, though it loads.
+    """
 
     path: str = ""
     said: str = ""
@@ -80,7 +84,9 @@ class Read:
     def heads(self) -> list[str]:
         """The errors told, without places, names and numbers."""
         heads = [found[1] for line in self.said.splitlines() if (found := _HEAD.match(line))]
-        return [plain(_QUOTED.sub("'#'", head))[:60] for head in heads or self.said.splitlines()[:1]]
+        return [
+            plain(_QUOTED.sub("'#'", head))[:60] for head in heads or self.said.splitlines()[:1]
+        ]
 
 
 @dataclass(kw_only=True)
@@ -93,7 +99,9 @@ class _Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Reads files as ``chaos validate`` and ``chaos plan`` do. ``root``: where they go meanwhile."""
+    """Reads files as ``chaos validate`` and ``chaos plan`` do. ``root``: where they go
+    meanwhile.
+    """
 
     catalogue: Catalogue
     root: Path | None = None
@@ -148,14 +156,18 @@ class Reader:
         )
 
     def _checked(self, path: Path, spent: _Spent, cautions: list[str]) -> tuple[str, str]:
-        """Why it is refused, and what is not the same when it is read again. ``cautions``: takes what is said
-        besides."""
+        """Why it is refused, and what is not the same when it is read again. ``cautions``: takes
+        what is said besides.
+        """
         loaded, said = self._loaded(path, spent)
         if spent.cpu_s > MOST_CPU_S:
             return said, ""  # enough is known
         twice, again = self._loaded(path, spent)
         if (said, loaded and loaded.warnings) != (again, twice and twice.warnings):
-            return said, f"read twice, it is said to be\n{said or 'good'}\nand to be\n{again or 'good'}"
+            return (
+                said,
+                f"read twice, it is said to be\n{said or 'good'}\nand to be\n{again or 'good'}",
+            )
         if loaded is None:
             return said, ""
         cautions += loaded.warnings
@@ -214,8 +226,11 @@ def find_in(read: Read) -> Find | None:
         text = f"{read.grown >> 20} MiB more memory, {MOST_GROWN >> 20} MiB are the most"
         return Find(key=f"too much memory: {_first(read)}", text=text)
     for what, told_line in _flaws(read):
-        line = told_line.replace(f"{os.path.dirname(read.path)}/", "")  # which is another one each time
-        return Find(key=f"{what}: {plain(_QUOTED.sub('#', line))[:80]}", text=f"{what}: {line!r:.1000}")
+        # which is another one each time
+        line = told_line.replace(f"{os.path.dirname(read.path)}/", "")
+        return Find(
+            key=f"{what}: {plain(_QUOTED.sub('#', line))[:80]}", text=f"{what}: {line!r:.1000}"
+        )
     return None
 
 
@@ -278,8 +293,9 @@ def _status(name: str) -> int:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise Endless in this thread, the main one, when it takes GIVEN_UP_S of a processor, and MemoryError when it
-    takes ROOM."""
+    """Raise Endless in this thread, the main one, when it takes GIVEN_UP_S of a processor, and
+    MemoryError when it takes ROOM.
+    """
 
     def over(signum: int, frame: FrameType | None) -> None:
         raise Endless(f"it did not end within {GIVEN_UP_S:g} s of a processor")

@@ -1,4 +1,6 @@
-"""Scenario files that are spoilt: values, keys and lists of the tree, or the bytes of the text (``garble``)."""
+"""Scenario files that are spoilt: values, keys and lists of the tree, or the bytes of the text
+(``garble``).
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ NAMED = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Spoilt:
-    """A spoilt file. ``tree``: what it holds, None once its text was spoilt; ``how``: what was done, in order."""
+    """A spoilt file. ``tree``: what it holds, None once its text was spoilt; ``how``: what was
+    done, in order.
+    """
 
     data: bytes
     tree: Tree
@@ -153,7 +157,11 @@ def spoilt(before: Spoilt, dice: Dice) -> Spoilt:
 def places(tree: Tree, path: Path = ()) -> Iterator[Path]:
     """Every place below the root."""
     inside: Any = (
-        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
     )
     for key, child in inside:
         yield (*path, key)
@@ -195,7 +203,9 @@ def _nudged(tree: Tree, dice: Dice) -> Tree | None:
         return None
     value = at(tree, path)
     return _put(
-        tree, path, dice.rng.choice((value + 1, value - 1, value * 2, value * 10, value * 1000, 0, 1))
+        tree,
+        path,
+        dice.rng.choice((value + 1, value - 1, value * 2, value * 10, value * 1000, 0, 1)),
     )
 
 
@@ -274,7 +284,10 @@ def _wrapped(tree: Tree, dice: Dice) -> Tree | None:
 
 
 def _long(tree: Tree, dice: Dice) -> Tree | None:
-    letter, count = dice.rng.choice(("x", "9", "\u202e", " ", "${vars.n}", "(a+)+")), dice.rng.choice(LONG)
+    letter, count = (
+        dice.rng.choice(("x", "9", "\u202e", " ", "${vars.n}", "(a+)+")),
+        dice.rng.choice(LONG),
+    )
     return _put(tree, _place(tree, dice), letter * (count // len(letter)))
 
 
@@ -282,7 +295,9 @@ def _multiplied(tree: Tree, dice: Dice) -> Tree | None:
     """A matrix of many axes, or of long ones."""
     if not isinstance(tree, dict):
         return None
-    axes, values = dice.rng.choice(((1, 900), (2, 40), (2, 900), (5, 3), (9, 9), (60, 2), (1000, 2)))
+    axes, values = dice.rng.choice(
+        ((1, 900), (2, 40), (2, 900), (5, 3), (9, 9), (60, 2), (1000, 2))
+    )
     matrix = {f"a{number}": list(range(values)) for number in range(axes)}
     kept = tree.get("matrix")
     tree["matrix"] = {**kept, **matrix} if isinstance(kept, dict) and dice.chance(0.5) else matrix
@@ -297,7 +312,10 @@ def _referred(tree: Tree, dice: Dice) -> Tree | None:
     value = copy.deepcopy(at(tree, path))
     given = tree.get("vars")
     name = dice.rng.choice(("n", "m"))
-    tree["vars"] = {**(given if isinstance(given, dict) else {}), name: dice.rng.choice((value, "${vars.n}"))}
+    tree["vars"] = {
+        **(given if isinstance(given, dict) else {}),
+        name: dice.rng.choice((value, "${vars.n}")),
+    }
     return _put(tree, path, f"${{vars.{name}}}") if path[0] != "vars" else tree
 
 

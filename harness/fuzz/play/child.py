@@ -1,4 +1,6 @@
-"""A program as a child: in a process group of its own, held by its pidfd, with a bound, and never left behind."""
+"""A program as a child: in a process group of its own, held by its pidfd, with a bound, and never
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A context in which a program runs: when it is left, its process group is gone. ``output``: file that gets what it
-    prints. Raises OSError when it cannot be started."""
+    """A context in which a program runs: when it is left, its process group is gone. ``output``:
+    file that gets what it prints. Raises OSError when it cannot be started.
+    """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> None:
         self._output = output
@@ -41,7 +44,10 @@ class Child:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.end()
 
@@ -69,8 +75,9 @@ class Child:
         return bool(poll.poll(limit_s * 1000))
 
     def end(self) -> None:
-        """Ask it to end, then kill its group; safe to repeat. Nobody has waited for it until then, so that its number,
-        which is its group's, is nobody else's."""
+        """Ask it to end, then kill its group; safe to repeat. Nobody has waited for it until then,
+        so that its number, which is its group's, is nobody else's.
+        """
         if self._process.returncode is not None:
             return
         with undisturbed():
@@ -79,7 +86,8 @@ class Child:
             if not self.await_end(END_LIMIT_S):
                 with suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: what is left says so
+            # it hangs in the kernel: what is left says so
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_LIMIT_S)
             os.close(self._pidfd)
 

@@ -1,4 +1,6 @@
-"""What a played scenario reached: stages of the controller beside what came to it, and what it was hit with there."""
+"""What a played scenario reached: stages of the controller beside what came to it, and what it was
+hit with there.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Observed(Orchestrator):
         elif kind is Kind.FAILURE_DETECTED:
             self.reached.add(("failed", stage, data["cause"]))
         elif kind is Kind.DECISION:
-            self.reached |= {("decided", stage, str(act).partition("(")[0]) for act in data["actions"]}
+            self.reached |= {
+                ("decided", stage, str(act).partition("(")[0]) for act in data["actions"]
+            }
         return super().record(kind, step=step, generation=generation, **data)
 
 
@@ -76,8 +80,9 @@ class Coverage:
         return new
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """(what was counted, how many different, of them seen once only), for people; nothing of what was not looked
-        for."""
+        """(what was counted, how many different, of them seen once only), for people; nothing of
+        what was not looked for.
+        """
         found = []
         for name, text in WORDS.items():
             mine = [times for feature, times in self.times.items() if feature[0] == name]

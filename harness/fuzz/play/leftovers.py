@@ -1,8 +1,9 @@
-"""What a run has left on this machine, asked of the machine itself: the run's own word is one more witness.
+"""What a run has left on this machine, asked of the machine itself: the run's own word is one more
+witness.
 
-What other programs do meanwhile is not the run's: processes are known by a word in their environment, shared memory by
-the pids in its name, groups and mounts by the run's own names. Network namespaces and queues have no such names, and
-are compared with those from before.
+What other programs do meanwhile is not the run's: processes are known by a word in their
+environment, shared memory by the pids in its name, groups and mounts by the run's own names.
+Network namespaces and queues have no such names, and are compared with those from before.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """The machine before a run. ``token``: the value of ``MARK`` for it; ``since``: clock ticks since boot;
-    ``since_ns``: Unix time."""
+    """The machine before a run. ``token``: the value of ``MARK`` for it; ``since``: clock ticks
+    since boot; ``since_ns``: Unix time.
+    """
 
     token: str
     since: int
@@ -61,9 +63,12 @@ class Before:
         return cls(token=token, since=since, since_ns=time.time_ns(), network=_network())
 
 
-def left_by(before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]) -> tuple[str, ...]:
-    """What is left of it, in words. ``run``: its directory, if it made one; ``place``: below which it wrote all its
-    files; ``pids``: of its processes."""
+def left_by(
+    before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]
+) -> tuple[str, ...]:
+    """What is left of it, in words. ``run``: its directory, if it made one; ``place``: below which
+    it wrote all its files; ``pids``: of its processes.
+    """
     until_s = time.monotonic() + SETTLE_S
     while (found := _left(before, run, place, pids)) and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -81,10 +86,14 @@ def clean(before: Before, run: RunDirectory | None) -> None:
 def marked(before: Before) -> list[tuple[int, int]]:
     """(pid, start time) of the living processes of the run."""
     entry = f"{MARK}={before.token}"
-    return [row for row in processes.since(before.since) if processes.environment_has(row[0], entry)]
+    return [
+        row for row in processes.since(before.since) if processes.environment_has(row[0], entry)
+    ]
 
 
-def _left(before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]) -> tuple[str, ...]:
+def _left(
+    before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]
+) -> tuple[str, ...]:
     return tuple(
         [
             *(f"process {_command(pid)}" for pid, _ in marked(before)),
@@ -166,7 +175,9 @@ def _told(argv: Sequence[str]) -> list[str]:
     if shutil.which(argv[0]) is None:
         return []
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines()

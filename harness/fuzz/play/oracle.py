@@ -1,7 +1,9 @@
-"""Which played scenarios show a defect: crashes, arms without an end, things left behind, verdicts without a reason.
+"""Which played scenarios show a defect: crashes, arms without an end, things left behind, verdicts
+without a reason.
 
-A verdict other than pass is no defect where the scenario asked for what cannot go well, and the judge says just that.
-Each such reason is listed (``EXCUSES``) with what must be true of the scenario for it to count; no other is excused.
+A verdict other than pass is no defect where the scenario asked for what cannot go well, and the
+judge says just that. Each such reason is listed (``EXCUSES``) with what must be true of the
+scenario for it to count; no other is excused.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ MORE = re.compile(r"; and \d+ more$")
 
 @dataclass(frozen=True, kw_only=True)
 class Find:
-    """A defect that a scenario shows. ``key``: the same for the same defect, as far as can be told; ``text``: for
-    people."""
+    """A defect that a scenario shows. ``key``: the same for the same defect, as far as can be told;
+    ``text``: for people.
+    """
 
     key: str
     text: str
@@ -38,9 +41,10 @@ class Find:
 
 @dataclass(frozen=True, kw_only=True)
 class Excuse:
-    """A reason for which a verdict is no pass. ``name``: of the checker, ``says``: what its witness begins with or
-    holds, both regular expressions; ``when``: of which scenarios it can be true; ``whole``: it explains all that the
-    checker says, not only the part that it stands in."""
+    """A reason for which a verdict is no pass. ``name``: of the checker, ``says``: what its witness
+    begins with or holds, both regular expressions; ``when``: of which scenarios it can be true;
+    ``whole``: it explains all that the checker says, not only the part that it stands in.
+    """
 
     name: str
     verdict: str
@@ -66,8 +70,9 @@ def _unrecovered(tree: Tree, played: Played) -> bool:
 
 
 def _never_agreed(tree: Tree, played: Played) -> bool:
-    """Whether a fault made replicas differ before they had agreed on anything that a checkpoint holds: nobody can tell
-    which of two is right then, and there is nothing to go back to."""
+    """Whether a fault made replicas differ before they had agreed on anything that a checkpoint
+    holds: nobody can tell which of two is right then, and there is nothing to go back to.
+    """
     log = played.logs.get("faulted")
     if log is None or not _kinds(tree) & {"replica-desync", "tensor-corrupt"}:
         return False
@@ -102,10 +107,16 @@ def _silent_and_uncompared(tree: Tree, played: Played) -> bool:
 
 
 def _ended_uncompared(tree: Tree, played: Played) -> bool:
-    """Whether no step came at which replicas that a fault had made differ are compared, nor did a generation train that
-    had taken its state from them, until all went back to what was saved or the job ended."""
+    """Whether no step came at which replicas that a fault had made differ are compared, nor did a
+    generation train that had taken its state from them, until all went back to what was saved or
+    the job ended.
+    """
     log = played.logs.get("faulted")
-    changed = [e for e in log.of(Kind.FAULT_INJECTED) if kinds()[e.data["kind"]].changes_state] if log else []
+    changed = (
+        [e for e in log.of(Kind.FAULT_INJECTED) if kinds()[e.data["kind"]].changes_state]
+        if log
+        else []
+    )
     if log is None or not changed:
         return False
     every = tree["workload"].get("verify_every")
@@ -113,7 +124,9 @@ def _ended_uncompared(tree: Tree, played: Played) -> bool:
     compared: list[tuple[int, float]] = [
         (e.generation, e.step or 0) for e in looked if not every or not (e.step or 0) % every
     ]
-    back = [e.generation for e in log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"]
+    back = [
+        e.generation for e in log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"
+    ]
     compared += [(e.generation, math.inf) for e in log.of(Kind.GENERATION_READY)]
     return not any(
         step >= (hit.step or 0)
@@ -131,8 +144,9 @@ def _cut_off(tree: Tree, played: Played) -> bool:
 
 
 def _slow_to_start(tree: Tree, played: Played) -> bool:
-    """Whether no step was ever made, and the supervisor spent half of the time after which a job is halted on hangs,
-    of which it cannot know before the first step how soon they are none."""
+    """Whether no step was ever made, and the supervisor spent half of the time after which a job is
+    halted on hangs, of which it cannot know before the first step how soon they are none.
+    """
     log = played.logs.get("faulted")
     if log is None or any(log.of(Kind.STEP_COMMITTED)):
         return False
@@ -181,13 +195,19 @@ def _lost_devices(tree: Tree, played: Played) -> bool:
 
 
 def _swaps(tree: Tree, played: Played) -> bool:
-    """Whether a file of a checkpoint is to be exchanged with another, and one that one rank wrote has no other."""
+    """Whether a file of a checkpoint is to be exchanged with another, and one that one rank wrote
+    has no other.
+    """
     return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
 
 
 def _emptied(tree: Tree, played: Played) -> bool:
-    """Whether data of checkpoints are to be taken away before: those of one that is hit again may be gone."""
-    modes = [f.get("params", {}).get("mode") for f in tree["faults"] if f["kind"] == "checkpoint-corrupt"]
+    """Whether data of checkpoints are to be taken away before: those of one that is hit again may
+    be gone.
+    """
+    modes = [
+        f.get("params", {}).get("mode") for f in tree["faults"] if f["kind"] == "checkpoint-corrupt"
+    ]
     return bool({"missing", "truncate", "lose-unsynced"}.intersection(modes))
 
 
@@ -198,8 +218,9 @@ def _without_ranks(tree: Tree, played: Played) -> bool:
 
 
 def _all_gone(tree: Tree, played: Played) -> bool:
-    """Whether, by the log, all that was ever started on a node had ended, or was told to, when a fault found nobody
-    there: others had hit it before."""
+    """Whether, by the log, all that was ever started on a node had ended, or was told to, when a
+    fault found nobody there: others had hit it before.
+    """
     log = played.logs.get("faulted")
     if log is None:
         return False
@@ -210,23 +231,34 @@ def _all_gone(tree: Tree, played: Played) -> bool:
     for failed in log.of(Kind.FAULT_FAILED):
         found = re.search(r"nobody is on node ([\d, ]+)", str(failed.data["reason"]))
         nodes = [int(node) for node in found[1].split(",")] if found else []
-        there = (s for s in log.of(Kind.PROCESS_SPAWNED) if s.data["node"] in nodes and s.seq < failed.seq)
+        there = (
+            s
+            for s in log.of(Kind.PROCESS_SPAWNED)
+            if s.data["node"] in nodes and s.seq < failed.seq
+        )
         if any(ended.get(s.data["process"], failed.time_ns + 1) > failed.time_ns for s in there):
             return False
     return True
 
 
 def _hangs(tree: Tree, played: Played) -> bool:
-    """Whether a rank hangs, so that it does not come to where all hold for another fault: they wait in vain."""
-    return len(tree["faults"]) > 1 and bool(_kinds(tree) & {"rank-hang", "gpu-hang", "gil-deadlock"})
+    """Whether a rank hangs, so that it does not come to where all hold for another fault: they wait
+    in vain.
+    """
+    return len(tree["faults"]) > 1 and bool(
+        _kinds(tree) & {"rank-hang", "gpu-hang", "gil-deadlock"}
+    )
 
 
 NEVER_DUE = (
-    r"waited for \w+ number \d+, which never came", r"was due at step \d+, the run ended at \d+",
-    r"was first due [\d.]+ s after the first step, and training lasted", r"its probability ruled out every arrival",
-    r"was due [\d.]+ s after the first step, the run took", r"was due at step \d+, and there was no rank \d+ in it",
+    r"waited for \w+ number \d+, which never came",
+    r"was due at step \d+, the run ended at \d+",
+    r"was first due [\d.]+ s after the first step, and training lasted",
+    r"its probability ruled out every arrival",
+    r"was due [\d.]+ s after the first step, the run took",
+    r"was due at step \d+, and there was no rank \d+ in it",
     "no fault fired: their probabilities ruled all of them out",
-)  # fmt: skip
+)
 """Why a fault was never injected."""
 NOT_LANDED = (
     "could not be injected: it was over before anybody saw an effect",
@@ -242,7 +274,9 @@ NOT_LANDED = (
 UNSEEN = "could not be injected: no evidence within"
 NOBODY_THERE = r"could not be injected: nobody is on node \d+"
 NOBODY_ANSWERED = r"not fired: \w+ held for it, and nobody answered"
-NO_OTHER_FILE = "could not be injected: it could not act: FileNotFoundError: there is no other data file"
+NO_OTHER_FILE = (
+    "could not be injected: it could not act: FileNotFoundError: there is no other data file"
+)
 NOTHING_LEFT = "could not be injected: it could not act: FileNotFoundError: no data is left in it"
 NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
 TOO_NOISY = (
@@ -252,7 +286,10 @@ TOO_NOISY = (
 )
 """Why nobody can tell how fast a job of milliseconds was that shared its machine."""
 EXCUSES: tuple[Excuse, ...] = (
-    *(Excuse(name="fault-landed", verdict="inconclusive", says=why) for why in (*NEVER_DUE, *NOT_LANDED)),
+    *(
+        Excuse(name="fault-landed", verdict="inconclusive", says=why)
+        for why in (*NEVER_DUE, *NOT_LANDED)
+    ),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
@@ -268,13 +305,24 @@ EXCUSES: tuple[Excuse, ...] = (
         says=r"\d+ healthy steps? after the last fault, \d+ are needed",
     ),
     Excuse(name="liveness", verdict="inconclusive", says="too short to tell: raise workload.steps"),
-    *(Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True) for why in TOO_NOISY),
+    *(
+        Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True)
+        for why in TOO_NOISY
+    ),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_insists),
-    Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_unrecovered),
-    Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_never_agreed),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_unrecovered
+    ),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_never_agreed
+    ),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
-    Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start),
-    Excuse(name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start
+    ),
+    Excuse(
+        name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"
+    ),
     *(
         Excuse(
             name=name,
@@ -285,7 +333,9 @@ EXCUSES: tuple[Excuse, ...] = (
         for name in ("loss-equality", "nan-containment", "sample-accounting", "step-arithmetic")
     ),
     Excuse(name="loss-equality", verdict="fail", says="parameters differ", when=_left_spoilt),
-    Excuse(name="replica-equality", verdict="inconclusive", says="no step has digests from two ranks"),
+    Excuse(
+        name="replica-equality", verdict="inconclusive", says="no step has digests from two ranks"
+    ),
     Excuse(
         name="replica-equality",
         verdict="inconclusive",
@@ -293,7 +343,9 @@ EXCUSES: tuple[Excuse, ...] = (
     ),
     Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
     Excuse(name="replica-equality", verdict="fail", says="", when=_silent_and_uncompared),
-    Excuse(name="replica-equality", verdict="fail", says="ranks hold different", when=_ended_uncompared),
+    Excuse(
+        name="replica-equality", verdict="fail", says="ranks hold different", when=_ended_uncompared
+    ),
 )
 
 
@@ -306,13 +358,16 @@ def find_in(tree: Tree, played: Played) -> Find | None:
     if played.left:
         return Find(key="left behind", text="; ".join(played.left))
     open_ones = {
-        name: parts for name, finding in played.findings.items()
+        name: parts
+        for name, finding in played.findings.items()
         if finding.verdict != "pass" and (parts := unexcused(tree, played, name, finding))
-    }  # fmt: skip
+    }
     if not open_ones:
         return None
     worst = sorted(open_ones, key=lambda name: (played.findings[name].verdict != "fail", name))
-    said = [f"{name} {played.findings[name].verdict}: {played.findings[name].witness}" for name in worst]
+    said = [
+        f"{name} {played.findings[name].verdict}: {played.findings[name].witness}" for name in worst
+    ]
     first = worst[0]
     key = f"{first} {played.findings[first].verdict}: {plain('; '.join(open_ones[first]))}"
     return Find(key=key, text="\n".join(said))
@@ -321,7 +376,9 @@ def find_in(tree: Tree, played: Played) -> Find | None:
 def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[str]:
     """What a checker says beside reasons that are listed, and true."""
     checker = name.partition(": ")[2]
-    known = [one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict]
+    known = [
+        one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict
+    ]
     true = [one for one in known if one.when(tree, played)]
     if any(one.whole and re.search(one.says, finding.witness) for one in true):
         return []
@@ -337,7 +394,9 @@ def unsteady(first: Played, second: Played) -> Find | None:
 
 
 def plain(witness: str) -> str:
-    """Without what differs from one scenario to the next that shows the same: numbers, names, digests, repetitions."""
+    """Without what differs from one scenario to the next that shows the same: numbers, names,
+    digests, repetitions.
+    """
     parts = dict.fromkeys(_plain(part) for part in MORE.sub("", witness).split("; "))
     return "; ".join(parts)[:160]
 

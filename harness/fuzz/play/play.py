@@ -1,4 +1,6 @@
-"""One scenario played and judged: in the simulator with its files in memory, what it reached, and what went wrong."""
+"""One scenario played and judged: in the simulator with its files in memory, what it reached, and
+what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,11 @@ class Endless(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What became of a scenario. ``refused``: why it was not played; ``crash``: the end of a traceback, ``place``:
-    where it was raised; ``findings``: "arm: checker" -> its word; ``left``: what was not cleaned up; ``digest``: of all
-    logs; ``outcomes``: arm -> how it ended; ``cell``: what was played."""
+    """What became of a scenario. ``refused``: why it was not played; ``crash``: the end of a
+    traceback, ``place``: where it was raised; ``findings``: "arm: checker" -> its word; ``left``:
+    what was not cleaned up; ``digest``: of all logs; ``outcomes``: arm -> how it ended; ``cell``:
+    what was played.
+    """
 
     refused: str = ""
     crash: str = ""
@@ -91,8 +95,9 @@ class Silent:
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """Plays scenarios on the simulator. ``root``: where their files go meanwhile; ``behaviour``, ``strategy``:
-    instead of the right ones, to plant a defect."""
+    """Plays scenarios on the simulator. ``root``: where their files go meanwhile; ``behaviour``,
+    ``strategy``: instead of the right ones, to plant a defect.
+    """
 
     catalogue: Catalogue
     root: Path | None = None
@@ -127,13 +132,19 @@ class Player:
         faulted = self._arm(cell, RunDirectory(root / "run"), "faulted", launcher, reached)
         logs: dict[str, Log] = {"control": control.log, "faulted": faulted.log}
         return Played(
-            findings=dict(judged(cell, logs)), left=(*control.left, *faulted.left),
-            digest=control.digest + faulted.digest, reached=frozenset(reached), logs=logs,
-            cell=cell, outcomes={"control": control.outcome, "faulted": faulted.outcome},
-        )  # fmt: skip
+            findings=dict(judged(cell, logs)),
+            left=(*control.left, *faulted.left),
+            digest=control.digest + faulted.digest,
+            reached=frozenset(reached),
+            logs=logs,
+            cell=cell,
+            outcomes={"control": control.outcome, "faulted": faulted.outcome},
+        )
 
     def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path, launcher: Sim) -> _Arm:
-        """Played once for all scenarios that differ in their faults alone; not at all for one that is played twice."""
+        """Played once for all scenarios that differ in their faults alone; not at all for one that
+        is played twice.
+        """
         key = json.dumps({name: value for name, value in tree.items() if name != "faults"})
         found = self._controls.get(key)
         if found is None:
@@ -144,8 +155,13 @@ class Player:
         return found
 
     def _arm(
-        self, cell: Cell, run: RunDirectory, arm: Literal["control", "faulted"], launcher: Sim, reached: set[Feature]
-    ) -> _Arm:  # fmt: skip
+        self,
+        cell: Cell,
+        run: RunDirectory,
+        arm: Literal["control", "faulted"],
+        launcher: Sim,
+        reached: set[Feature],
+    ) -> _Arm:
         run.root.mkdir()
         run.make_arm(arm)
         data = DataInfo(path=run.root, samples=SAMPLES, digest="none", about="simulated")
@@ -176,9 +192,14 @@ def evidence_of(
 ) -> Evidence:
     """What a checker gets to see of an arm. ``due``: what the arm must be."""
     return Evidence(
-        arm=arm, cell=cell, log=logs[arm], control=logs["control"] if arm == "faulted" else None,
-        controls=(logs["control"],), exact={name: kind.exact for name, kind in strategies().items()}, expected=due,
-    )  # fmt: skip
+        arm=arm,
+        cell=cell,
+        log=logs[arm],
+        control=logs["control"] if arm == "faulted" else None,
+        controls=(logs["control"],),
+        exact={name: kind.exact for name, kind in strategies().items()},
+        expected=due,
+    )
 
 
 def due_of(cell: Cell, arm: str) -> Expected:
@@ -188,7 +209,9 @@ def due_of(cell: Cell, arm: str) -> Expected:
 
 def resolved_of(cell: Cell) -> ResolvedRun:
     """The run of one cell, once."""
-    return ResolvedRun(run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell])
+    return ResolvedRun(
+        run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell]
+    )
 
 
 def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,8 +276,9 @@ def place_of(error: Exception) -> str:
 
 
 def place_in_rooms(file: str, function: str) -> str:
-    """A function of a file by its path from the project's root on, ``recovery/data/told.py of``; of a file of
-    somebody else's by the last two parts of its path."""
+    """A function of a file by its path from the project's root on, ``recovery/data/told.py of``; of
+    a file of somebody else's by the last two parts of its path.
+    """
     path = Path(file)
     ours = path.is_relative_to(ROOT)
     return f"{path.relative_to(ROOT) if ours else Path(*path.parts[-2:])} {function}"

@@ -1,5 +1,6 @@
-"""One scenario played for real: by ``chaos run``, as its user starts it, in a process of its own; then its output, its
-exit code, its results and the machine are looked at."""
+"""One scenario played for real: by ``chaos run``, as its user starts it, in a process of its own;
+then its output, its exit code, its results and the machine are looked at.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +36,19 @@ from harness.launch.requirements import lacking, refuse_impossible
 from harness.run.timeouts import refuse_clashing
 
 LONGEST_S = 300.0
-"""For all of a run: ten times what it takes, more than two arms without a step take to be given up."""
+"""For all of a run: ten times what it takes, more than two arms without a step take to be given up.
+"""
 TOLD = 4000
 """Characters of output that are kept."""
 TRACEBACK = "Traceback (most recent call last)"
 JUDGED = frozenset(
-    {errors.EXIT_PASS, errors.EXIT_FAIL, errors.EXIT_INCONCLUSIVE, errors.EXIT_UNSAFE, errors.EXIT_HALTED}
+    {
+        errors.EXIT_PASS,
+        errors.EXIT_FAIL,
+        errors.EXIT_INCONCLUSIVE,
+        errors.EXIT_UNSAFE,
+        errors.EXIT_HALTED,
+    }
 )
 """Exit codes of runs that came to their end, whatever it is."""
 REFUSED = frozenset({errors.EXIT_USAGE, errors.EXIT_SKIPPED})
@@ -49,7 +57,9 @@ WORST = ("pass", "inconclusive", "fail")
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How ``chaos run`` ended. ``overdue``: it had to be ended; ``left``: what was found of it on the machine."""
+    """How ``chaos run`` ended. ``overdue``: it had to be ended; ``left``: what was found of it on
+    the machine.
+    """
 
     code: int | None
     said: str
@@ -59,15 +69,18 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class RealPlayer:
-    """Plays scenarios with processes of this machine. ``root``: where their files go meanwhile; ``longest_s``: for one
-    of them."""
+    """Plays scenarios with processes of this machine. ``root``: where their files go meanwhile;
+    ``longest_s``: for one of them.
+    """
 
     catalogue: Catalogue
     root: Path | None = None
     longest_s: float = LONGEST_S
 
     def play(self, tree: Mapping[str, Any]) -> Played:
-        """Load, run, look at what came of it. Never raises, but for what interrupts: then nothing of it is left."""
+        """Load, run, look at what came of it. Never raises, but for what interrupts: then nothing
+        of it is left.
+        """
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root)).resolve()
         try:
             path = root / "scenario.yaml"
@@ -81,7 +94,9 @@ class RealPlayer:
             shutil.rmtree(root, ignore_errors=True)
 
     def _refusal(self, path: Path) -> str:
-        """Why it cannot be played, by what ``chaos run`` asks before it starts anything; empty: it can."""
+        """Why it cannot be played, by what ``chaos run`` asks before it starts anything; empty: it
+        can.
+        """
         try:
             for cell in load(path, self.catalogue, env=os.environ).cells:
                 launcher = launcher_of(cell.scenario.launcher.kind, **cell.scenario.launcher.params)
@@ -104,7 +119,9 @@ class RealPlayer:
             run = run_in(root / "runs")
             logs = dict(logs_of(run))
             left = left_by(before, run, root, {child.pid, *pids_of(logs)})
-            return played_of(Ended(code=child.code, said=child.said, overdue=overdue, left=left), run, logs)
+            return played_of(
+                Ended(code=child.code, said=child.said, overdue=overdue, left=left), run, logs
+            )
         finally:
             with undisturbed():
                 clean(before, run_in(root / "runs"))
@@ -142,7 +159,9 @@ def logs_of(run: RunDirectory | None) -> Iterator[tuple[str, Log]]:
 
 def pids_of(logs: Mapping[str, Log]) -> set[int]:
     """Of all processes that an arm had."""
-    return {int(event.data["pid"]) for log in logs.values() for event in log.of(Kind.PROCESS_SPAWNED)}
+    return {
+        int(event.data["pid"]) for log in logs.values() for event in log.of(Kind.PROCESS_SPAWNED)
+    }
 
 
 def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -> Played:
@@ -152,7 +171,9 @@ def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -
     reached = frozenset(feature for log in logs.values() for feature in reached_in(log))
     if ended.overdue:
         return Played(
-            crash=f"chaos run did not end in time\n{ended.said[-TOLD:]}", place="no end", left=ended.left
+            crash=f"chaos run did not end in time\n{ended.said[-TOLD:]}",
+            place="no end",
+            left=ended.left,
         )
     if trace := traceback_in([ended.said, *_agents_said(run)]):
         return Played(crash=trace, place=place_in(trace), left=ended.left, reached=reached)
@@ -160,7 +181,9 @@ def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -
         return Played(refused=reason)
     if ended.code not in JUDGED or results is None:
         how = f"exit code {ended.code}"
-        return Played(crash=f"{how}: {reason}", place=f"{how}: {_without_paths(reason)}", left=ended.left)
+        return Played(
+            crash=f"{how}: {reason}", place=f"{how}: {_without_paths(reason)}", left=ended.left
+        )
     left = ended.left or ((reason,) if ended.code == errors.EXIT_UNSAFE else ())
     return Played(
         findings=findings_of(results),
@@ -168,14 +191,17 @@ def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -
         reached=reached,
         logs=logs,
         outcomes={
-            arm.arm: arm.outcome for arm in sorted(results.arms, key=lambda arm: arm.outcome != "completed")
+            arm.arm: arm.outcome
+            for arm in sorted(results.arms, key=lambda arm: arm.outcome != "completed")
         },
     )
 
 
 def findings_of(results: Results) -> dict[str, Finding]:
-    """ "arm: checker" -> its word, of several cells the worst; and what no checker says: an arm that is missing, and a
-    verdict that none of them explains."""
+    """ "arm: checker" -> its word, of several cells the worst; and what no checker says: an arm
+     that is missing, and a
+    verdict that none of them explains.
+    """
     found: dict[str, Finding] = {}
     for arm in results.arms:
         for name, finding in arm.invariants.items():
@@ -210,17 +236,25 @@ def place_in(trace: str) -> str:
 
 
 def reached_in(log: Log) -> Iterator[Feature]:
-    """As ``coverage.Observed`` notes it, as far as a log tells: whether the job trained then, or recovered."""
+    """As ``coverage.Observed`` notes it, as far as a log tells: whether the job trained then, or
+    recovered.
+    """
     stage = "starting"
     for event in log.of(
-        Kind.GENERATION_READY, Kind.FAILURE_DETECTED, Kind.ABORT_SENT, Kind.DECISION, Kind.FAULT_INJECTED
+        Kind.GENERATION_READY,
+        Kind.FAILURE_DETECTED,
+        Kind.ABORT_SENT,
+        Kind.DECISION,
+        Kind.FAULT_INJECTED,
     ):
         if event.kind is Kind.GENERATION_READY:
             stage = "training"
         elif event.kind is Kind.FAULT_INJECTED:
             yield ("hit", stage, event.data["kind"], str(event.data.get("phase")))
         elif event.kind is Kind.DECISION:
-            yield from (("decided", stage, str(act).partition("(")[0]) for act in event.data["actions"])
+            yield from (
+                ("decided", stage, str(act).partition("(")[0]) for act in event.data["actions"]
+            )
         else:
             if event.kind is Kind.FAILURE_DETECTED:
                 yield ("failed", stage, event.data["cause"])

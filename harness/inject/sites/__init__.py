@@ -1,8 +1,9 @@
-"""Where faults act: one module for each ``chaos.fault.base.Where``, which finds an occurrence's targets and
-reaches them.
+"""Where faults act: one module for each ``chaos.fault.base.Where``, which finds an occurrence's
+targets and reaches them.
 
-A site is a class ``<Where>Site`` in ``harness/inject/sites/<where>.py``, made once for an arm. Faults that act inside a
-rank have none: the rank's own agent (``harness.rank.fault_agent``) is their site.
+A site is a class ``<Where>Site`` in ``harness/inject/sites/<where>.py``, made once for an arm.
+Faults that act inside a rank have none: the rank's own agent (``harness.rank.fault_agent``) is
+their site.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 class Aim:
     """One thing that one occurrence hits.
 
-    ``target``: what the fault gets, by the protocol of ``chaos.fault.targets``; ``who``: the target as recorded;
-    ``processes``: the processes hit, if any; ``look``: asked again and again until it sees something, which
-    is then logged as the fault's effect; ``undo``: records that go to the ledger before the act.
+    ``target``: what the fault gets, by the protocol of ``chaos.fault.targets``; ``who``: the target
+    as recorded; ``processes``: the processes hit, if any; ``look``: asked again and again until it
+    sees something, which is then logged as the fault's effect; ``undo``: records that go to the
+    ledger before the act.
     """
 
     target: Any
@@ -53,10 +55,14 @@ class Site(Protocol):
     def __init__(self, scene: Scene) -> None: ...
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """Everything an occurrence due now hits, in order. ``number``: of the first of these occurrences."""
+        """Everything an occurrence due now hits, in order. ``number``: of the first of these
+        occurrences.
+        """
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether all of it is there; in the middle of a recovery a process may be about to be replaced."""
+        """Whether all of it is there; in the middle of a recovery a process may be about to be
+        replaced.
+        """
 
 
 def site(where: Where, scene: Scene) -> Site:

@@ -48,7 +48,9 @@ class CheckpointHandle:
 
 @dataclass(frozen=True)
 class NextSave:
-    """The save that comes next, in the process that will do it; see chaos.fault.targets.CheckpointTarget."""
+    """The save that comes next, in the process that will do it; see
+    chaos.fault.targets.CheckpointTarget.
+    """
 
     scene: Scene
     process: str
@@ -80,11 +82,19 @@ class CheckpointSite:
             return [Miss(who={"checkpoint": None}, reason="no such checkpoint")]
         newest = found[0]
         # Another place each time: the same bit flipped twice is as good as new.
-        handle = CheckpointHandle(newest, found[1] if len(found) > 1 else None, planned.seed + number)
+        handle = CheckpointHandle(
+            newest, found[1] if len(found) > 1 else None, planned.seed + number
+        )
         who = {"checkpoint": newest.name}
         # The recovery stack's own verifier, which the fault does not know, is the witness.
         return [
-            Aim(target=handle, who=who, checkpoint=newest.name, step=newest.step, look=lambda: _look(handle))
+            Aim(
+                target=handle,
+                who=who,
+                checkpoint=newest.name,
+                step=newest.step,
+                look=lambda: _look(handle),
+            )
         ]
 
     def _of_a_command(self, planned: PlannedFault, number: int) -> Aim | Miss:
@@ -95,7 +105,10 @@ class CheckpointSite:
         who = {"checkpoint": saved.path.name}
         # The files read again, by the digests taken before: nobody else knows what is in them.
         return Aim(
-            target=saved, who=who, checkpoint=saved.path.name, look=lambda: {"verifier": saved.verify()}
+            target=saved,
+            who=who,
+            checkpoint=saved.path.name,
+            look=lambda: {"verifier": saved.verify()},
         )
 
     def _next_save(self, planned: PlannedFault, number: int) -> Aim | Miss:
@@ -105,7 +118,9 @@ class CheckpointSite:
         if process is None:
             return Miss(who=who, reason=f"nobody holds rank {rank}, which saves")
         about = {"fault": planned.id, "occurrence": number}
-        return Aim(target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=rank)
+        return Aim(
+            target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=rank
+        )
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Files are always there."""

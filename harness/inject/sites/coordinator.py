@@ -32,7 +32,13 @@ class CoordinatorSite:
         """The coordinator."""
         world = range(self._scene.setup.cell.scenario.workload.ranks)
         names = tuple(name for rank in world if (name := self._scene.process_of(rank)))
-        return [Aim(target=CoordinatorHandle(self._scene), who={"coordinator": "the job's"}, processes=names)]
+        return [
+            Aim(
+                target=CoordinatorHandle(self._scene),
+                who={"coordinator": "the job's"},
+                processes=names,
+            )
+        ]
 
     def reachable(self, planned: PlannedFault) -> bool:
         """As soon as there is one again."""

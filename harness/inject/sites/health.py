@@ -40,7 +40,9 @@ class HealthSite:
         """Those that are there now."""
         source = self._scene.health
         if source is None:
-            return [Miss(who={"ranks": list(planned.ranks)}, reason="nobody reads a health source here")]
+            return [
+                Miss(who={"ranks": list(planned.ranks)}, reason="nobody reads a health source here")
+            ]
         found: list[Aim | Miss] = []
         for rank in planned.ranks:
             process = self._scene.process_of(rank)
@@ -51,7 +53,8 @@ class HealthSite:
             who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
             found.append(Aim(target=handle, who=who, rank=rank, processes=(process,)))
         nodes = [
-            Aim(target=HealthHandle(source, node, None, None), who={"node": node}) for node in planned.nodes
+            Aim(target=HealthHandle(source, node, None, None), who={"node": node})
+            for node in planned.nodes
         ]
         return [*found, *nodes]
 

@@ -19,15 +19,20 @@ NO_CONTROL = "no link can be shaped here"
 
 
 class LinkHandle:
-    """Links by rank, held to the processes that held the ranks when it was made; see chaos.fault.targets.LinkTarget.
+    """Links by rank, held to the processes that held the ranks when it was made; see
+    chaos.fault.targets.LinkTarget.
 
-    ``look`` measures the first of them once it is shaped. ``control``: None where nothing shapes links.
+    ``look`` measures the first of them once it is shaped. ``control``: None where nothing shapes
+    links.
     """
 
     def __init__(
-        self, scene: Scene, control: LinkControl | None, names: Mapping[int, str],
+        self,
+        scene: Scene,
+        control: LinkControl | None,
+        names: Mapping[int, str],
         links: Sequence[tuple[int, int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.links = links
         self._scene = scene
         self._control = control
@@ -55,11 +60,15 @@ class LinkHandle:
         assert self._control is not None
         over, of = self._control.over(link), self._scene.in_force
         open_ = shape == LinkShape()
-        all_ = of.end("shaped", over, id(self)) if open_ else of.begin("shaped", over, id(self), shape)
+        all_ = (
+            of.end("shaped", over, id(self)) if open_ else of.begin("shaped", over, id(self), shape)
+        )
         return reduce(lambda before, one: one.over(before), all_, LinkShape())
 
     def pace(self, bytes_per_s: float | None, latency_s: float) -> None:
-        """Tell the ranks at the sources the lowest rate that is wanted, and all that is to be waited."""
+        """Tell the ranks at the sources the lowest rate that is wanted, and all that is to be
+        waited.
+        """
         of = self._scene.in_force
         for source in dict.fromkeys(src for src, _ in self.links):
             name = self._names[source]
@@ -67,14 +76,21 @@ class LinkHandle:
                 left = of.end("paced", name, id(self))
             else:
                 left = of.begin("paced", name, id(self), (bytes_per_s, latency_s))
-            rate, wait_s = min((each for each, _ in left), default=None), sum(each for _, each in left)
-            self._scene.send(name, Extra(topic="pace", payload={"bytes_per_s": rate, "latency_s": wait_s}))
+            rate, wait_s = (
+                min((each for each, _ in left), default=None),
+                sum(each for _, each in left),
+            )
+            self._scene.send(
+                name, Extra(topic="pace", payload={"bytes_per_s": rate, "latency_s": wait_s})
+            )
 
     def cut_control(self, cut: bool) -> None:
         """As far as nodes are more than names."""
         machines = self._scene.machines
         if machines is None:
-            raise RuntimeError("nodes are only names here: none can be cut off from its coordinator")
+            raise RuntimeError(
+                "nodes are only names here: none can be cut off from its coordinator"
+            )
         topology = self._scene.setup.cell.scenario.topology
         of = self._scene.in_force
         for node in dict.fromkeys(topology.node_of(src) for src, _ in self.links):
@@ -92,7 +108,9 @@ class LinkHandle:
             src, dst = self.links[0]
             self._probe = self._control.probe((self._names[src], self._names[dst]))
         measured = self._control.probed(self._probe)
-        return None if measured is None else {"link": list(self.links[0]), "by": self._by, **measured}
+        return (
+            None if measured is None else {"link": list(self.links[0]), "by": self._by, **measured}
+        )
 
 
 class LinkSite:
@@ -102,7 +120,9 @@ class LinkSite:
         self._scene = scene
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """Links both of whose ranks somebody holds, and that can be shaped if that is what the fault does."""
+        """Links both of whose ranks somebody holds, and that can be shaped if that is what the
+        fault does.
+        """
         control = self._scene.links if Need.LINKS in fault.wants() else None
         if control is None and Need.LINKS in fault.wants():
             return [Miss(who={"links": list(planned.links)}, reason=NO_CONTROL)]
@@ -110,22 +130,37 @@ class LinkSite:
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Whether somebody holds every rank."""
-        return all(self._scene.process_of(rank) for rank in {r for link in planned.links for r in link})
+        return all(
+            self._scene.process_of(rank) for rank in {r for link in planned.links for r in link}
+        )
 
 
-def link_aim(scene: Scene, control: LinkControl | None, links: Sequence[tuple[int, int]]) -> Aim | Miss:
-    """One occurrence that hits these links, as far as their ranks are held and they can be shaped."""
-    held = {rank: scene.process_of(rank) for rank in sorted({rank for link in links for rank in link})}
+def link_aim(
+    scene: Scene, control: LinkControl | None, links: Sequence[tuple[int, int]]
+) -> Aim | Miss:
+    """One occurrence that hits these links, as far as their ranks are held and they can be
+    shaped.
+    """
+    held = {
+        rank: scene.process_of(rank) for rank in sorted({rank for link in links for rank in link})
+    }
     names = {rank: name for rank, name in held.items() if name is not None}
     there = [link for link in links if link[0] in names and link[1] in names]
     if not there:
         return miss_rank(links[0][0] if links else -1)
-    refused = {link: control.refuses((names[link[0]], names[link[1]])) for link in there} if control else {}
+    refused = (
+        {link: control.refuses((names[link[0]], names[link[1]])) for link in there}
+        if control
+        else {}
+    )
     usable = [link for link in there if not refused.get(link)]
     if not usable:
         return Miss(who={"links": [list(link) for link in there]}, reason=str(refused[there[0]]))
     handle = LinkHandle(scene, control, names, usable)
-    who = {"links": [list(link) for link in usable], "processes": {str(r): name for r, name in names.items()}}
+    who = {
+        "links": [list(link) for link in usable],
+        "processes": {str(r): name for r, name in names.items()},
+    }
     first = names[usable[0][0]]
     processes = (first, *(name for name in names.values() if name != first))
     return Aim(target=handle, who=who, processes=processes, rank=usable[0][0], look=handle.look)

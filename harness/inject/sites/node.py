@@ -35,7 +35,9 @@ class NodeHandle:
     def kill(self) -> Mapping[str, Any]:
         """The machines where there are some, else their processes."""
         if self.scene.machines is not None:
-            return {"machines": {str(node): dict(self.scene.machines.kill(node)) for node in self.nodes}}
+            return {
+                "machines": {str(node): dict(self.scene.machines.kill(node)) for node in self.nodes}
+            }
         for process in self.processes:
             process.signal(signal.SIGKILL)
         return {"signal": "SIGKILL", "processes": len(self.names)}
@@ -102,7 +104,9 @@ class NodeSite:
             return [self._aim(fault, [node]) for node in planned.nodes]
         racks: dict[int, list[int]] = {}
         for node in planned.nodes:
-            racks.setdefault(self._scene.setup.cell.scenario.topology.rack_of(node), []).append(node)
+            racks.setdefault(self._scene.setup.cell.scenario.topology.rack_of(node), []).append(
+                node
+            )
         return [self._aim(fault, nodes, rack=rack) for rack, nodes in racks.items()]
 
     def reachable(self, planned: PlannedFault) -> bool:
@@ -119,7 +123,11 @@ class NodeSite:
         handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
         if Need.QUOTA in fault.wants():
             groups = self._scene.groups
-            undo = [record for name in names for record in groups.undo(name)] if groups is not None else []
+            undo = (
+                [record for name in names for record in groups.undo(name)]
+                if groups is not None
+                else []
+            )
             look = partial(_waiting, self._scene, names)
             return Aim(target=handle, who=who, processes=tuple(names), look=look, undo=undo)
         machines = self._scene.machines
@@ -131,9 +139,13 @@ class NodeSite:
 def _changed(
     scene: Scene, before: Mapping[int, Mapping[str, Any]], names: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """The platform's word that no machine runs any more, or the kernel's that the processes are stopped."""
+    """The platform's word that no machine runs any more, or the kernel's that the processes are
+    stopped.
+    """
     if scene.machines is not None:
-        states = {str(node): _since(scene.machines.seen(node), seen) for node, seen in before.items()}
+        states = {
+            str(node): _since(scene.machines.seen(node), seen) for node, seen in before.items()
+        }
         if not any(seen.get("state") in RUNS for seen in states.values()):
             return {"nodes": states}
     seen = [stopped(scene, name) for name in names]

@@ -29,7 +29,9 @@ class ProcessHandle:
         """Send a signal; what another fault stops still is not told to go on."""
         if signum == signal.SIGSTOP:
             self.scene.in_force.begin("stopped", self.process, id(self))
-        if signum != signal.SIGCONT or not self.scene.in_force.end("stopped", self.process, id(self)):
+        if signum != signal.SIGCONT or not self.scene.in_force.end(
+            "stopped", self.process, id(self)
+        ):
             self.scene.signal(self.process, signum)
 
     def signal_later(self, signum: int, delay_s: float) -> None:
@@ -96,8 +98,9 @@ class ProcessSite:
         return held and all(self._scene.spare(index) for index in planned.spares)
 
     def _living(self, rank: int) -> str | None:
-        """Who holds a rank; nobody where that process is dead already and its exit only not noticed yet: what then ends
-        it would be taken for this fault's doing."""
+        """Who holds a rank; nobody where that process is dead already and its exit only not noticed
+        yet: what then ends it would be taken for this fault's doing.
+        """
         process = self._scene.process_of(rank)
         return process if process and self._scene.os_state(process) not in DEAD else None
 
@@ -105,16 +108,25 @@ class ProcessSite:
         limited = self._scene.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None
         look = partial(_seen, self._scene, process)
         return Aim(
-            target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look,
+            target=ProcessHandle(self._scene, process),
+            who=who,
+            processes=(process,),
+            rank=rank,
+            look=look,
             undo=limited.undo(process) if limited is not None else (),
-        )  # fmt: skip
+        )
 
 
 def release(scene: Scene, process: str) -> None:
-    """Take all limits from a process on which no fault has one any more: its memory's and its processor's are one
-    group's."""
+    """Take all limits from a process on which no fault has one any more: its memory's and its
+    processor's are one group's.
+    """
     node = scene.node_of(process)
-    if scene.groups is None or scene.in_force.now("starved", process) or scene.in_force.now("rationed", node):
+    if (
+        scene.groups is None
+        or scene.in_force.now("starved", process)
+        or scene.in_force.now("rationed", node)
+    ):
         return
     scene.groups.release(process)
 

@@ -32,7 +32,9 @@ class StoreSite:
 
 
 class StoreHandle:
-    """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of what was done to it."""
+    """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of what was
+    done to it.
+    """
 
     def __init__(self, scene: Scene, control: StoreControl) -> None:
         self._wanted = scene.in_force

@@ -11,7 +11,17 @@ from typing import Literal
 from chaos.scenario.model import LeaveOut
 from harness.judge.checkers.faults import landing
 from harness.judge.checkers.faults import noticed as faults
-from harness.judge.checkers.job import commits, data, kept, leftovers, loss, observed, steady, values, world
+from harness.judge.checkers.job import (
+    commits,
+    data,
+    kept,
+    leftovers,
+    loss,
+    observed,
+    steady,
+    values,
+    world,
+)
 from harness.judge.checkers.job.ending import ending
 from harness.judge.checkers.job.recovery_shown import recovery_shown
 from harness.judge.checkers.record import records
@@ -50,7 +60,9 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
 OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
     {"finite-losses": values.finite_losses, "kept-progress": kept.kept_progress}
 )
-"""Judged of every command, whatever its scenario lists, until it leaves them out by name; None: nothing to say."""
+"""Judged of every command, whatever its scenario lists, until it leaves them out by name; None:
+nothing to say.
+"""
 BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_strength})
 """Judged where a scenario lists them: a job may be meant to go on with less."""
 NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
@@ -83,7 +95,8 @@ __all__ = [
 
 
 def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
-    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown name.
+    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown
+    name.
 
     Whoever asks for any gets ``fault-landed`` too: without it all others prove nothing.
     """
@@ -99,8 +112,8 @@ def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[
 
 
 def check(checker: Checker, evidence: Evidence) -> Finding:
-    """One checker's answer. One that throws is inconclusive, and no log with holes in it proves that
-    something holds.
+    """One checker's answer. One that throws is inconclusive, and no log with holes in it proves
+    that something holds.
     """
     try:
         finding = checker(evidence)
@@ -108,10 +121,13 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
         return unknown(f"the checker could not work on this log: {type(error).__name__}: {error}")
     if finding.verdict == "fail" and evidence.log.has_dropped:
         return unknown(
-            f"parts of the log were dropped for want of room, so that this proves nothing: {finding.witness}"
+            "parts of the log were dropped for want of room, so that this proves nothing:"
+            f" {finding.witness}"
         )
     if finding.verdict == "pass" and evidence.log.problems:
-        return unknown(f"holds as far as the log goes, but the log is incomplete: {evidence.log.problems[0]}")
+        return unknown(
+            f"holds as far as the log goes, but the log is incomplete: {evidence.log.problems[0]}"
+        )
     return finding
 
 
@@ -156,13 +172,17 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
     names = names_of(evidence.cell.scenario.invariants)
     if evidence.history.info.observed:
         findings = {observed.PROGRESS: check(observed.progress, evidence)}
-        findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(evidence)
+        findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(
+            evidence
+        )
     else:
         findings = {name: check(_ALL[name], evidence) for name in names}
     unfinished = world.finished(evidence)
     if unfinished is not None and "liveness" not in findings:
         findings[FINISHED] = unfinished
-    expected = any(fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults)
+    expected = any(
+        fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults
+    )
     if expected and not evidence.is_control:
         findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
     if evidence.cell.scenario.steady_state and not evidence.is_control:

@@ -1,4 +1,6 @@
-"""Numbers in a log that nobody can compute with: who follows them would take any time and memory."""
+"""Numbers in a log that nobody can compute with: who follows them would take any time and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def absurdity(log: Log, scenario: Scenario) -> str:
         if not _within(said.get(name), most):
             return f"run_started names {said.get(name)!r:.40} {name}"
     order = said.get("order")
-    if order is not None and not (isinstance(order, dict) and _within(order.get("samples"), MOST_SAMPLES)):
+    if order is not None and not (
+        isinstance(order, dict) and _within(order.get("samples"), MOST_SAMPLES)
+    ):
         return f"run_started names the order {order!r:.40}"
     steps = FACTOR * max(LEAST, work.steps)
     for actor in log.actors.values():

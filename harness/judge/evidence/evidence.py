@@ -18,10 +18,10 @@ from harness.judge.results import Finding
 class Evidence:
     """Logs of one arm and what they are compared with.
 
-    ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every control
-    arm of the run with the same workload; ``exact``: strategy name -> whether it promises a bit-identical
-    result; ``source``, ``lines``: the scenario file, and the lines of its workload's keys; ``expected``: what the
-    scenario says that this arm is.
+    ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every
+    control arm of the run with the same workload; ``exact``: strategy name -> whether it promises a
+    bit-identical result; ``source``, ``lines``: the scenario file, and the lines of its workload's
+    keys; ``expected``: what the scenario says that this arm is.
     """
 
     arm: str
@@ -56,12 +56,16 @@ class Evidence:
 
     @property
     def promises_exact(self) -> bool:
-        """Whether this arm promises a bit-identical result: by its strategy, or by how gradients are summed."""
+        """Whether this arm promises a bit-identical result: by its strategy, or by how gradients
+        are summed.
+        """
         return self.elastic or self.keeps_world
 
     @property
     def keeps_world(self) -> bool:
-        """Whether this arm's strategy promises that, and for it that no step is made with fewer ranks."""
+        """Whether this arm's strategy promises that, and for it that no step is made with fewer
+        ranks.
+        """
         return self.exact.get(self.cell.scenario.recovery.strategy, False)
 
     @property
@@ -75,7 +79,9 @@ class Evidence:
         return self.cell.scenario.recovery.params.get("batch") == "shrink"
 
     def place(self, key: str) -> str:
-        """``kill.yaml:9 (workload.command): `` for a message, or nothing where the line is not known."""
+        """``kill.yaml:9 (workload.command): `` for a message, or nothing where the line is not
+        known.
+        """
         line = self.lines.get(key)
         return f"{self.source.rsplit('/', 1)[-1]}:{line} ({key}): " if line else ""
 

@@ -1,4 +1,6 @@
-"""What a run's resolved scenario says that each arm's log must hold: who it is, what was provisioned, which faults."""
+"""What a run's resolved scenario says that each arm's log must hold: who it is, what was
+provisioned, which faults.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ _TELLING = (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BATCH_TAKEN)
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Of one arm. ``repeat``, ``seed``: which it is, None where only its cell is known; ``spares``: the
-    strategy's; ``plan``: fault -> what is to be announced of it, as
-    ``harness.inject.occurrence.announcement`` does; ``most``: fault -> how often it may be injected at most;
-    ``or_else``: fault that hits a whole replica by ``plan`` -> the same where it hits one of it; ``twins``:
-    other arms whose log has the same content; ``problem``: why a part of this could not be worked out.
+    """Of one arm. ``repeat``, ``seed``: which it is, None where only its cell is known; ``spares``:
+    the strategy's; ``plan``: fault -> what is to be announced of it, as
+    ``harness.inject.occurrence.announcement`` does; ``most``: fault -> how often it may be injected
+    at most; ``or_else``: fault that hits a whole replica by ``plan`` -> the same where it hits one
+    of it; ``twins``: other arms whose log has the same content; ``problem``: why a part of this
+    could not be worked out.
     """
 
     repeat: int | None = None
@@ -44,13 +47,17 @@ class Expected:
 
 
 def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Expected:
-    """What an arm must be, by the scenario that the run directory holds; its plan is drawn again from its seed."""
+    """What an arm must be, by the scenario that the run directory holds; its plan is drawn again
+    from its seed.
+    """
     seed = repeat_seed(resolved.seed, repeat)
     scenario, spares = cell.scenario, 0
     try:
         if scenario.workload.command is None:
             strategies = load(recovery.policy.strategies.__name__, Strategy)
-            spares = strategies[scenario.recovery.strategy](**scenario.recovery.params).spares_wanted
+            spares = strategies[scenario.recovery.strategy](
+                **scenario.recovery.params
+            ).spares_wanted
         planned = _plan(cell, seed, spares, select="all") if arm == "faulted" else {}
         other = _plan(cell, seed, spares, select="one") if arm == "faulted" else {}
     except Exception as error:  # a scenario of another version: what is in it is not known here
@@ -61,7 +68,9 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
         spares=spares,
         plan={name: facts for name, (facts, _) in planned.items()},
         most={name: most for name, (_, most) in planned.items()},
-        or_else={fault.id: other[fault.id][0] for fault in scenario.faults if _is_loose(fault) and other},
+        or_else={
+            fault.id: other[fault.id][0] for fault in scenario.faults if _is_loose(fault) and other
+        },
     )
 
 
@@ -70,7 +79,9 @@ def _plan(
 ) -> dict[str, tuple[Facts, int]]:
     """``select``: of a replica, where the scenario does not tell."""
     kinds = load(chaos.faults.__name__, Fault)
-    faults = [_of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults]
+    faults = [
+        _of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults
+    ]
     scenario = cell.scenario.model_copy(update={"faults": faults})
     plan = plan_scenario(scenario, kinds, seed=seed, spares=spares)
     if any(kinds[each.kind].everywhere for each in plan):
@@ -85,8 +96,9 @@ def _plan(
 
 
 def _is_loose(fault: FaultSpec) -> bool:
-    """Whether it hits a whole replica, or one rank of it: a resolved scenario holds every default, and does not tell
-    whether ``select`` was written."""
+    """Whether it hits a whole replica, or one rank of it: a resolved scenario holds every default,
+    and does not tell whether ``select`` was written.
+    """
     return fault.target.replica is not None and fault.target.select == TargetSpec().select
 
 
@@ -98,15 +110,19 @@ def _of_replica(fault: FaultSpec, select: Literal["all", "one"]) -> FaultSpec:
 def _most(planned: PlannedFault) -> int:
     """Each trigger so often, on each of its targets."""
     triggers = len(planned.points) + len(planned.times_s) + (planned.event is not None)
-    targets = max(len(planned.ranks) + len(planned.spares), len(planned.nodes), len(planned.links), 1)
+    targets = max(
+        len(planned.ranks) + len(planned.spares), len(planned.nodes), len(planned.links), 1
+    )
     return triggers * targets * planned.max_fires
 
 
 def twins_of(logs: Mapping[str, Log], simulated: Mapping[str, bool]) -> dict[str, tuple[str, ...]]:
-    """Arm -> the arms whose log is the same but for the names in it; ``simulated``: arm -> whether it was.
+    """Arm -> the arms whose log is the same but for the names in it; ``simulated``: arm -> whether
+    it was.
 
-    Two real arms never take the same nanoseconds. Simulated ones do where all that decides is the same: the seed, and
-    whatever cell or kind of arm it is nothing that matters differs (a bound, a description, a fault that there is not).
+    Two real arms never take the same nanoseconds. Simulated ones do where all that decides is the
+    same: the seed, and whatever cell or kind of arm it is nothing that matters differs (a bound, a
+    description, a fault that there is not).
     """
     alike: dict[str, list[str]] = {}
     for name, log in logs.items():
@@ -128,7 +144,9 @@ def _may_be_alike(one: Log, other: Log) -> bool:
 
 
 def _content(log: Log, *, simulated: bool) -> str:
-    """A digest of what happened when, and in a simulation, where time alone proves nothing, of what came out of it."""
+    """A digest of what happened when, and in a simulation, where time alone proves nothing, of what
+    came out of it.
+    """
     started = log.first(Kind.RUN_STARTED)
     start_ns = started.time_ns if started else 0
     found = hashlib.blake2b(digest_size=16)

@@ -1,20 +1,23 @@
 """Acts: what a fault did at once, to one victim or to many, is one incident.
 
-A fault that kills four ranks is injected four times, once for each, and the job answers once. Counted as four
-incidents it would have four values of every metric, three of which say little (``lost steps [27, 0, 0, 0]``), and
-bounds would be as narrow as if the job had been tried four times.
+A fault that kills four ranks is injected four times, once for each, and the job answers once.
+Counted as four incidents it would have four values of every metric, three of which say little
+(``lost steps [27, 0, 0, 0]``), and bounds would be as narrow as if the job had been tried four
+times.
 
-Hits belong together when the injector says that they are of one act (``act`` in ``fault_injected``) and the same
-generation met them; a victim that was hit when the job had recovered from the others is an incident of its own. Logs
-without ``act`` are judged by what they show: hits of one fault in one step of one generation, or, where no step was
-named, with nothing but the fault itself between them.
+Hits belong together when the injector says that they are of one act (``act`` in ``fault_injected``)
+and the same generation met them; a victim that was hit when the job had recovered from the others
+is an incident of its own. Logs without ``act`` are judged by what they show: hits of one fault in
+one step of one generation, or, where no step was named, with nothing but the fault itself between
+them.
 
 What the incident costs is the act's, counted from its first hit:
 
-- ``detection_time``, ``recovery_time``, ``outcome``: the worst of its victims (recovered, degraded, fail-stop, hang,
-  sdc-escape, in this order). One of which no failure told is not worse than the others once the job, told of them,
-  gave up: whom to notice was left.
-- ``phases``: of the victim that took longest to recover from; of several, the one that was noticed first.
+- ``detection_time``, ``recovery_time``, ``outcome``: the worst of its victims (recovered, degraded,
+  fail-stop, hang, sdc-escape, in this order). One of which no failure told is not worse than the
+  others once the job, told of them, gave up: whom to notice was left.
+- ``phases``: of the victim that took longest to recover from; of several, the one that was noticed
+  first.
 - ``steps_lost``: of each rollback that answered it, once.
 - ``landed``, ``healed``: whether all of it was.
 """
@@ -34,13 +37,20 @@ from harness.judge.results import Hit, Incident
 
 WORST = ("not-landed", "masked", "recovered", "degraded", "fail-stop", "hang", "sdc-escape")
 """Outcomes, the worst one last."""
-_OWN = (Kind.FAULT_INJECTED, Kind.FAULT_LANDED, Kind.FAULT_FAILED, Kind.FAULT_HEALED, Kind.FAULT_EFFECT)
+_OWN = (
+    Kind.FAULT_INJECTED,
+    Kind.FAULT_LANDED,
+    Kind.FAULT_FAILED,
+    Kind.FAULT_HEALED,
+    Kind.FAULT_EFFECT,
+)
 
 
 def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode, ...]]:
     """Episodes by the act they belong to, acts in the order of their first hit."""
     acts: dict[object, list[Episode]] = {}
-    numbers: dict[str, object] = {}  # of a fault's newest act without a step, in a log that does not say
+    # of a fault's newest act without a step, in a log that does not say
+    numbers: dict[str, object] = {}
     newest: dict[str, Episode] = {}
     for index, episode in enumerate(episodes):
         key: object = (index,)
@@ -53,7 +63,9 @@ def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode
             else:
                 before = newest.get(episode.fault)
                 along = before is not None and _at_once(history, before.injected, episode.injected)
-                key = numbers[episode.fault] = numbers[episode.fault] if along else (*about, "alone", index)
+                key = numbers[episode.fault] = (
+                    numbers[episode.fault] if along else (*about, "alone", index)
+                )
                 newest[episode.fault] = episode
         while key in acts and episode.process is not None and _has(acts[key], episode.process):
             key = (key, "again")  # nobody is hit twice at once, whatever the log says
@@ -64,13 +76,16 @@ def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode
 def incidents_of(
     history: History, acts: Sequence[Sequence[Episode]], control: History | None
 ) -> tuple[Incident, ...]:
-    """The incident of each act; the steps of a rollback that answered several of them are the first one's."""
+    """The incident of each act; the steps of a rollback that answered several of them are the first
+    one's.
+    """
     return lost_once([_together(hits, history, control) for hits in acts])
 
 
 def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """The same incidents, with the steps of a rollback that answered several of them counted for the first alone:
-    the others have no steps lost of their own, and say with whom they were answered.
+    """The same incidents, with the steps of a rollback that answered several of them counted for
+    the first alone: the others have no steps lost of their own, and say with whom they were
+    answered.
 
     Incidents that end with the same new step were answered together.
     """
@@ -106,7 +121,9 @@ def _together(hits: Sequence[Episode], history: History, control: History | None
     each = [incident_of(replace(hit, injected=begun), history, control) for hit in hits]
     outcome = _outcome(each)
     # of whom nothing was told, and the job ended by the others: it has no time of its own
-    told = [one for one in each if one.outcome == outcome or one.detected_by or one.outcome != "hang"]
+    told = [
+        one for one in each if one.outcome == outcome or one.detected_by or one.outcome != "hang"
+    ]
     shown = max(told, key=lambda one: (_length(one.recovery_time), -_length(one.detection_time)))
     first = each[0]
     rollbacks: dict[int | None, int] = {}
@@ -114,35 +131,50 @@ def _together(hits: Sequence[Episode], history: History, control: History | None
         rollbacks[one.first_new_step] = max(rollbacks.get(one.first_new_step, 0), one.steps_lost)
     return shown.model_copy(
         update={
-            "occurrence": first.occurrence, "target": merged([hit.target for hit in hits]),
-            "landed": all(one.landed for one in each), "healed": all(one.healed for one in each),
+            "occurrence": first.occurrence,
+            "target": merged([hit.target for hit in hits]),
+            "landed": all(one.landed for one in each),
+            "healed": all(one.healed for one in each),
             "witness": ", ".join(dict.fromkeys(one.witness for one in each if one.witness)) or None,
-            "evidence": merged([one.evidence for one in each]), "outcome": outcome,
+            "evidence": merged([one.evidence for one in each]),
+            "outcome": outcome,
             "detection_time": _worst([one.detection_time for one in told]),
             "steps_lost": sum(rollbacks.values()),
-            "restored_step": min((s for one in each if (s := one.restored_step) is not None), default=None),
+            "restored_step": min(
+                (s for one in each if (s := one.restored_step) is not None), default=None
+            ),
             "nodes": sorted({node for one in each for node in one.nodes}),
             "hits": [_hit(hit, one) for hit, one in zip(hits, each, strict=True)],
         }
-    )  # fmt: skip
+    )
 
 
 def _outcome(each: Sequence[Incident]) -> str:
     ended = any(one.outcome == "fail-stop" and one.detected_by for one in each)
-    due = [one.outcome for one in each if not (ended and one.outcome == "hang" and not one.detected_by)]
+    due = [
+        one.outcome for one in each if not (ended and one.outcome == "hang" and not one.detected_by)
+    ]
     return max(due, key=WORST.index)
 
 
 def _hit(episode: Episode, one: Incident) -> Hit:
     return Hit(
-        occurrence=episode.occurrence, target=one.target, landed=one.landed, healed=one.healed, outcome=one.outcome,
-        detected_by=one.detected_by, detection_time=one.detection_time, recovery_time=one.recovery_time,
+        occurrence=episode.occurrence,
+        target=one.target,
+        landed=one.landed,
+        healed=one.healed,
+        outcome=one.outcome,
+        detected_by=one.detected_by,
+        detection_time=one.detection_time,
+        recovery_time=one.recovery_time,
         steps_lost=one.steps_lost,
-    )  # fmt: skip
+    )
 
 
 def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is said of several victims: a value that all share as it is, others as a list in the order of the hits."""
+    """What is said of several victims: a value that all share as it is, others as a list in the
+    order of the hits.
+    """
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in facts for name in one):
         values = [one[name] for one in facts if name in one]

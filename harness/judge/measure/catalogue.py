@@ -1,4 +1,6 @@
-"""The metrics there are: unit, which way is better, how many values an arm gives, and what one value is."""
+"""The metrics there are: unit, which way is better, how many values an arm gives, and what one
+value is.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ Per = Literal["incident", "arm", "checkpoint"]
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDef:
-    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives; ``clocks``: how many
-    readings of ranks' clocks make it (one less the coordinator's, or one less another's); of a share of the wall time,
-    for each generation.
+    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives;
+    ``clocks``: how many readings of ranks' clocks make it (one less the coordinator's, or one less
+    another's); of a share of the wall time, for each generation.
     """
 
     unit: str
@@ -42,11 +44,14 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "incident", "fault injected to failure detected; infinite if it harmed undetected"
         ),
         "recovery_time": _seconds(
-            "incident", "fault injected to the job's first new commit; infinite if none came", clocks=1
+            "incident",
+            "fault injected to the job's first new commit; infinite if none came",
+            clocks=1,
         ),
         "time_to_full_rate": _seconds(
             "incident",
-            "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
+            "fault injected to the first of 5 steps whose median rate is at least 90 % of the"
+            " control's",
             clocks=1,
         ),
         "time_to_redundancy": _seconds(
@@ -55,14 +60,19 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             clocks=1,
         ),
         "failure_cost": _lower(
-            "rank-hours", "incident", "provisioned ranks x recovery time; infinite if the job never recovered"
+            "rank-hours",
+            "incident",
+            "provisioned ranks x recovery time; infinite if the job never recovered",
         ),
         "steps_lost": _lower(
             "steps",
             "incident",
-            "committed steps that were redone, one value for each rollback; infinite if the job never recovered",
+            "committed steps that were redone, one value for each rollback; infinite if the job"
+            " never recovered",
         ),
-        "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
+        "samples_lost": _lower(
+            "samples", "arm", "samples of the reference order that the lineage lacks"
+        ),
         "samples_duplicated": _lower(
             "samples", "arm", "samples the lineage holds more often than the order does"
         ),
@@ -92,7 +102,8 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         ),
         "goodput": _higher(
             "ratio",
-            "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job did not finish",
+            "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job"
+            " did not finish",
             clocks=2,
         ),
         "ettr": _higher(
@@ -100,15 +111,22 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         ),
         "mfu": _higher(
             "ratio",
-            "model FLOPs utilisation: operations that the samples of a median step need / what the devices can do",
+            "model FLOPs utilisation: operations that the samples of a median step need / what the"
+            " devices can do",
             clocks=2,
         ),
         "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
-        "abort_time": _seconds("incident", "failure detected to all survivors parked, or to the decision"),
+        "abort_time": _seconds(
+            "incident", "failure detected to all survivors parked, or to the decision"
+        ),
         "regroup_time": _seconds(
             "incident", "abort to the last group formed, process starts included", clocks=1
         ),
-        "restore_time": _seconds("incident", "group formed to the last member holding its state", clocks=2),
-        "redo_time": _seconds("incident", "state held to the old highest step committed again", clocks=2),
+        "restore_time": _seconds(
+            "incident", "group formed to the last member holding its state", clocks=2
+        ),
+        "redo_time": _seconds(
+            "incident", "state held to the old highest step committed again", clocks=2
+        ),
     }
 )

@@ -1,11 +1,13 @@
-"""Incidents: what one hit of a fault cost, phase by phase, and how it ended (``acts``: hits of one act together).
+"""Incidents: what one hit of a fault cost, phase by phase, and how it ended (``acts``: hits of one
+act together).
 
-``recovery_time`` runs from the injection to the job's first commit, by a generation formed after the
-failure, of a step beyond every step that any rank had committed before. Counting a commit by a single rank
-as "before" can only lengthen it. Its phases end at: failure detected; survivors parked (or the decision,
-where survivors are not kept); last group formed by the generation that made that commit (failed attempts and
-process starts belong to this); its members hold their state; the old highest step is committed again; the
-first new commit. They share their boundaries, so they sum exactly.
+``recovery_time`` runs from the injection to the job's first commit, by a generation formed after
+the failure, of a step beyond every step that any rank had committed before. Counting a commit by a
+single rank as "before" can only lengthen it. Its phases end at: failure detected; survivors parked
+(or the decision, where survivors are not kept); last group formed by the generation that made that
+commit (failed attempts and process starts belong to this); its members hold their state; the old
+highest step is committed again; the first new commit. They share their boundaries, so they sum
+exactly.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from harness.judge.record.strength import strength_of
 from harness.judge.record.sustained import at_the_end_again, lasting
 from harness.judge.results import PHASE_NAMES, Incident, PhaseSpan
 
-Outcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
+Outcome = Literal[
+    "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """How a failure was answered. ``first_new``: first new step run, None if the job never got that far."""
+    """How a failure was answered. ``first_new``: first new step run, None if the job never got that
+    far.
+    """
 
     high_water: int
     restored: Generation | None
@@ -40,7 +46,8 @@ class Recovery:
 
 
 def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> Recovery:
-    """Find what followed a failure. A failure outside the generation (a spare's) does not concern the job.
+    """Find what followed a failure. A failure outside the generation (a spare's) does not concern
+    the job.
 
     ``acting_until_ns``: until when the fault behind it acted; what that is for, see ``sustained``.
     """
@@ -49,9 +56,10 @@ def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> R
     mark = history.high_water(number)
     later = [g for g in history.worked if g.number > number]
     new = [
-        run for run in history.runs
+        run
+        for run in history.runs
         if run.generation > number and run.step > mark and run.committed_ns is not None
-    ]  # fmt: skip
+    ]
     first = min(new, key=lambda run: run.committed_ns or 0, default=None)
     if history.info.observed and first is not None:
         found = lasting(history, number, mark, acting_until_ns)
@@ -59,14 +67,17 @@ def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> R
     answered = [g for g in later if first is None or g.number <= first.generation]
     lowest = min((g.resume_step for g in answered if g.resume_step is not None), default=None)
     return Recovery(
-        high_water=mark, restored=later[0] if later else None, restored_step=lowest, first_new=first,
+        high_water=mark,
+        restored=later[0] if later else None,
+        restored_step=lowest,
+        first_new=first,
         concerns_job=failed is None or failure.data["process"] in (None, *failed.members),
-    )  # fmt: skip
+    )
 
 
 def incident_of(episode: Episode, history: History, control: History | None) -> Incident:
-    """The incident of one episode. A fault that never fired gives one with occurrence -1 and outcome
-    ``not-landed``.
+    """The incident of one episode. A fault that never fired gives one with occurrence -1 and
+    outcome ``not-landed``.
     """
     injected, failure = episode.injected, episode.failure
     # of several (a node may take a spare and a rank with it) the first that the job had to answer
@@ -80,26 +91,39 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     outcome = _outcome(episode, history, control, concerned, short=bool(short))
     ranks = {"ranks": short} if short and outcome == "degraded" else {}
     return Incident(
-        fault=episode.fault, kind=episode.kind, cell=history.info.cell, repeat=history.info.repeat,
-        occurrence=episode.occurrence, target=episode.target, step=injected.step if injected else None,
+        fault=episode.fault,
+        kind=episode.kind,
+        cell=history.info.cell,
+        repeat=history.info.repeat,
+        occurrence=episode.occurrence,
+        target=episode.target,
+        step=injected.step if injected else None,
         injected_s=(injected.time_ns - history.start_ns) / NS if injected else 0.0,
         landed=episode.landed is not None,
         witness=str(episode.landed.data["witness"]) if episode.landed else None,
         evidence=_evidence(episode) | _harm(episode, history) | ranks,
-        healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
+        healed=episode.healed is not None,
+        detected_by=str(failure.data["cause"]) if failure else None,
         blamed_rank=failure.data["rank"] if failure else None,
         detection_time=_detection(episode, outcome, history.cut_short),
-        recovery_time=_recovery_time(episode, history, concerned, outcome, bad=bool(_harm(episode, history))),
+        recovery_time=_recovery_time(
+            episode, history, concerned, outcome, bad=bool(_harm(episode, history))
+        ),
         outcome=outcome,
-        phases=phases, steps_lost=lost, restored_step=restored,
+        phases=phases,
+        steps_lost=lost,
+        restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
         decision=_decision(history, failure),
-        nodes=nodes_hit(episode, homes(history.log)), clock_bound_s=history.log.clock_bound_s,
-    )  # fmt: skip
+        nodes=nodes_hit(episode, homes(history.log)),
+        clock_bound_s=history.log.clock_bound_s,
+    )
 
 
 def _acting_until(episode: Episode, history: History) -> int:
-    """Until when a fault acted: its heal, or the end of all it hit; 0 for one that is over once done."""
+    """Until when a fault acted: its heal, or the end of all it hit; 0 for one that is over once
+    done.
+    """
     if episode.planned is None or not episode.planned.data.get("lasts"):
         return 0
     gone = {e.data["process"]: e.time_ns for e in history.log.of(Kind.PROCESS_EXITED)}
@@ -111,11 +135,17 @@ def _evidence(episode: Episode) -> dict[str, object]:
     if episode.landed:
         evidence = episode.landed.data["evidence"]
         return (
-            {k: _plain(v) for k, v in evidence.items()} if isinstance(evidence, dict) else {"seen": evidence}
+            {k: _plain(v) for k, v in evidence.items()}
+            if isinstance(evidence, dict)
+            else {"seen": evidence}
         )
     if episode.failed:
         return {"failed": episode.failed.data["reason"]}
-    return {} if episode.injected else {"planned": episode.planned.data["at"] if episode.planned else None}
+    return (
+        {}
+        if episode.injected
+        else {"planned": episode.planned.data["at"] if episode.planned else None}
+    )
 
 
 def _plain(value: object) -> object:
@@ -167,9 +197,13 @@ def _phases(episode: Episode, history: History, recovery: Recovery) -> list[Phas
     stated = (worked.stated_ns or worked.ready_ns) if worked else None
     grouped = worked.grouped_ns if worked else None
     marks = (
-        failure.time_ns, _aborted_ns(history, failure, first.committed_ns), grouped, stated,
-        _redone_ns(history, recovery, failure.time_ns), first.committed_ns,
-    )  # fmt: skip
+        failure.time_ns,
+        _aborted_ns(history, failure, first.committed_ns),
+        grouped,
+        stated,
+        _redone_ns(history, recovery, failure.time_ns),
+        first.committed_ns,
+    )
     spans: list[PhaseSpan] = []
     cursor = injected.time_ns
     for name, mark in zip(PHASE_NAMES, marks, strict=True):
@@ -194,14 +228,19 @@ def _redone_ns(history: History, recovery: Recovery, after_ns: int) -> int | Non
     if recovery.restored_step is None or recovery.restored_step >= recovery.high_water:
         return None
     redone = [
-        run.committed_ns for run in history.runs
-        if run.step == recovery.high_water and run.committed_ns is not None and run.committed_ns > after_ns
-    ]  # fmt: skip
+        run.committed_ns
+        for run in history.runs
+        if run.step == recovery.high_water
+        and run.committed_ns is not None
+        and run.committed_ns > after_ns
+    ]
     return max(redone, default=None)
 
 
 def _short(episode: Episode, history: History) -> str:
-    """With how many ranks a command ended that began with more, if one of them was seen until the fault."""
+    """With how many ranks a command ended that began with more, if one of them was seen until the
+    fault.
+    """
     if not history.info.observed or episode.injected is None:
         return ""
     found, at = strength_of(history), episode.injected.time_ns
@@ -209,7 +248,12 @@ def _short(episode: Episode, history: History) -> str:
 
 
 def _outcome(
-    episode: Episode, history: History, control: History | None, recovery: Recovery | None, *, short: bool
+    episode: Episode,
+    history: History,
+    control: History | None,
+    recovery: Recovery | None,
+    *,
+    short: bool,
 ) -> Outcome:
     """``short``: whether a command ended with fewer ranks since."""
     if episode.injected is None or episode.landed is None:
@@ -232,21 +276,27 @@ def _outcome(
 
 
 def _harm(episode: Episode, history: History) -> dict[str, object]:
-    """The first step that a rank of a command reported with a loss that is no number, after its values were spoilt, if
-    the job went on from there and never took the step back: no digest is needed to know that this did harm. After any
-    other fault, if it was the last before, and the job ended on such losses."""
+    """The first step that a rank of a command reported with a loss that is no number, after its
+    values were spoilt, if the job went on from there and never took the step back: no digest is
+    needed to know that this did harm. After any other fault, if it was the last before, and the job
+    ended on such losses.
+    """
     if not history.info.observed or episode.landed is None:
         return {}
     lineage, after_ns = history.lineage, episode.injected.time_ns if episode.injected else 0
     bad = [
-        event for event in history.log.of(Kind.STEP_REPORTED)
-        if is_bad(event) and event.step in lineage and lineage[event.step or 0].generation == event.generation
-    ]  # fmt: skip
+        event
+        for event in history.log.of(Kind.STEP_REPORTED)
+        if is_bad(event)
+        and event.step in lineage
+        and lineage[event.step or 0].generation == event.generation
+    ]
     since = spoilt_since(history)
     if not episode.corrupts and not _last_before(history, after_ns, bad, since):
         return {}
     found = min(
-        ((e.step or 0, str(float(e.data["loss"]))) for e in bad if e.time_ns > after_ns), default=None
+        ((e.step or 0, str(float(e.data["loss"]))) for e in bad if e.time_ns > after_ns),
+        default=None,
     )
     if found is None or (history.outcome != "completed" and max(lineage) <= found[0]):
         return {}
@@ -254,16 +304,26 @@ def _harm(episode: Episode, history: History) -> dict[str, object]:
 
 
 def _last_before(history: History, after_ns: int, bad: Sequence[Event], since: int | None) -> bool:
-    """Whether a job ended on losses that are no numbers, and what was injected at that time was the last before."""
-    first = min((e.time_ns for e in bad if since is not None and (e.step or 0) >= since), default=None)
+    """Whether a job ended on losses that are no numbers, and what was injected at that time was the
+    last before.
+    """
+    first = min(
+        (e.time_ns for e in bad if since is not None and (e.step or 0) >= since), default=None
+    )
     if first is None or any(event.time_ns <= after_ns for event in bad):
         return False
-    return not any(after_ns < event.time_ns < first for event in history.log.of(Kind.FAULT_INJECTED))
+    return not any(
+        after_ns < event.time_ns < first for event in history.log.of(Kind.FAULT_INJECTED)
+    )
 
 
 def _only_told(episode: Episode) -> bool:
     """Whether nothing was lost: a process said that it will be ended, and no failure followed."""
-    return episode.failure is not None and episode.failure.data["cause"] == "notice" and not episode.others
+    return (
+        episode.failure is not None
+        and episode.failure.data["cause"] == "notice"
+        and not episode.others
+    )
 
 
 def _undetected(episode: Episode, history: History, control: History | None) -> Outcome:
@@ -274,26 +334,35 @@ def _undetected(episode: Episode, history: History, control: History | None) -> 
     if not went_on:
         return "hang"
     corrupt = episode.corrupts
-    return "sdc-escape" if corrupt and control and not same_parameters(history, control) else "masked"
+    return (
+        "sdc-escape" if corrupt and control and not same_parameters(history, control) else "masked"
+    )
 
 
 def _last_runs(history: History) -> list[StepRun]:
-    """The final step run, if the run ended in good order; a job that stopped of itself did not go on."""
+    """The final step run, if the run ended in good order; a job that stopped of itself did not go
+    on.
+    """
     runs = [run for run in history.runs if run.survives]
     return runs[-1:] if history.outcome not in ("timed-out", "gave-up") else []
 
 
 def diverged(history: History, step: int | None = None) -> list[Event]:
-    """Failures by which a process was named for holding another state than most, of one step or of all."""
+    """Failures by which a process was named for holding another state than most, of one step or of
+    all.
+    """
     return [
-        failure for failure in history.log.of(Kind.FAILURE_DETECTED)
+        failure
+        for failure in history.log.of(Kind.FAILURE_DETECTED)
         if failure.data["cause"] == "diverged" and step in (None, failure.step)
-    ]  # fmt: skip
+    ]
 
 
 def sound_digests(history: History) -> Iterator[Event]:
-    """State digests, without those of a process that was found to differ, or of all where nobody could say which did,
-    from the last agreement until that was noticed: replicas are not compared after each step."""
+    """State digests, without those of a process that was found to differ, or of all where nobody
+    could say which did, from the last agreement until that was noticed: replicas are not compared
+    after each step.
+    """
     known = [(f, agreed_before(history, f)) for f in diverged(history)]
     for event in history.log.of(Kind.STATE_DIGEST):
         if not any(_is_of(failure, agreed, event) for failure, agreed in known):
@@ -304,7 +373,8 @@ def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
     """Whether a digest is of a state that was found to differ."""
     step, number = agreed
     since = (
-        step < (digest.step or 0) <= (failure.step or 0) and number <= digest.generation <= failure.generation
+        step < (digest.step or 0) <= (failure.step or 0)
+        and number <= digest.generation <= failure.generation
     )
     return since and failure.data["process"] in (None, digest.actor)
 
@@ -321,7 +391,9 @@ def final_digests(history: History) -> dict[int, dict[int, Event]]:
 
 
 def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
-    """Digests of a step by the part of the model they are of; ``found``: by rank, see ``final_digests``."""
+    """Digests of a step by the part of the model they are of; ``found``: by rank, see
+    ``final_digests``.
+    """
     parts: dict[int, list[Event]] = {}
     for rank, event in sorted(found.items()):
         parts.setdefault(rank % shards, []).append(event)
@@ -329,7 +401,9 @@ def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
 
 
 def same_parameters(history: History, control: History) -> bool:
-    """Whether the parameters agree with the control arm's at the last step both took a digest of."""
+    """Whether the parameters agree with the control arm's at the last step both took a
+    digest of.
+    """
     mine, theirs = final_digests(history), final_digests(control)
     common = sorted(mine.keys() & theirs.keys())
     if not common:
@@ -337,6 +411,7 @@ def same_parameters(history: History, control: History) -> bool:
     step = common[-1]
     ours, others = (by_shard(found[step], history.shards) for found in (mine, theirs))
     return all(
-        len({event.data["parameters"] for event in (*ours.get(shard, ()), *others.get(shard, ()))}) == 1
+        len({event.data["parameters"] for event in (*ours.get(shard, ()), *others.get(shard, ()))})
+        == 1
         for shard in ours.keys() | others.keys()
     )

@@ -1,4 +1,6 @@
-"""What a cell is called in tables, charts and comparisons: its strategy, with as little beside it as tells it apart."""
+"""What a cell is called in tables, charts and comparisons: its strategy, with as little beside it
+as tells it apart.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ class Named:
 def labels(cells: Iterable[Named]) -> dict[str, str]:
     """Cell id -> label, no two alike.
 
-    An axis that is not of the strategy (``ranks: [2, 4]``) is in every label if its value differs between any two
-    cells, as it is a condition of the comparison. Parameters of the strategy are there only where two cells share one:
-    the fewest of them that tell all of its cells apart. A cell for which that does not do keeps its id.
+    An axis that is not of the strategy (``ranks: [2, 4]``) is in every label if its value differs
+    between any two cells, as it is a condition of the comparison. Parameters of the strategy are
+    there only where two cells share one: the fewest of them that tell all of its cells apart. A
+    cell for which that does not do keeps its id.
     """
     known = list(cells)
     conditions = {one.id: dict(_conditions(one)) for one in known}
@@ -52,7 +55,9 @@ def _unique(found: Mapping[str, str], label: str) -> bool:
 
 def _of_strategy(one: Named, value: Any) -> bool:
     """Whether a value of the matrix is the strategy, with its parameters or without."""
-    return value == one.strategy or (isinstance(value, Mapping) and value.get("strategy") == one.strategy)
+    return value == one.strategy or (
+        isinstance(value, Mapping) and value.get("strategy") == one.strategy
+    )
 
 
 def _conditions(one: Named) -> Iterator[tuple[str, str]]:
@@ -84,8 +89,12 @@ def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in every if len({one.get(key) for one in facts}) > 1]
 
 
-def _fewest(outer: Sequence[Mapping[str, str | None]], own: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """The fewest own keys that, with the conditions, tell all cells apart; all that vary, where none do."""
+def _fewest(
+    outer: Sequence[Mapping[str, str | None]], own: Sequence[Mapping[str, str]]
+) -> tuple[str, ...]:
+    """The fewest own keys that, with the conditions, tell all cells apart; all that vary, where
+    none do.
+    """
     keys = _varying(own)
     for many in range(len(keys) + 1 if len(keys) <= MOST_KEYS else 1):
         for chosen in itertools.combinations(keys, many):

@@ -1,5 +1,5 @@
-"""Metrics of one arm, from its events alone. Definitions of the design's "Metrics"; see ``partition`` and
-``incidents``.
+"""Metrics of one arm, from its events alone. Definitions of the design's "Metrics"; see
+``partition`` and ``incidents``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,36 @@ from harness.judge.results import Incident
 from recovery.data.order import batch, without
 
 __all__ = [
-    "METRICS", "Accounting", "ArmMeasures", "MetricDef", "account", "clock_bound", "goodput_of", "measure",
-    "median_ci95", "per_arm", "skips_of", "summarise",
-]  # fmt: skip
+    "METRICS",
+    "Accounting",
+    "ArmMeasures",
+    "MetricDef",
+    "account",
+    "clock_bound",
+    "goodput_of",
+    "measure",
+    "median_ci95",
+    "per_arm",
+    "skips_of",
+    "summarise",
+]
 FULL_RATE = 0.9
 FULL_RATE_STEPS = 5
 _PHASE_METRICS = MappingProxyType(
-    {"abort": "abort_time", "regroup": "regroup_time", "restore": "restore_time", "redo": "redo_time"}
+    {
+        "abort": "abort_time",
+        "regroup": "regroup_time",
+        "restore": "restore_time",
+        "redo": "redo_time",
+    }
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """Samples of the lineage against the reference order. ``misplaced``: first step whose samples are not
-    its own; ``witnessed``: samples that ranks of a lost node took, as the reduced counts alone tell.
+    """Samples of the lineage against the reference order. ``misplaced``: first step whose samples
+    are not its own; ``witnessed``: samples that ranks of a lost node took, as the reduced counts
+    alone tell.
     """
 
     steps: int
@@ -55,8 +71,9 @@ class Accounting:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMeasures:
-    """All measures of one arm. ``values``: metric -> its values, empty where there are none; ``bounds``: metric -> how
-    far a value may be from the truth because clocks of several machines are in it.
+    """All measures of one arm. ``values``: metric -> its values, empty where there are none;
+    ``bounds``: metric -> how far a value may be from the truth because clocks of several machines
+    are in it.
     """
 
     history: History
@@ -89,13 +106,20 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
         _add_incident(values, history, incident)
     _add_arm(values, history, split, step_time)
     return ArmMeasures(
-        history=history, episodes=episodes, ideal=ideal, partition=split, incidents=incidents,
-        step_time=step_time, values=values, bounds={name: clock_bound(name, history) for name in METRICS},
-    )  # fmt: skip
+        history=history,
+        episodes=episodes,
+        ideal=ideal,
+        partition=split,
+        incidents=incidents,
+        step_time=step_time,
+        values=values,
+        bounds={name: clock_bound(name, history) for name in METRICS},
+    )
 
 
 def clock_bound(name: str, history: History) -> float:
-    """How far a value of a metric may be from the truth, in its unit, for the clocks of the arm's nodes.
+    """How far a value of a metric may be from the truth, in its unit, for the clocks of the arm's
+    nodes.
 
     Raises KeyError for an unknown metric.
     """
@@ -120,7 +144,9 @@ def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
 
 
 def goodput_of(history: History, split: Partition) -> float:
-    """Goodput of an arm: what a job did that gave up or hung until its end is of no use to anybody."""
+    """Goodput of an arm: what a job did that gave up or hung until its end is of no use to
+    anybody.
+    """
     return 0.0 if history.unfinished else split.goodput
 
 
@@ -134,7 +160,11 @@ def account(history: History) -> Accounting:
     skipping, skipped, unseen = bool(skips_of(history)), 0, 0
     for step in range(1, history.committed_step + 1):
         ids = batch(step, info.global_batch, info.order_samples, info.order_seed)
-        skips = skips_of(history, lineage[step].generation if step in lineage else None) if skipping else {}
+        skips = (
+            skips_of(history, lineage[step].generation if step in lineage else None)
+            if skipping
+            else {}
+        )
         due = Counter(without(ids, step, skips))
         skipped += len(ids) - due.total()
         got = Counter(lineage[step].samples if step in lineage else [])
@@ -151,16 +181,23 @@ def account(history: History) -> Accounting:
     extra = taken - reference
     duplicated = sum(count for sample, count in extra.items() if sample in reference)
     return Accounting(
-        steps=history.committed_step, lost=(reference - taken).total(), duplicated=duplicated,
-        unexpected=extra.total() - duplicated, misplaced=misplaced, lost_in=lost_in,
-        skipped=skipped, witnessed=unseen,
-    )  # fmt: skip
+        steps=history.committed_step,
+        lost=(reference - taken).total(),
+        duplicated=duplicated,
+        unexpected=extra.total() - duplicated,
+        misplaced=misplaced,
+        lost_in=lost_in,
+        skipped=skipped,
+        witnessed=unseen,
+    )
 
 
 def _step_time(history: History) -> float | None:
     paused = pauses(history)
     times = [
-        run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in history.runs if run.survives
+        run.seconds - paused.get((run.generation, run.step - 1), 0.0)
+        for run in history.runs
+        if run.survives
     ]
     return statistics.median(times) if times else None
 
@@ -185,7 +222,9 @@ def _add_incident(values: dict[str, list[float]], history: History, incident: In
         if value is not None:
             values[name].append(value)
     if incident.recovery_time is not None and incident.answered_with is None:
-        values["steps_lost"].append(math.inf if incident.never_recovered else float(incident.steps_lost))
+        values["steps_lost"].append(
+            math.inf if incident.never_recovered else float(incident.steps_lost)
+        )
     if incident.recovery_time is not None or incident.outcome == "masked":
         provisioned = history.info.ranks + history.info.spares
         values["failure_cost"].append(failure_cost(provisioned, incident.recovery_time))
@@ -197,20 +236,25 @@ def _add_incident(values: dict[str, list[float]], history: History, incident: In
 def _time_to_full_rate(
     history: History, episode: Episode, incident: Incident, ideal: Ideal | None
 ) -> float | None:
-    """Seconds to the commit of the first step of a window at full rate; None where too few steps are left to
-    tell.
+    """Seconds to the commit of the first step of a window at full rate; None where too few steps
+    are left to tell.
     """
     if incident.outcome in ("hang", "fail-stop"):
         return None if history.cut_short else math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
     first, paused = incident.first_new_step or 0, pauses(history)
-    runs = [r for r in history.lineage.values() if r.step >= first and r.end_ns > episode.injected.time_ns]
+    runs = [
+        r
+        for r in history.lineage.values()
+        if r.step >= first and r.end_ns > episode.injected.time_ns
+    ]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]
         took = [run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in window]
         rates = [
-            r.commits[0].data["samples"] / s if s > 0 else math.inf for r, s in zip(window, took, strict=True)
+            r.commits[0].data["samples"] / s if s > 0 else math.inf
+            for r, s in zip(window, took, strict=True)
         ]
         if statistics.median(rates) >= FULL_RATE * history.info.global_batch / ideal.step_s:
             return (window[0].end_ns - episode.injected.time_ns) / NS
@@ -237,7 +281,9 @@ def _add_accounting(values: dict[str, list[float]], history: History) -> None:
     accounting = account(history)
     # A job that ended early never used the rest; one cut short by its harness might have.
     unused = (
-        0 if history.cut_short else (history.info.steps - history.committed_step) * history.info.global_batch
+        0
+        if history.cut_short
+        else (history.info.steps - history.committed_step) * history.info.global_batch
     )
     values["samples_lost"].append(float(accounting.lost + unused))
     values["samples_skipped"].append(float(accounting.skipped))

@@ -1,23 +1,25 @@
-"""Where the wall time of one arm went: useful time, and badput by class. It closes by construction; here is
-how.
+"""Where the wall time of one arm went: useful time, and badput by class. It closes by construction;
+here is how.
 
-The time line from ``run_started`` to ``run_finished`` is cut into adjacent intervals: initialisation up to
-the moment the first generation holds its state; then, per generation, its step runs one after the other;
-between generations the rest of the interrupted step (``recomputation``), injection to detection
-(``detection``), up to the last ``group_formed`` of the next working generation (``regroup``: abort, failed
-attempts and process starts included) and up to the last ``state_ready`` (``restore``); after the last step
-``shutdown``. All is weighed in rank-seconds and divided by the provisioned ranks P = ranks + spares, so an
-interval counts ranks / P of its length and ``spare_idle`` is wall x spares / P.
+The time line from ``run_started`` to ``run_finished`` is cut into adjacent intervals:
+initialisation up to the moment the first generation holds its state; then, per generation, its step
+runs one after the other; between generations the rest of the interrupted step (``recomputation``),
+injection to detection (``detection``), up to the last ``group_formed`` of the next working
+generation (``regroup``: abort, failed attempts and process starts included) and up to the last
+``state_ready`` (``restore``); after the last step ``shutdown``. All is weighed in rank-seconds and
+divided by the provisioned ranks P = ranks + spares, so an interval counts ranks / P of its length
+and ``spare_idle`` is wall x spares / P.
 
-A step run whose result the final lineage does not hold is ``recomputation``. Of a surviving one, the extra
-pause of rank 0 after a checkpoint step (its gap between commit and next batch, less its median gap
-elsewhere) is ``checkpoint_save``. What remains is set against the ideal (the control arm's median step time,
-scaled by samples / global_batch) summed per context: a world smaller than asked for (excess is
-``degraded_world``), a lasting undetected fault (``straggling``), or neither (``other``; evaluations between
-steps are in it). Data time beyond the control's median, within that excess, is ``data``. Useful time of a
-context is the smaller of its ideal and its actual sum: a run that was by chance faster than its control
-earns no more than the time it took, so that goodput = useful / wall is never above the textbook formula
-(useful samples x ideal rank-seconds per sample / (wall x P)) and nothing negative has to be hidden.
+A step run whose result the final lineage does not hold is ``recomputation``. Of a surviving one,
+the extra pause of rank 0 after a checkpoint step (its gap between commit and next batch, less its
+median gap elsewhere) is ``checkpoint_save``. What remains is set against the ideal (the control
+arm's median step time, scaled by samples / global_batch) summed per context: a world smaller than
+asked for (excess is ``degraded_world``), a lasting undetected fault (``straggling``), or neither
+(``other``; evaluations between steps are in it). Data time beyond the control's median, within that
+excess, is ``data``. Useful time of a context is the smaller of its ideal and its actual sum: a run
+that was by chance faster than its control earns no more than the time it took, so that goodput =
+useful / wall is never above the textbook formula (useful samples x ideal rank-seconds per sample /
+(wall x P)) and nothing negative has to be hidden.
 """
 
 from __future__ import annotations
@@ -33,16 +35,26 @@ from harness.judge.record.episodes import Episode
 from harness.judge.record.lineage import NS, Generation, History, StepRun
 
 CLASSES = (
-    "initialisation", "data", "checkpoint_save", "restore", "detection", "regroup", "recomputation",
-    "degraded_world", "straggling", "spare_idle", "shutdown", "other",
-)  # fmt: skip
+    "initialisation",
+    "data",
+    "checkpoint_save",
+    "restore",
+    "detection",
+    "regroup",
+    "recomputation",
+    "degraded_world",
+    "straggling",
+    "spare_idle",
+    "shutdown",
+    "other",
+)
 _CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "normal": "other"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ideal:
-    """What a step of the full world and batch should take, and how much of it is waiting for data, in
-    seconds.
+    """What a step of the full world and batch should take, and how much of it is waiting for data,
+    in seconds.
     """
 
     step_s: float
@@ -52,8 +64,8 @@ class Ideal:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Wall time by class, in wall-equivalent seconds over all provisioned ranks. ``productive_s``: time in
-    surviving steps.
+    """Wall time by class, in wall-equivalent seconds over all provisioned ranks. ``productive_s``:
+    time in surviving steps.
     """
 
     wall_s: float
@@ -72,21 +84,28 @@ class Partition:
         return self.useful_s / self.wall_s if self.wall_s else 0.0
 
 
-def ideal_of(history: History, control: History | None, episodes: Sequence[Episode]) -> Ideal | None:
-    """The ideal step, from the control arm; without one from this arm's own steps in a full world before the
-    first fault.
+def ideal_of(
+    history: History, control: History | None, episodes: Sequence[Episode]
+) -> Ideal | None:
+    """The ideal step, from the control arm; without one from this arm's own steps in a full world
+    before the first fault.
     """
     source = control or history
     first = (
-        min((e.injected.time_ns for e in episodes if e.injected), default=None) if control is None else None
+        min((e.injected.time_ns for e in episodes if e.injected), default=None)
+        if control is None
+        else None
     )
     paused = pauses(source)
     runs = [
-        run for run in source.runs
+        run
+        for run in source.runs
         if run.world == source.info.ranks and (first is None or run.end_ns < first) and run.survives
-    ]  # fmt: skip
-    # the first step of a generation pays for lazy initialisation, so it is left out where there are others
-    steady = [run for run in runs if source.generation(run.generation).resume_step != run.step - 1] or runs  # type: ignore[union-attr]
+    ]
+    # the first step of a generation pays for lazy initialisation, so it is left out where there are
+    # others
+    resumes = {one.number: one.resume_step for one in source.generations}
+    steady = [run for run in runs if resumes[run.generation] != run.step - 1] or runs
     if not steady:
         return None
     return Ideal(
@@ -128,7 +147,9 @@ def partition(history: History, ideal: Ideal | None, episodes: Sequence[Episode]
     share = info.ranks / (info.ranks + info.spares)
     badput = {name: spent[name] * share for name in CLASSES}
     badput["spare_idle"] = history.wall_s * (1 - share)
-    return Partition(wall_s=history.wall_s, useful_s=useful * share, badput=badput, productive_s=productive)
+    return Partition(
+        wall_s=history.wall_s, useful_s=useful * share, badput=badput, productive_s=productive
+    )
 
 
 def _judge_context(
@@ -186,7 +207,9 @@ def _between(
     _book(spent, start, end, marks)
 
 
-def _after(history: History, spent: dict[str, float], start: int, episodes: Sequence[Episode]) -> None:
+def _after(
+    history: History, spent: dict[str, float], start: int, episodes: Sequence[Episode]
+) -> None:
     """Book the time from the last step of all to the end of the run."""
     failure = _first_failure(history, start, history.end_ns)
     if history.outcome == "completed":
@@ -194,8 +217,10 @@ def _after(history: History, spent: dict[str, float], start: int, episodes: Sequ
     elif failure:
         injected = _injection_of(failure, episodes) or failure
         marks = [
-            ("recomputation", injected.time_ns), ("detection", failure.time_ns), ("regroup", history.end_ns),
-        ]  # fmt: skip
+            ("recomputation", injected.time_ns),
+            ("detection", failure.time_ns),
+            ("regroup", history.end_ns),
+        ]
     elif (
         any(e.injected and e.landed and e.failure is None for e in episodes)
         and history.outcome == "timed-out"
@@ -217,7 +242,9 @@ def _book(spent: dict[str, float], start: int, end: int, marks: list[tuple[str, 
 
 def _first_failure(history: History, start: int, end: int) -> Event | None:
     """The first failure of a member declared after the generation before ``end`` was ready."""
-    before = [g for g in history.worked if (g.stated_ns or g.started_ns) < end and g.started_ns < start]
+    before = [
+        g for g in history.worked if (g.stated_ns or g.started_ns) < end and g.started_ns < start
+    ]
     since = before[-1].stated_ns or before[-1].started_ns if before else start
     failures = history.log.of(Kind.FAILURE_DETECTED)
     return next((event for event in failures if since <= event.time_ns <= end), None)

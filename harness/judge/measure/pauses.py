@@ -1,6 +1,8 @@
-"""Between two steps: what rank 0 does there besides training, while the others wait for it in the next all-reduce.
+"""Between two steps: what rank 0 does there besides training, while the others wait for it in the
+next all-reduce.
 
-A step as such has neither: an arm that evaluates the model after every second step is as fast as one that never does.
+A step as such has neither: an arm that evaluates the model after every second step is as fast as
+one that never does.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ Pauses = Mapping[tuple[int, int], float]
 
 
 def checkpoint_stalls(history: History) -> Pauses:
-    """(generation, checkpointed step) -> seconds its training paused beyond the usual pause between two
-    steps, and beyond an evaluation that is due there.
+    """(generation, checkpointed step) -> seconds its training paused beyond the usual pause between
+    two steps, and beyond an evaluation that is due there.
 
-    Rank 0 writes checkpoints, and the others wait for it in the next all-reduce, so its pause is the job's.
+    Rank 0 writes checkpoints, and the others wait for it in the next all-reduce, so its pause is
+    the job's.
     """
     saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
     evaluated = evaluations(history)
@@ -31,18 +34,24 @@ def checkpoint_stalls(history: History) -> Pauses:
 
 
 def evaluations(history: History) -> Pauses:
-    """(generation, step) -> seconds for which rank 0 evaluated the model after it: its pause beyond the usual one, and
-    no more than an evaluation is to take, as what takes longer is a slower job."""
+    """(generation, step) -> seconds for which rank 0 evaluated the model after it: its pause beyond
+    the usual one, and no more than an evaluation is to take, as what takes longer is a slower job.
+    """
     every, takes_s = history.info.evaluate_every, history.info.evaluate_s
     if every is None:
         return {}
-    return {key: min(extra, takes_s) for key, extra in _extra(history).items() if key[1] % every == 0}
+    return {
+        key: min(extra, takes_s) for key, extra in _extra(history).items() if key[1] % every == 0
+    }
 
 
 def pauses(history: History) -> Pauses:
     """Both together."""
     stalls, evaluated = checkpoint_stalls(history), evaluations(history)
-    return {key: stalls.get(key, 0.0) + evaluated.get(key, 0.0) for key in stalls.keys() | evaluated.keys()}
+    return {
+        key: stalls.get(key, 0.0) + evaluated.get(key, 0.0)
+        for key in stalls.keys() | evaluated.keys()
+    }
 
 
 def _extra(history: History) -> dict[tuple[int, int], float]:
@@ -58,6 +67,10 @@ def _extra(history: History) -> dict[tuple[int, int], float]:
             if committed and taken:
                 gaps[(run.generation, previous.step)] = max(0, taken[0] - committed[0]) / NS
         previous = run
-    idle = [gap for key, gap in gaps.items() if key not in saving and not (every and key[1] % every == 0)]
+    idle = [
+        gap
+        for key, gap in gaps.items()
+        if key not in saving and not (every and key[1] % every == 0)
+    ]
     usual = statistics.median(idle or [0.0])
     return {key: max(0.0, gap - usual) for key, gap in gaps.items()}

@@ -1,10 +1,12 @@
-"""How short of processors an arm was, by what its harness read while it trained, and what that does to its rate.
+"""How short of processors an arm was, by what its harness read while it trained, and what that does
+to its rate.
 
-Counts of the training threads of the arm's ranks: how long they ran, and how long they stood in a run queue. Ranks that
-share too few processors wait for each other on a quiet machine too, so that only what a rank waited longer *for each
-second that it ran*, compared with the steps it is compared with, excuses anything. A job that computes more than it
-should waits more in all, and not for each second; one that sleeps does not wait at all. So neither is excused by a load
-that was there all the time.
+Counts of the training threads of the arm's ranks: how long they ran, and how long they stood in a
+run queue. Ranks that share too few processors wait for each other on a quiet machine too, so that
+only what a rank waited longer *for each second that it ran*, compared with the steps it is compared
+with, excuses anything. A job that computes more than it should waits more in all, and not for each
+second; one that sleeps does not wait at all. So neither is excused by a load that was there all the
+time.
 """
 
 from __future__ import annotations
@@ -29,19 +31,26 @@ SLACK_S = 0.15
 """By which readings may be late: who reads is short of processors too."""
 SLACK = 1.1
 LIMIT = 0.25
-"""Of a step, that may be taken off it for a verdict: beyond that nobody knows how it would have been."""
+"""Of a step, that may be taken off it for a verdict: beyond that nobody knows how it would have
+been.
+"""
 MARGIN = 1.25
-"""By which more may have been waited for than is counted: threads other than the one that trains wait too."""
+"""By which more may have been waited for than is counted: threads other than the one that trains
+wait too.
+"""
 
 
 UNSTEADY = 0.5
-"""Of what is waited for, as much more or less from one second to the next: few steps are compared with many."""
+"""Of what is waited for, as much more or less from one second to the next: few steps are compared
+with many.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
-    """Over a stretch of an arm, all for each second of it. ``ran``, ``queued``: ranks that ran, and that stood in a
-    queue, at any time; ``steal``: of each processor; ``cpus``: how many there are; ``odd``: why none of it can be true.
+    """Over a stretch of an arm, all for each second of it. ``ran``, ``queued``: ranks that ran, and
+    that stood in a queue, at any time; ``steal``: of each processor; ``cpus``: how many there are;
+    ``odd``: why none of it can be true.
     """
 
     ran: float
@@ -63,8 +72,9 @@ class Pressure:
 
 @dataclass(frozen=True, kw_only=True)
 class Excuse:
-    """So much of a step was waited for a processor more than in the step it is compared with, seconds: most likely, and
-    at most."""
+    """So much of a step was waited for a processor more than in the step it is compared with,
+    seconds: most likely, and at most.
+    """
 
     likely_s: float
     most_s: float
@@ -84,15 +94,17 @@ class _Reading:
 def pressures_of(
     log: Log, start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]] = ()
 ) -> dict[int, Pressure]:
-    """Of a stretch of an arm, by node (0: the harness's machine too), without those of which too little was read.
-    ``apart``: parts of the stretch that do not count, each from a time to another, none within another; readings that
-    mostly lie there are left out.
+    """Of a stretch of an arm, by node (0: the harness's machine too), without those of which too
+    little was read. ``apart``: parts of the stretch that do not count, each from a time to another,
+    none within another; readings that mostly lie there are left out.
     """
     by_node: dict[int, list[_Reading]] = {}
     for event in log.of(Kind.PRESSURE_READ):
         if (read := _reading(event)) is not None:
             by_node.setdefault(read.node, []).append(read)
-    found = {node: _pressure(readings, start_ns, end_ns, apart) for node, readings in by_node.items()}
+    found = {
+        node: _pressure(readings, start_ns, end_ns, apart) for node, readings in by_node.items()
+    }
     return {node: pressure for node, pressure in found.items() if pressure is not None}
 
 
@@ -102,13 +114,22 @@ def _pressure(
     """By the readings of one node."""
     readings = sorted(found, key=lambda one: one.time_ns)
     first = max((n for n, one in enumerate(readings) if one.time_ns <= start_ns), default=0)
-    last = min((n for n, one in enumerate(readings) if one.time_ns >= end_ns), default=len(readings) - 1)
+    last = min(
+        (n for n, one in enumerate(readings) if one.time_ns >= end_ns), default=len(readings) - 1
+    )
     stretch = [
-        (a, b) for a, b in itertools.pairwise(readings[first : last + 1])
-        if a.generation == b.generation and a.ranks and a.ranks.keys() == b.ranks.keys()
+        (a, b)
+        for a, b in itertools.pairwise(readings[first : last + 1])
+        if a.generation == b.generation
+        and a.ranks
+        and a.ranks.keys() == b.ranks.keys()
         and 0 < b.time_ns - a.time_ns <= LONGEST_S * NS
-    ]  # fmt: skip
-    pairs = [(a, b) for a, b in stretch if 2 * _within(apart, a.time_ns, b.time_ns) <= b.time_ns - a.time_ns]
+    ]
+    pairs = [
+        (a, b)
+        for a, b in stretch
+        if 2 * _within(apart, a.time_ns, b.time_ns) <= b.time_ns - a.time_ns
+    ]
     seconds = _seconds(pairs)
     counted_ns = end_ns - start_ns - _within(apart, start_ns, end_ns)
     if seconds < max(LEAST_S, LEAST_SHARE * counted_ns / NS):
@@ -119,17 +140,21 @@ def _pressure(
     queued = {name: min(waited, max(0.0, seconds - ran[name])) for name, waited in queued.items()}
     steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
     return Pressure(
-        ran=sum(ran.values()) / seconds, queued=sum(queued.values()) / seconds, cpus=cpus,
+        ran=sum(ran.values()) / seconds,
+        queued=sum(queued.values()) / seconds,
+        cpus=cpus,
         steal=steal / steal_over / cpus if steal_over else 0.0,
         odd=_odd(stretch, readings[: first + 1]) or _odd_machine(stretch, readings[: first + 1]),
-    )  # fmt: skip
+    )
 
 
 def _seconds(pairs: Sequence[tuple[_Reading, _Reading]]) -> float:
     return sum(b.time_ns - a.time_ns for a, b in pairs) / NS
 
 
-def _counted(pairs: Sequence[tuple[_Reading, _Reading]]) -> tuple[dict[str, float], dict[str, float]]:
+def _counted(
+    pairs: Sequence[tuple[_Reading, _Reading]],
+) -> tuple[dict[str, float], dict[str, float]]:
     """For how long each rank ran, and stood in a queue, between the readings of these pairs."""
     ran, queued = (
         {
@@ -148,8 +173,9 @@ def _within(spans: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int
 def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Excuse:
     """What of a step of ``step_s`` is excused, beside one of ``ideal_s`` under another pressure.
 
-    In the ideal step all ranks together run for ``ideal.ran * ideal_s``; each second of that waits longer by the
-    difference of the two ``wait``; and as many ranks wait at a time as want a processor at a time.
+    In the ideal step all ranks together run for ``ideal.ran * ideal_s``; each second of that waits
+    longer by the difference of the two ``wait``; and as many ranks wait at a time as want a
+    processor at a time.
     """
     waited = ideal.ran * ideal_s * max(0.0, now.wait - ideal.wait)
     at_once = sorted((ideal.wanting, now.wanting))
@@ -165,16 +191,21 @@ def _reading(event: Event) -> _Reading | None:
     """What an event says; None for one that makes no sense."""
     data = event.data
     try:
-        ranks = {str(name): (_number(row[0]), _number(row[1])) for name, row in data["ranks"].items()}
+        ranks = {
+            str(name): (_number(row[0]), _number(row[1])) for name, row in data["ranks"].items()
+        }
         read_ns = int(data.get("read_ns", event.time_ns))
         if abs(event.time_ns - read_ns) > LONGEST_S * NS:
             return None
         return _Reading(
-            node=int(data.get("node", 0)), time_ns=read_ns, generation=event.generation,
+            node=int(data.get("node", 0)),
+            time_ns=read_ns,
+            generation=event.generation,
             cpus=max(1.0, _number(data["cpus"])),
             some_s=None if data["some_s"] is None else _number(data["some_s"]),
-            steal_s=None if data["steal_s"] is None else _number(data["steal_s"]), ranks=ranks,
-        )  # fmt: skip
+            steal_s=None if data["steal_s"] is None else _number(data["steal_s"]),
+            ranks=ranks,
+        )
     except (AttributeError, TypeError, ValueError, LookupError, OverflowError):
         return None
 
@@ -190,9 +221,12 @@ def _names(pairs: Sequence[tuple[_Reading, _Reading]]) -> list[str]:
     return list(dict.fromkeys(name for a, _ in pairs for name in a.ranks))
 
 
-def _grown(rows: Sequence[tuple[_Reading, _Reading, float | None, float | None]]) -> tuple[float, float]:
-    """By how much a count grew, and over how many seconds it is known; from one reading that has it to the next, with
-    none left out between them."""
+def _grown(
+    rows: Sequence[tuple[_Reading, _Reading, float | None, float | None]],
+) -> tuple[float, float]:
+    """By how much a count grew, and over how many seconds it is known; from one reading that has it
+    to the next, with none left out between them.
+    """
     grown, over, known, since_ns, end_ns = 0.0, 0.0, None, 0, -1
     for a, b, before, after in rows:
         if a.time_ns != end_ns or (known is None and before is not None):
@@ -205,8 +239,9 @@ def _grown(rows: Sequence[tuple[_Reading, _Reading, float | None, float | None]]
 
 
 def _odd(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
-    """A thread runs, waits or sleeps: no two of it at a time, and no count goes back. A wait is counted when it ends,
-    and may have begun when the counts of that thread were last seen to change, in one of the ``earlier`` readings.
+    """A thread runs, waits or sleeps: no two of it at a time, and no count goes back. A wait is
+    counted when it ends, and may have begun when the counts of that thread were last seen to
+    change, in one of the ``earlier`` readings.
     """
     ran, queued = _counted(pairs)
     seconds = _seconds(pairs)
@@ -216,13 +251,16 @@ def _odd(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]
         within_s = seconds + _still(name, earlier)
         if ran_s + queued[name] > SLACK * within_s + SLACK_S:
             return (
-                f"{name} ran for {ran_s:.2f} s and waited for {queued[name]:.2f} s, within {within_s:.2f} s"
+                f"{name} ran for {ran_s:.2f} s and waited for {queued[name]:.2f} s, within"
+                f" {within_s:.2f} s"
             )
     return ""
 
 
 def _still(name: str, readings: Sequence[_Reading]) -> float:
-    """For how many seconds before the last of these readings the counts of a rank had stood still."""
+    """For how many seconds before the last of these readings the counts of a rank had
+    stood still.
+    """
     if not readings:
         return 0.0
     since_ns = readings[-1].time_ns
@@ -234,8 +272,10 @@ def _still(name: str, readings: Sequence[_Reading]) -> float:
 
 
 def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
-    """No processor is taken for longer than time passes, and whoever waits is somebody who waits. The kernel weighs
-    that by processor (kernel/sched/psi.c): one of many on which somebody waits counts for one part of them."""
+    """No processor is taken for longer than time passes, and whoever waits is somebody who waits.
+    The kernel weighs that by processor (kernel/sched/psi.c): one of many on which somebody waits
+    counts for one part of them.
+    """
     cpus, seconds = max(b.cpus for _, b in pairs), _seconds(pairs)
     steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
     if not 0 <= steal <= SLACK * cpus * steal_over + SLACK_S:
@@ -246,7 +286,11 @@ def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_
     if not 0 <= some <= SLACK * over + SLACK_S:
         return f"processors were wanted in vain for {some:.2f} s within {over:.2f} s"
     for name, queued_s in _counted(pairs)[1].items():
-        # What ``some`` says of the time before is not known: that the wait had begun there is believed.
+        # What ``some`` says of the time before is not known: that the wait had begun there is
+        # believed.
         if queued_s > SLACK * (cpus * some + _still(name, earlier)) + SLACK_S:
-            return f"a rank waited for {queued_s:.2f} s, and processors were wanted in vain for {some:.2f} s"
+            return (
+                f"a rank waited for {queued_s:.2f} s, and processors were wanted in vain for"
+                f" {some:.2f} s"
+            )
     return ""

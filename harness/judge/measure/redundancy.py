@@ -9,14 +9,17 @@ from harness.judge.record.lineage import NS, History
 from harness.judge.results import Incident
 
 
-def time_to_redundancy(history: History, injected: Event | None, incident: Incident) -> float | None:
-    """Seconds from the fault until a generation of all ranks is ready and as many ready processes wait as spares were
-    provisioned.
+def time_to_redundancy(
+    history: History, injected: Event | None, incident: Incident
+) -> float | None:
+    """Seconds from the fault until a generation of all ranks is ready and as many ready processes
+    wait as spares were provisioned.
 
-    A process waits when it is ready, in no generation at that time, neither gone nor blamed for a failure. None where
-    nothing was lost, and where a process that would have made it whole was still starting when the arm ended;
-    infinity where the job went on, or ended, with less than it had and nothing on its way. Of a command spares cannot
-    be seen: there it is the generation alone.
+    A process waits when it is ready, in no generation at that time, neither gone nor blamed for a
+    failure. None where nothing was lost, and where a process that would have made it whole was
+    still starting when the arm ended; infinity where the job went on, or ended, with less than it
+    had and nothing on its way. Of a command spares cannot be seen: there it is the generation
+    alone.
     """
     if injected is None or incident.recovery_time is None:
         return None
@@ -58,6 +61,10 @@ def _starting(history: History) -> bool:
     told = (Kind.PROCESS_READY, Kind.FAILURE_DETECTED)
     settled = {event.data["process"] for event in history.log.of(*told)}
     ended = {
-        event.data["process"] for event in history.log.of(Kind.PROCESS_EXITED) if not event.data["expected"]
+        event.data["process"]
+        for event in history.log.of(Kind.PROCESS_EXITED)
+        if not event.data["expected"]
     }
-    return any(e.data["process"] not in settled | ended for e in history.log.of(Kind.PROCESS_SPAWNED))
+    return any(
+        e.data["process"] not in settled | ended for e in history.log.of(Kind.PROCESS_SPAWNED)
+    )

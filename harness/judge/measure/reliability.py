@@ -1,5 +1,6 @@
-"""What a cell's arms say of jobs like it: how many survive, how often somebody is suspected for nothing, and what the
-spares cost that wait. Rates of few events, each with its bound: none in three minutes is not never.
+"""What a cell's arms say of jobs like it: how many survive, how often somebody is suspected for
+nothing, and what the spares cost that wait. Rates of few events, each with its bound: none in three
+minutes is not never.
 """
 
 from __future__ import annotations
@@ -19,62 +20,85 @@ _ROUNDS = 200
 
 
 def clopper_pearson(k: int, n: int, level: float = 0.05) -> tuple[float, float]:
-    """Exact two-sided interval of a probability after k of n, wrong in at most ``level`` (Clopper and Pearson 1934):
-    from the p at which k or more are seen with level / 2 to the one at which k or fewer are."""
+    """Exact two-sided interval of a probability after k of n, wrong in at most ``level`` (Clopper
+    and Pearson 1934): from the p at which k or more are seen with level / 2 to the one at which k
+    or fewer are.
+    """
     low = 0.0 if k == 0 else _root(lambda p: _at_least(k, n, p) - level / 2)
     high = 1.0 if k == n else _root(lambda p: level / 2 - (1.0 - _at_least(k + 1, n, p)))
     return low, high
 
 
 def poisson_upper(k: int, level: float = 0.05) -> float:
-    """The most events that k seen are compatible with: the mean at which k or fewer are seen with ``level`` (Garwood
-    1936). 3.0 for none: the rule of three."""
+    """The most events that k seen are compatible with: the mean at which k or fewer are seen with
+    ``level`` (Garwood 1936). 3.0 for none: the rule of three.
+    """
     high = k + 10.0 * math.sqrt(k + 1) + 10.0
     return high * _root(lambda share: level - _poisson_at_most(k, high * share))
 
 
 def survival(arms: Sequence[ArmMeasures]) -> Survival:
-    """How many of the faulted arms in which every fault landed came to their end: completed, every incident masked or
-    recovered (degraded included). Arms cut short by their harness say nothing."""
+    """How many of the faulted arms in which every fault landed came to their end: completed, every
+    incident masked or recovered (degraded included). Arms cut short by their harness say nothing.
+    """
     told = [
-        one for one in arms
-        if not one.history.cut_short and one.incidents and all(incident.landed for incident in one.incidents)
-    ]  # fmt: skip
+        one
+        for one in arms
+        if not one.history.cut_short
+        and one.incidents
+        and all(incident.landed for incident in one.incidents)
+    ]
     well = ("masked", "recovered", "degraded")
     kept = sum(
-        one.history.outcome == "completed" and all(incident.outcome in well for incident in one.incidents)
+        one.history.outcome == "completed"
+        and all(incident.outcome in well for incident in one.incidents)
         for one in told
     )
     low, high = clopper_pearson(kept, len(told)) if told else (0.0, 1.0)
     return Survival(
-        arms=len(told), survived=kept, probability=kept / len(told) if told else None, low=low, high=high
+        arms=len(told),
+        survived=kept,
+        probability=kept / len(told) if told else None,
+        low=low,
+        high=high,
     )
 
 
 def false_alarms(controls: Sequence[History], faulted: Sequence[History]) -> FalseAlarms:
-    """Failures declared of somebody while no fault had acted, other than by the process's own exit, error or notice,
-    per rank-hour: of control arms all of their time, of faulted arms the time before the first injection. Of fewer than
-    three rank-hours reports state no rate, but what it is below."""
+    """Failures declared of somebody while no fault had acted, other than by the process's own exit,
+    error or notice, per rank-hour: of control arms all of their time, of faulted arms the time
+    before the first injection. Of fewer than three rank-hours reports state no rate, but what it is
+    below.
+    """
     count, hours = 0, 0.0
     for history in (*controls, *faulted):
-        until = min((e.time_ns for e in history.log.of(Kind.FAULT_INJECTED)), default=history.end_ns)
+        until = min(
+            (e.time_ns for e in history.log.of(Kind.FAULT_INJECTED)), default=history.end_ns
+        )
         hours += history.info.ranks * max(0, until - history.start_ns) / NS / 3600
         count += sum(_suspicion(event) and event.time_ns < until for event in _failures(history))
     upper = poisson_upper(count)
     return FalseAlarms(
-        count=count, rank_hours=hours, rate=count / hours if hours else None, upper=upper / hours if hours else None
-    )  # fmt: skip
+        count=count,
+        rank_hours=hours,
+        rate=count / hours if hours else None,
+        upper=upper / hours if hours else None,
+    )
 
 
 def spares_of(histories: Sequence[History]) -> Spares:
-    """What waits: spares x wall time, as rank-hours and as a share of all that was provisioned; the peak of resident
-    memory and the processor time of a spare that never trained, by its own account when it ended in order."""
+    """What waits: spares x wall time, as rank-hours and as a share of all that was provisioned; the
+    peak of resident memory and the processor time of a spare that never trained, by its own account
+    when it ended in order.
+    """
     provisioned = max((history.info.spares for history in histories), default=0)
     idle = sum(history.info.spares * history.wall_s for history in histories) / 3600
     whole = sum((h.info.spares + h.info.ranks) * h.wall_s for h in histories) / 3600
     memory, rates = [], []
     for history in histories:
-        started = {e.data["process"]: e for e in history.log.of(Kind.PROCESS_SPAWNED) if _is_spare(e)}
+        started = {
+            e.data["process"]: e for e in history.log.of(Kind.PROCESS_SPAWNED) if _is_spare(e)
+        }
         trained = {name for generation in history.generations for name in generation.members}
         for name in started.keys() - trained:
             if (end := _usage(history, name)) is not None:
@@ -82,9 +106,13 @@ def spares_of(histories: Sequence[History]) -> Spares:
                 life_s = (end.time_ns - started[name].time_ns) / NS
                 rates.append(float(end.data["cpu_s"]) / life_s if life_s > 0 else 0.0)
     return Spares(
-        provisioned=provisioned, idle_rank_hours=idle, share=idle / whole if whole else 0.0, measured=len(memory),
-        memory_mib=statistics.median(memory) if memory else None, cores=statistics.median(rates) if rates else None,
-    )  # fmt: skip
+        provisioned=provisioned,
+        idle_rank_hours=idle,
+        share=idle / whole if whole else 0.0,
+        measured=len(memory),
+        memory_mib=statistics.median(memory) if memory else None,
+        cores=statistics.median(rates) if rates else None,
+    )
 
 
 def _failures(history: History) -> list[Event]:

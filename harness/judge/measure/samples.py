@@ -1,7 +1,7 @@
 """Values of a metric as a sample: order statistics and the interval of the median, by arm.
 
-Values of one arm are not independent (one slow disk slows all its incidents), so an interval is of arms, each with
-its own median: several faults in an arm, or many checkpoints, do not narrow it.
+Values of one arm are not independent (one slow disk slows all its incidents), so an interval is of
+arms, each with its own median: several faults in an arm, or many checkpoints, do not narrow it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from harness.judge.results import Incident, Metric
 
 @dataclass(frozen=True, kw_only=True)
 class Chances:
-    """How many values a metric of a cell could have had. ``values``: incidents or arms, None: not counted; ``arms``:
-    planned."""
+    """How many values a metric of a cell could have had. ``values``: incidents or arms, None: not
+    counted; ``arms``: planned.
+    """
 
     values: int | None = None
     arms: int | None = None
 
 
 def chances(name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: bool) -> Chances:
-    """Of a metric over ``planned`` repeats, of which those in ``arms`` left a log, each with its incidents.
+    """Of a metric over ``planned`` repeats, of which those in ``arms`` left a log, each with its
+    incidents.
 
-    A repeat that did not run counts with as many incidents as the most there were in one that did (``tried``: whether
-    the scenario has faults at all). Not counted: rollbacks that an earlier incident had already (``steps_lost`` is one
-    value for each), and checkpoints, whose last one pauses nothing. Raises KeyError for an unknown metric.
+    A repeat that did not run counts with as many incidents as the most there were in one that did
+    (``tried``: whether the scenario has faults at all). Not counted: rollbacks that an earlier
+    incident had already (``steps_lost`` is one value for each), and checkpoints, whose last one
+    pauses nothing. Raises KeyError for an unknown metric.
     """
     per = METRICS[name].per
     if per == "checkpoint":
@@ -43,10 +46,12 @@ def chances(name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: 
 
 
 def per_arm(
-    values: Sequence[float], arms: Sequence[int], of: Callable[[Sequence[float]], float] = statistics.median
+    values: Sequence[float],
+    arms: Sequence[int],
+    of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> list[float]:
-    """One value an arm, in the order of their first values. ``arms``: the arm of each value; without it (a record from
-    before it was kept) each value is taken for an arm of its own.
+    """One value an arm, in the order of their first values. ``arms``: the arm of each value;
+    without it (a record from before it was kept) each value is taken for an arm of its own.
     """
     if len(arms) != len(values):
         return list(values)
@@ -63,23 +68,34 @@ def summarise(
     arms: Sequence[int] | None = None,
     possible: Chances = Chances(),
 ) -> Metric:
-    """One metric's values with order statistics. ``arms``: the repeat of each value; None: one value each. Raises
-    KeyError for an unknown metric."""
+    """One metric's values with order statistics. ``arms``: the repeat of each value; None: one
+    value each. Raises KeyError for an unknown metric.
+    """
     owners = list(range(len(values))) if arms is None else list(arms)
     each = per_arm(values, owners)
     known = METRICS[name]
     return Metric(
-        unit=known.unit, values=list(values), n=len(values),
-        median=statistics.median(values) if values else None, min=min(values, default=None),
-        max=max(values, default=None), ci95=median_ci95(each), better=known.better,
-        clock_bound=bound, arms=owners, p95=quantile(each, "p95"), p99=quantile(each, "p99"),
-        of=possible.values, of_arms=possible.arms,
-    )  # fmt: skip
+        unit=known.unit,
+        values=list(values),
+        n=len(values),
+        median=statistics.median(values) if values else None,
+        min=min(values, default=None),
+        max=max(values, default=None),
+        ci95=median_ci95(each),
+        better=known.better,
+        clock_bound=bound,
+        arms=owners,
+        p95=quantile(each, "p95"),
+        p99=quantile(each, "p99"),
+        of=possible.values,
+        of_arms=possible.arms,
+    )
 
 
 def quantile(values: Sequence[float], name: str) -> float | None:
-    """``p90``, ``p95`` or ``p99`` as an order statistic; None below 29, 59 or 299 values, where the largest value seen
-    may well be under the quantile (Wilks 1941). Raises KeyError for another name.
+    """``p90``, ``p95`` or ``p99`` as an order statistic; None below 29, 59 or 299 values, where the
+    largest value seen may well be under the quantile (Wilks 1941). Raises KeyError for another
+    name.
     """
     share = QUANTILES[name]
     if len(values) < samples_needed(name):
@@ -90,8 +106,9 @@ def quantile(values: Sequence[float], name: str) -> float | None:
 def median_ci95(values: Sequence[float]) -> tuple[float, float] | None:
     """Distribution-free 95 % interval of the median; None if n < 6, where no such interval exists.
 
-    The k-th smallest and k-th largest values enclose the median with probability 1 - 2 P(Bin(n, 1/2) < k);
-    the largest such k is taken (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1).
+    The k-th smallest and k-th largest values enclose the median with probability 1 - 2 P(Bin(n,
+    1/2) < k); the largest such k is taken (David and Nagaraja, "Order Statistics", 3rd ed., section
+    7.1).
     """
     ordered, n = sorted(values), len(values)
     tail, best = 0.0, 0

@@ -1,14 +1,17 @@
 """What the time of an injection is tied to: what had been done by then, and what had not.
 
-``fault_injected`` is written while ranks hold at the point that it names, so that the point is in the log twice: by the
-injector's clock, and by what the ranks wrote before they came there and after they left. Where nobody holds, it is
-written when what it waits for was seen, and never before that:
+``fault_injected`` is written while ranks hold at the point that it names, so that the point is in
+the log twice: by the injector's clock, and by what the ranks wrote before they came there and after
+they left. Where nobody holds, it is written when what it waits for was seen, and never before that:
 
-- A rank that holds in step s has taken its batch of s, and commits s afterwards; at a save it has committed s, and
-  takes its next batch afterwards. For what is no rank's, all ranks of the generation hold.
+- A rank that holds in step s has taken its batch of s, and commits s afterwards; at a save it has
+  committed s, and takes its next batch afterwards. For what is no rank's, all ranks of the
+  generation hold.
 - A command without a point there is seen to be in step s when it reports s - 1 in this generation.
-- A fault that nobody held for, and one that came late, came when the steps before the one it was noticed in were done.
-- A fault by time waits for that time from when training began, one by event for that occurrence of the event.
+- A fault that nobody held for, and one that came late, came when the steps before the one it was
+  noticed in were done.
+- A fault by time waits for that time from when training began, one by event for that occurrence of
+  the event.
 
 A rank that held for too long and was let go may be anywhere.
 """
@@ -27,7 +30,9 @@ from chaos.schedule.plan import DEFAULT_PHASE
 from harness.judge.record.lineage import NS, History
 
 Pair = tuple[Event, Event, str, int]
-"""Earlier and later event, what it says that they are out of order, and nanoseconds that lay between them at least."""
+"""Earlier and later event, what it says that they are out of order, and nanoseconds that lay
+between them at least.
+"""
 
 ROUNDED_NS = 1000  # seconds in the log have six digits
 SAVES = "checkpoint"
@@ -41,7 +46,11 @@ def injection_pairs(history: History) -> Iterator[Pair]:
     log = history.log
     planned = {event.data["fault"]: event.data for event in log.of(Kind.FAULT_PLANNED)}
     void, let_go = _void(log), _let_go(log)
-    injected = [e for e in log.of(Kind.FAULT_INJECTED) if (e.data["fault"], e.data["occurrence"]) not in void]
+    injected = [
+        e
+        for e in log.of(Kind.FAULT_INJECTED)
+        if (e.data["fault"], e.data["occurrence"]) not in void
+    ]
     done, reports = _done(log, injected), _reports(log)
     reached = {} if _lossy(log) else _first_reached(log)
     mine: dict[str, list[Event]] = {name: [] for name in planned}
@@ -71,7 +80,9 @@ def _void(log: Log) -> set[tuple[str, int]]:
 
 
 def _let_go(log: Log) -> set[str]:
-    """Faults for which a rank held and went on by itself, so that the answer may have come after it had left."""
+    """Faults for which a rank held and went on by itself, so that the answer may have come after it
+    had left.
+    """
     failed = log.of(Kind.FAULT_FAILED)
     return {event.data["fault"] for event in failed if _NOBODY_ANSWERED in event.data["reason"]}
 
@@ -82,10 +93,14 @@ def _lossy(log: Log) -> bool:
 
 
 def _done(log: Log, injected: Iterable[Event]) -> _Done:
-    """What the ranks did, of the steps that somebody is said to have held in, and of those next to them."""
+    """What the ranks did, of the steps that somebody is said to have held in, and of those next to
+    them.
+    """
     steps = {step for event in injected if event.step is not None for step in _around(event.step)}
     for event in log.of(Kind.FAULT_PLANNED):
-        steps |= {step for point in event.data["at"].get("points") or () for step in _around(point[0])}
+        steps |= {
+            step for point in event.data["at"].get("points") or () for step in _around(point[0])
+        }
     found: dict[tuple[str, int, Kind, int], tuple[Event, Event]] = {}
     for event in log.of(Kind.BATCH_TAKEN, Kind.STEP_COMMITTED) if steps else ():
         if event.step in steps:
@@ -119,9 +134,13 @@ def _held(history: History, event: Event, plan: Mapping[str, Any], done: _Done) 
     at_save, in_step = phases == {SAVES}, bool(phases) and SAVES not in phases
     for process in _holders(history, event, plan):
         seen = partial(_seen, done, process, event.generation)
-        before = (seen(Kind.STEP_COMMITTED, step) if at_save else None) or seen(Kind.BATCH_TAKEN, step)
+        before = (seen(Kind.STEP_COMMITTED, step) if at_save else None) or seen(
+            Kind.BATCH_TAKEN, step
+        )
         before = before or seen(Kind.STEP_COMMITTED, step - 1)
-        after = (seen(Kind.STEP_COMMITTED, step) if in_step else None) or seen(Kind.BATCH_TAKEN, step + 1)
+        after = (seen(Kind.STEP_COMMITTED, step) if in_step else None) or seen(
+            Kind.BATCH_TAKEN, step + 1
+        )
         name = f"{event.data['fault']} was injected in step {step}"
         if before is not None:
             what = "taken its batch of it" if before[0].kind is Kind.BATCH_TAKEN else "committed"
@@ -132,13 +151,16 @@ def _held(history: History, event: Event, plan: Mapping[str, Any], done: _Done) 
             yield event, after[1], f"{name} after {process} had {what}", 0
 
 
-def _seen(done: _Done, process: str, generation: int, kind: Kind, step: int) -> tuple[Event, Event] | None:
+def _seen(
+    done: _Done, process: str, generation: int, kind: Kind, step: int
+) -> tuple[Event, Event] | None:
     return done.get((process, generation, kind, step))
 
 
 def _point(event: Event, plan: Mapping[str, Any]) -> tuple[int, set[str]] | None:
-    """The step in which ranks held, and the phases that it may have been at (empty: not known). What is done to a
-    checkpoint names the checkpoint's step instead."""
+    """The step in which ranks held, and the phases that it may have been at (empty: not known).
+    What is done to a checkpoint names the checkpoint's step instead.
+    """
     points = [(step, phase) for step, phase in plan["at"].get("points") or ()]
     if "checkpoint" in (event.data["target"] or {}):
         return (points[0][0], {points[0][1]}) if len(points) == 1 else None
@@ -150,14 +172,20 @@ def _point(event: Event, plan: Mapping[str, Any]) -> tuple[int, set[str]] | None
 
 
 def _holders(history: History, event: Event, plan: Mapping[str, Any]) -> Sequence[str]:
-    """Whom it is known of that they held: all ranks where it acts on none, else those that it hit."""
+    """Whom it is known of that they held: all ranks where it acts on none, else those that
+    it hit.
+    """
     target, aims = event.data["target"] or {}, plan["target"]
     generation = history.generation(event.generation)
     if "ranks" in aims and not aims["ranks"] and plan["at"].get("points"):
         return generation.members if generation else ()
     several = target.get("processes")
     named = several if isinstance(several, list) else [target.get("process")]
-    return [name for name in named if isinstance(name, str) and generation and name in generation.members]
+    return [
+        name
+        for name in named
+        if isinstance(name, str) and generation and name in generation.members
+    ]
 
 
 def _reports(log: Log) -> Mapping[int, Sequence[Event]]:
@@ -178,16 +206,25 @@ def _reported(
     mine = reports.get(event.generation, ())
     first = next((report for report in mine if (report.step or 0) >= step - 1), None)
     if first is not None:
-        text = f"{event.data['fault']} was injected in step {step} before step {step - 1} was reported"
+        text = (
+            f"{event.data['fault']} was injected in step {step} before step {step - 1} was reported"
+        )
         yield first, event, text, 0
 
 
 def _unheld(event: Event, plan: Mapping[str, Any], reached: Mapping[int, Event]) -> Iterator[Pair]:
-    """Nobody held: whoever counts steps saw that those before its own were done, and if it came late, more."""
+    """Nobody held: whoever counts steps saw that those before its own were done, and if it came
+    late, more.
+    """
     points = plan["at"].get("points") or ()
     done = min((step for step, _ in points), default=1) - 1 + event.data.get("late_steps", 0)
     if points and (shown := reached.get(done)) is not None:
-        yield shown, event, f"{event.data['fault']} was injected before any rank had done step {done}", 0
+        yield (
+            shown,
+            event,
+            f"{event.data['fault']} was injected before any rank had done step {done}",
+            0,
+        )
 
 
 # ---- by time and by event
@@ -196,7 +233,9 @@ def _unheld(event: Event, plan: Mapping[str, Any], reached: Mapping[int, Event])
 def _by_time(history: History, injected: Sequence[Event], at: Mapping[str, Any]) -> Iterator[Pair]:
     """No act before its time; where the first of them may come again, none before the first."""
     times_s = sorted(at.get("times_s") or ())
-    began = history.log.first(Kind.STEP_REPORTED if history.info.observed else Kind.GENERATION_READY)
+    began = history.log.first(
+        Kind.STEP_REPORTED if history.info.observed else Kind.GENERATION_READY
+    )
     if began is None or not times_s:
         return
     for number, event in _numbered(injected):
@@ -228,7 +267,9 @@ def _numbered(injected: Sequence[Event]) -> Iterator[tuple[int, Event]]:
 
 
 def _named(log: Log, name: str) -> Iterator[Event]:
-    """The occurrences of what a trigger calls an event; maybe some that the injector did not count."""
+    """The occurrences of what a trigger calls an event; maybe some that the injector did
+    not count.
+    """
     kinds = {
         "checkpoint_saving": Kind.CHECKPOINT_SAVING,
         "checkpoint_committed": Kind.CHECKPOINT_COMMITTED,

@@ -1,21 +1,25 @@
-"""What must have come before what, by how processes talk to each other, and clocks that say otherwise.
+"""What must have come before what, by how processes talk to each other, and clocks that say
+otherwise.
 
-Every line carries the time of its act by its writer's clock, however late it reached the file. Whoever sends a message
-writes the line it is about first, so that the line of whoever acts on the message is later in truth. On one machine all
-share a clock, and the times must be in that order too; between machines they may be out of it by no more than the
-bounds of the two measured offsets.
+Every line carries the time of its act by its writer's clock, however late it reached the file.
+Whoever sends a message writes the line it is about first, so that the line of whoever acts on the
+message is later in truth. On one machine all share a clock, and the times must be in that order
+too; between machines they may be out of it by no more than the bounds of the two measured offsets.
 
 - A fault is injected before it lands, before it is healed, and before anybody sees its effect.
-- A process is started after the supervisor's line before it says so, and writes nothing after it was seen to end; a
-  node that was lost may go on unseen, so that its processes may.
+- A process is started after the supervisor's line before it says so, and writes nothing after it
+  was seen to end; a node that was lost may go on unseen, so that its processes may.
 - A failure's cause is there before the failure, which is before the generation that answers it.
-- A generation is started before any of its members begins to form the group, which takes as long as the member says;
-  members hold their state before the generation is ready.
-- No rank commits a step before every member has taken its batch of it: the commit waits for the sum of all gradients.
-- Whoever is declared silent for some time showed its last sign of life that long before, and was stopped that long
-  before if it is said to be stopped; whoever a fault is seen to have killed ended after it, and its end was declared
-  after that. When a fault may have been injected: ``harness.judge.record.anchors``.
-- What the supervisor was told (a rank parked, a step's digests agree, the job is done) was so when it wrote it down.
+- A generation is started before any of its members begins to form the group, which takes as long as
+  the member says; members hold their state before the generation is ready.
+- No rank commits a step before every member has taken its batch of it: the commit waits for the sum
+  of all gradients.
+- Whoever is declared silent for some time showed its last sign of life that long before, and was
+  stopped that long before if it is said to be stopped; whoever a fault is seen to have killed ended
+  after it, and its end was declared after that. When a fault may have been injected:
+  ``harness.judge.record.anchors``.
+- What the supervisor was told (a rank parked, a step's digests agree, the job is done) was so when
+  it wrote it down.
 """
 
 from __future__ import annotations
@@ -32,12 +36,16 @@ from harness.judge.record.lineage import NS, History
 from recovery.checkpoint.memory import ROLE as KEEPER
 
 SAME_CLOCK_S = 0.001
-"""Allowed on one machine, whose clock is one: cores may differ by microseconds, durations are rounded."""
+"""Allowed on one machine, whose clock is one: cores may differ by microseconds, durations are
+rounded.
+"""
 DRIFT_STEPS = 40
 DRIFT_RATE = 4e-3
 DRIFT_S = 0.010
-"""A clock runs wrong when its rank's commits drift away from the others', by DRIFT_RATE at least and by DRIFT_S in all,
-over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of single steps (``_CLEAR``)."""
+"""A clock runs wrong when its rank's commits drift away from the others', by DRIFT_RATE at least
+and by DRIFT_S in all, over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of
+single steps (``_CLEAR``).
+"""
 _EVEN = 2.5
 _CLEAR = 8.0
 _ANSWERS = ("failure", "refill")
@@ -149,11 +157,18 @@ def _generation_pairs(history: History) -> Iterator[Pair]:
         causes = [failure for failure in failures if failure.generation < number]
         if event.data["cause"] in _ANSWERS and causes:
             first = min(causes, key=lambda failure: failure.time_ns)
-            yield first, event, f"generation {number} answers a failure that was declared after it began", 0
+            yield (
+                first,
+                event,
+                f"generation {number} answers a failure that was declared after it began",
+                0,
+            )
 
 
 def _failure_pairs(history: History) -> Iterator[Pair]:
-    """A process that is declared gone says nothing more; values are refused before they are declared."""
+    """A process that is declared gone says nothing more; values are refused before they are
+    declared.
+    """
     log = history.log
     away = _on_lost_nodes(log)
     for failure in log.of(Kind.FAILURE_DETECTED):
@@ -162,22 +177,36 @@ def _failure_pairs(history: History) -> Iterator[Pair]:
             lines = log.actors[name].events
             if lines:
                 latest = max(lines, key=lambda line: line.time_ns)
-                yield latest, failure, f"{name} wrote {latest.kind.value} after its end had been declared", 0
+                yield (
+                    latest,
+                    failure,
+                    f"{name} wrote {latest.kind.value} after its end had been declared",
+                    0,
+                )
         if cause == "nonfinite":
             seen = [e for e in log.of(Kind.NONFINITE_CAUGHT) if e.generation == failure.generation]
             if seen:
                 first = min(seen, key=lambda event: event.time_ns)
-                yield first, failure, "non-finite values were declared before any rank had refused them", 0
+                yield (
+                    first,
+                    failure,
+                    "non-finite values were declared before any rank had refused them",
+                    0,
+                )
 
 
 def _blame_pairs(log: Log) -> Iterator[Pair]:
-    """Nobody ends of a fault before it, and no end is declared for what it is before it was noticed."""
+    """Nobody ends of a fault before it, and no end is declared for what it is before it was
+    noticed.
+    """
     away = _on_lost_nodes(log)
     exits: dict[str, Event] = {}
     for event in log.of(Kind.PROCESS_EXITED):
         if event.data["process"] not in away:
             exits.setdefault(event.data["process"], event)
-    ended = {e.data["process"]: e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
+    ended = {
+        e.data["process"]: e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"
+    }
     for name, failure in ended.items():
         gone = exits.get(name)
         if gone is not None and str(failure.data["detail"]).startswith(_how(gone)):
@@ -206,7 +235,9 @@ def _how(gone: Event) -> str:
 
 
 def _killed(log: Log, exits: Mapping[str, Event]) -> Mapping[str, Event]:
-    """Process -> the first injection on it, where it ended by the signal that one of them is seen to have sent."""
+    """Process -> the first injection on it, where it ended by the signal that one of them is seen
+    to have sent.
+    """
     first: dict[str, Event] = {}
     by: dict[tuple[str, int], str] = {}
     for event in log.of(Kind.FAULT_INJECTED):
@@ -219,14 +250,20 @@ def _killed(log: Log, exits: Mapping[str, Event]) -> Mapping[str, Event]:
         name = by.get((event.data["fault"], event.data["occurrence"]))
         evidence = event.data["evidence"]
         signum = evidence.get("signal") if isinstance(evidence, dict) else None
-        if name is not None and name in exits and signum is not None and exits[name].data["signal"] == signum:
+        if (
+            name is not None
+            and name in exits
+            and signum is not None
+            and exits[name].data["signal"] == signum
+        ):
             found[name] = first[name]
     return found
 
 
 def _silence_pairs(log: Log) -> Iterator[Pair]:
-    """Whoever is declared silent for so long showed its last sign of life before that, and whoever was stopped was
-    hit before that."""
+    """Whoever is declared silent for so long showed its last sign of life before that, and whoever
+    was stopped was hit before that.
+    """
     stopped: dict[str, Event] = {}
     for event in log.of(Kind.FAULT_INJECTED):
         target = event.data["target"] or {}
@@ -255,7 +292,11 @@ def _silence_pairs(log: Log) -> Iterator[Pair]:
 def _last_signs(log: Log, failure: Event) -> Iterator[tuple[Event, int]]:
     """What was known of it when its silence began, and how long before its line that was."""
     if (number := failure.data.get("last_seq")) is not None:
-        lines = log.actors[failure.data["process"]].events if failure.data["process"] in log.actors else ()
+        lines = (
+            log.actors[failure.data["process"]].events
+            if failure.data["process"] in log.actors
+            else ()
+        )
         yield from ((line, 0) for line in lines if line.seq == number)
         return
     newest: Event | None = None  # of a command: the report of the furthest step
@@ -277,8 +318,8 @@ def unmeasured(history: History) -> Iterator[str]:
 def hasty(history: History) -> list[str]:
     """Silences that were declared before they were as long as they had to be."""
     return [
-        f"{e.data['process'] or 'the job'} is declared silent after {e.data['silent_s']:.3f} s, the limit is "
-        f"{e.data['limit_s']:.3f} s"
+        f"{e.data['process'] or 'the job'} is declared silent after {e.data['silent_s']:.3f} s, the"
+        f" limit is {e.data['limit_s']:.3f} s"
         for e in history.log.of(Kind.FAILURE_DETECTED)
         if "silent_s" in e.data and "limit_s" in e.data and e.data["silent_s"] < e.data["limit_s"]
     ]
@@ -290,7 +331,9 @@ def _step_pairs(history: History) -> Iterator[Pair]:
             continue
         taken = max(run.batches, key=lambda event: event.time_ns)
         done = min(run.commits, key=lambda event: event.time_ns)
-        text = f"{done.actor} committed step {run.step} before {taken.actor} had taken its batch of it"
+        text = (
+            f"{done.actor} committed step {run.step} before {taken.actor} had taken its batch of it"
+        )
         yield taken, done, text, 0
 
 
@@ -307,9 +350,19 @@ def _told_pairs(history: History) -> Iterator[Pair]:
     for run in history.runs:
         last = max(run.commits, key=lambda event: event.time_ns)
         if (told := agreed.get((run.generation, run.step))) is not None:
-            yield last, told, f"{last.actor} committed step {run.step} after its digest had been compared", 0
+            yield (
+                last,
+                told,
+                f"{last.actor} committed step {run.step} after its digest had been compared",
+                0,
+            )
         if finished is not None and finished.data["outcome"] == "completed":
-            yield last, finished, f"{last.actor} committed step {run.step} after the job was done", 0
+            yield (
+                last,
+                finished,
+                f"{last.actor} committed step {run.step} after the job was done",
+                0,
+            )
 
 
 def disorder(history: History) -> list[str]:
@@ -323,14 +376,17 @@ def disorder(history: History) -> list[str]:
             key = (name, event.generation)
             if event.step < last.get(key, 0):  # twice the same is another checker's
                 problems.append(
-                    f"{name} committed step {event.step} after step {last[key]} of generation {event.generation}"
+                    f"{name} committed step {event.step} after step {last[key]} of generation"
+                    f" {event.generation}"
                 )
             last[key] = event.step
     return problems
 
 
 def drifts(history: History) -> list[str]:
-    """Ranks whose clock runs at another rate than the others': their commits of the same steps drift away."""
+    """Ranks whose clock runs at another rate than the others': their commits of the same steps
+    drift away.
+    """
     commits: dict[str, list[tuple[int, int]]] = defaultdict(
         list
     )  # rank's process -> (others' time, its own less it)
@@ -347,22 +403,31 @@ def drifts(history: History) -> list[str]:
         rate = _rate(rows, slack_ns=2 * max(bounds.values(), default=0.0) * NS)
         if rate is not None:
             found.append(
-                (abs(rate), f"the clock of {name} runs {rate:+.2%} against those of the other ranks")
+                (
+                    abs(rate),
+                    f"the clock of {name} runs {rate:+.2%} against those of the other ranks",
+                )
             )
     # Where one is wrong, the others seem so against it, and less so: the worst is the one.
     return [max(found)[1]] if found else []
 
 
 def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
-    """At which rate the second numbers change with the first, if they do so evenly and beyond all noise."""
+    """At which rate the second numbers change with the first, if they do so evenly and beyond all
+    noise.
+    """
     if len(rows) < DRIFT_STEPS:
         return None
     size = len(rows) // 4
     parts = [sorted(rows)[index * size : (index + 1) * size] for index in range(4)]
     middles = [
-        (statistics.median(x for x, _ in part), statistics.median(y for _, y in part)) for part in parts
+        (statistics.median(x for x, _ in part), statistics.median(y for _, y in part))
+        for part in parts
     ]
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0 for a, b in itertools.pairwise(middles)]
+    slopes = [
+        (b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0
+        for a, b in itertools.pairwise(middles)
+    ]
     low, high = sorted(map(abs, slopes))[:: len(slopes) - 1]
     shift_ns = abs(middles[-1][1] - middles[0][1])
     even = low >= DRIFT_RATE and high <= _EVEN * low and len({slope > 0 for slope in slopes}) == 1
@@ -374,8 +439,9 @@ def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
 
 
 def durations(values: Mapping[str, Iterable[tuple[str, float]]], blur_s: float) -> list[Slip]:
-    """Durations that are negative. ``values``: what each is of -> its parts by name, in seconds; ``blur_s``: how far
-    clocks allow."""
+    """Durations that are negative. ``values``: what each is of -> its parts by name, in seconds;
+    ``blur_s``: how far clocks allow.
+    """
     return [
         Slip(text=f"{name} of {of} took {seconds:.6f} s", by_s=-seconds, blur_s=blur_s)
         for of, parts in values.items()

@@ -1,6 +1,8 @@
-"""Whether the cause that is stated of a failure is the one that the log shows: how its process was reaped, and when.
+"""Whether the cause that is stated of a failure is the one that the log shows: how its process was
+reaped, and when.
 
-- ``exit``: its process ended unasked, as the failure says it did; and whatever ended unasked was declared so.
+- ``exit``: its process ended unasked, as the failure says it did; and whatever ended unasked was
+  declared so.
 - ``hang``, ``start-timeout``, ``unfit``: it was there still, and was then ended for it.
 - ``nonfinite``: some rank refused values of that step. ``diverged``: digests of that step differ.
 - ``notice``: it was there still. ``error``: of nobody, as who it was is not known.
@@ -65,7 +67,9 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
     generation = history.generation(failure.generation)
     members = generation.members if generation is not None else ()
     if name is not None and rank is not None and tuple(members[rank : rank + 1]) != (name,):
-        yield f"{_said(failure)} as rank {rank}, which it was not in generation {failure.generation}"
+        yield (
+            f"{_said(failure)} as rank {rank}, which it was not in generation {failure.generation}"
+        )
     ended = exits.get(name)
     later = ended is not None and ended.seq > failure.seq
     if ended is not None and not _taken_over(history, failure, ended):
@@ -73,7 +77,11 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
             yield f"{_said(failure)}, and its end was asked for"
         if cause in _ENDED_FOR_IT and later and not ended.data["expected"]:
             yield f"{_said(failure)}, and it ended unasked: {_how(ended)}"
-    ready = [e for e in own_lines(history.log) if e.kind is Kind.PROCESS_READY and e.data["process"] == name]
+    ready = [
+        e
+        for e in own_lines(history.log)
+        if e.kind is Kind.PROCESS_READY and e.data["process"] == name
+    ]
     if cause in ("start-timeout", "unfit"):
         was = any(event.seq < failure.seq for event in ready)
         if was == (cause == "start-timeout"):
@@ -87,7 +95,9 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
 
 
 def _taken_over(history: History, failure: Event, ended: Event) -> bool:
-    """Whether another coordinator took over between the two, who knows of the dead and not who asked them."""
+    """Whether another coordinator took over between the two, who knows of the dead and not who
+    asked them.
+    """
     first, last = sorted((failure.seq, ended.seq))
     return any(first < e.seq < last for e in history.log.of(Kind.COORDINATOR_ADOPTED))
 
@@ -126,7 +136,9 @@ def _not_diverged(history: History, failure: Event) -> Iterator[str]:
         yield f"{_said(failure)}, and all digests of step {failure.step} are the same"
 
 
-def _undeclared(history: History, failures: list[Event], exits: Mapping[str, Event]) -> Iterator[str]:
+def _undeclared(
+    history: History, failures: list[Event], exits: Mapping[str, Event]
+) -> Iterator[str]:
     """Ends that nobody asked for, and that no failure is said to be."""
     if history.info.observed:
         yield from _undeclared_by_a_command(history, failures, exits)
@@ -140,8 +152,9 @@ def _undeclared(history: History, failures: list[Event], exits: Mapping[str, Eve
 def _undeclared_by_a_command(
     history: History, failures: list[Event], exits: Mapping[str, Event]
 ) -> Iterator[str]:
-    """The first rank of a generation that ends badly is a failure, once any step was reported and before the last, as
-    far as the reports' spacing tells."""
+    """The first rank of a generation that ends badly is a failure, once any step was reported and
+    before the last, as far as the reports' spacing tells.
+    """
     reports, stride = list(history.log.of(Kind.STEP_REPORTED)), stride_of(history)
     declared = {failure.generation for failure in failures}
     for name, ended in exits.items():

@@ -1,12 +1,14 @@
-"""Faults paired with the failures they caused: the raw material of incidents, detection and outcomes.
+"""Faults paired with the failures they caused: the raw material of incidents, detection and
+outcomes.
 
-A failure belongs to an injection when it blames one of the injection's targets and comes after it, before the
-next injection on the same target. An injection may explain several: all processes of a lost node, or a notice
-and the exit that follows when nobody heeds it; the first counts as its detection. States that differ without a
-majority blame no process, and where most hold a changed state, one that does not: such a failure belongs to every
-injection whose changed state somebody held by then (``harness.judge.record.split``). What is left over is given to
-the newest injection still without a failure (the blame may be wrong; the ``detection`` checker says so), unless
-another injection lies between.
+A failure belongs to an injection when it blames one of the injection's targets and comes after it,
+before the next injection on the same target. An injection may explain several: all processes of a
+lost node, or a notice and the exit that follows when nobody heeds it; the first counts as its
+detection. States that differ without a majority blame no process, and where most hold a changed
+state, one that does not: such a failure belongs to every injection whose changed state somebody
+held by then (``harness.judge.record.split``). What is left over is given to the newest injection
+still without a failure (the blame may be wrong; the ``detection`` checker says so), unless another
+injection lies between.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ _STUCK = ("hang", "error")
 class Episode:
     """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
 
-    ``process`` and ``rank``: the true target at injection time, as far as it is a process; ``processes``: all of
-    them, where it hit more than one; ``replica``: those that held one copy of the model together with it, if it was
-    spread over several; ``failure``: the first one it explains, ``others``: those after it.
+    ``process`` and ``rank``: the true target at injection time, as far as it is a process;
+    ``processes``: all of them, where it hit more than one; ``replica``: those that held one copy of
+    the model together with it, if it was spread over several; ``failure``: the first one it
+    explains, ``others``: those after it.
     """
 
     fault: str
@@ -55,17 +58,25 @@ class Episode:
     replica: tuple[str, ...] = ()
 
     def may_be_blamed(self, failure: Event) -> bool:
-        """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole replica computes."""
+        """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole
+        replica computes.
+        """
         spoilt = failure.data["cause"] == "nonfinite"
         hit = self.processes or (None,)
         return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
 
     @property
     def changed(self) -> bool:
-        """Whether it left a rank with another state than it had, and not with a non-finite value."""
+        """Whether it left a rank with another state than it had, and not with a non-finite
+        value.
+        """
         evidence = self.landed.data.get("evidence", {}) if self.landed else {}
         kind = self._of
-        return kind is not None and kind.changes_state and evidence.get("before") != evidence.get("after")
+        return (
+            kind is not None
+            and kind.changes_state
+            and evidence.get("before") != evidence.get("after")
+        )
 
     @property
     def corrupts(self) -> bool:
@@ -75,14 +86,17 @@ class Episode:
 
     @property
     def missed(self) -> bool:
-        """Whether there was nobody to hit where it was aimed at: it explains nothing, and is nobody's end."""
+        """Whether there was nobody to hit where it was aimed at: it explains nothing, and is
+        nobody's end.
+        """
         nobody = self.target.get("rank") is not None and self.target.get("process") is None
         return self.failed is not None and (nobody or self.target.get("processes") == [])
 
     @property
     def _acted(self) -> bool:
-        """Whether it may have done something: one that failed for want of evidence did, until it was healed, whether it
-        was given up before that or after."""
+        """Whether it may have done something: one that failed for want of evidence did, until it
+        was healed, whether it was given up before that or after.
+        """
         return self.failed is None or self.healed is not None
 
     @property
@@ -97,7 +111,9 @@ class Episode:
 
     @property
     def outlives_its_victims(self) -> bool:
-        """Whether it acts on something that nobody replaces when a process fails for it: a link, a disk, a machine."""
+        """Whether it acts on something that nobody replaces when a process fails for it: a link, a
+        disk, a machine.
+        """
         kind = self._of
         return kind is not None and (
             kind.where in _REPLACED_BY_NOBODY or (kind.where is Where.NODE and kind.harmless)
@@ -118,7 +134,9 @@ class Episode:
 
 
 def episodes_of(history: History) -> tuple[Episode, ...]:
-    """Every occurrence of every fault in order of injection, then the planned faults that never fired."""
+    """Every occurrence of every fault in order of injection, then the planned faults that never
+    fired.
+    """
     log = history.log
     planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
     marks = {
@@ -198,30 +216,42 @@ def _replica(history: History, event: Event, process: str | None) -> tuple[str, 
 
 def _never_fired(event: Event) -> Episode:
     return Episode(
-        fault=event.data["fault"], kind=event.data["kind"], occurrence=NEVER_FIRED,
-        target=dict(event.data["target"] or {}), process=None, rank=None, planned=event, injected=None,
-        landed=None, failed=None, healed=None, failure=None,
-    )  # fmt: skip
+        fault=event.data["fault"],
+        kind=event.data["kind"],
+        occurrence=NEVER_FIRED,
+        target=dict(event.data["target"] or {}),
+        process=None,
+        rank=None,
+        planned=event,
+        injected=None,
+        landed=None,
+        failed=None,
+        healed=None,
+        failure=None,
+    )
 
 
 def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
     """Who held a state that one of these had changed, when replicas were found to differ."""
     mine = [
-        one for one in episodes
+        one
+        for one in episodes
         if one.changed and one.injected and one.injected.time_ns <= failure.time_ns
-    ]  # fmt: skip
+    ]
     held = (
         holders(history, one.processes, one.injected.generation, failure.generation)
-        for one in mine if one.injected
-    )  # fmt: skip
+        for one in mine
+        if one.injected
+    )
     return frozenset().union(*held)
 
 
 def _of_states(
     history: History, episodes: list[Episode], failures: Iterable[Event]
 ) -> dict[int, list[Event]]:
-    """Index of an episode -> differences between replicas that the state it changed explains: of whoever held that, and
-    of whom it follows from how many held such a state."""
+    """Index of an episode -> differences between replicas that the state it changed explains: of
+    whoever held that, and of whom it follows from how many held such a state.
+    """
     found: dict[int, list[Event]] = {}
     for failure in failures:
         if failure.data["cause"] != "diverged":
@@ -237,7 +267,9 @@ def _of_states(
     return found
 
 
-def _with_failures(history: History, episodes: list[Episode], failures: list[Event]) -> list[Episode]:
+def _with_failures(
+    history: History, episodes: list[Episode], failures: list[Event]
+) -> list[Episode]:
     paired: dict[int, list[Event]] = {}
     states, seen = _of_states(history, episodes, failures), _seen(history, failures)
     left = [f for f in failures if not any(f in found for found in states.values())]
@@ -248,9 +280,10 @@ def _with_failures(history: History, episodes: list[Episode], failures: list[Eve
             start, ends = episode.injected.time_ns, _ends(episodes, index, same_target=direct)
             values = _spoilt_everywhere(episodes, index) if direct else float("inf")
             due = [
-                f for f in left
+                f
+                for f in left
                 if start <= seen[id(f)] < min(ends(f), values if _of_values(f) else float("inf"))
-            ]  # fmt: skip
+            ]
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
@@ -267,8 +300,10 @@ def _with_failures(history: History, episodes: list[Episode], failures: list[Eve
 
 
 def _seen(history: History, failures: Iterable[Event]) -> dict[int, int]:
-    """id of a failure -> when the coordinator had seen it. One that blames nobody, as no rank that was asked had ended,
-    and is the first of its generation, is what that was aborted for: what struck since then is none of its causes."""
+    """id of a failure -> when the coordinator had seen it. One that blames nobody, as no rank that
+    was asked had ended, and is the first of its generation, is what that was aborted for: what
+    struck since then is none of its causes.
+    """
     aborted: dict[int, int] = {}
     for abort in history.log.of(Kind.ABORT_SENT):
         aborted.setdefault(abort.generation, abort.time_ns)
@@ -281,25 +316,32 @@ def _seen(history: History, failures: Iterable[Event]) -> dict[int, int]:
 
 
 def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
-    """The first failure after an episode that hit no process by name, and those of its generation at the ends of its
-    links: who is cut off from its supervisor too does not leave what is aborted."""
+    """The first failure after an episode that hit no process by name, and those of its generation
+    at the ends of its links: who is cut off from its supervisor too does not leave what is aborted.
+    """
     ends = episode.target.get("processes")
     hit = set(ends.values()) if isinstance(ends, dict) else set()
-    return due[:1] + [f for f in due[1:] if f.generation == due[0].generation and f.data["process"] in hit]
+    return due[:1] + [
+        f for f in due[1:] if f.generation == due[0].generation and f.data["process"] in hit
+    ]
 
 
 def _explains(episode: Episode, failure: Event) -> bool:
-    """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
+    """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever
+    joined since.
+    """
     if episode.target.get("everywhere"):
         return _of_values(failure)
     return episode.may_be_blamed(failure)
 
 
 def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[Event], float]:
-    """Up to when episode ``index`` may explain a failure: of one of several processes that it hit, until that one is
-    hit again, as the others are still as they were. What only changed values neither explains that nobody goes on,
-    nor is it a newer cause of that. One that hides that a rank works may make the job seem stuck, with nobody to blame,
-    until it is healed, whatever strikes meanwhile."""
+    """Up to when episode ``index`` may explain a failure: of one of several processes that it hit,
+    until that one is hit again, as the others are still as they were. What only changed values
+    neither explains that nobody goes on, nor is it a newer cause of that. One that hides that a
+    rank works may make the job seem stuck, with nobody to blame, until it is healed, whatever
+    strikes meanwhile.
+    """
     hit = set(episodes[index].processes)
     whole = _until(episodes, index, hit, same_target=same_target)
     if not same_target:
@@ -308,10 +350,12 @@ def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable
         healed, hides = episodes[index].healed, episodes[index].seems_still
         nameless = max(stuck, healed.time_ns if healed else float("inf")) if hides else stuck
         return lambda failure: (
-            whole if failure.data["cause"] not in _STUCK
-            else stuck if failure.data["process"] is not None
+            whole
+            if failure.data["cause"] not in _STUCK
+            else stuck
+            if failure.data["process"] is not None
             else nameless
-        )  # fmt: skip
+        )
     if len(hit) < 2:
         return lambda failure: whole
     each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}
@@ -321,11 +365,17 @@ def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable
 def _until(
     episodes: list[Episode], index: int, mine: set[str], *, same_target: bool, values: bool = True
 ) -> float:
-    """Time of the next injection (on the same target; not only of ``values``) after episode ``index``."""
+    """Time of the next injection (on the same target; not only of ``values``) after episode
+    ``index``.
+    """
     if episodes[index].target.get("everywhere"):
         return float("inf")  # another one on one of its targets does not end it
     for other in episodes[index + 1 :]:
-        if other.injected is None or other.missed or (same_target and other.target.get("everywhere")):
+        if (
+            other.injected is None
+            or other.missed
+            or (same_target and other.target.get("everywhere"))
+        ):
             continue
         if other.changed and not values:
             continue
@@ -335,8 +385,14 @@ def _until(
 
 
 def _spoilt_everywhere(episodes: list[Episode], index: int) -> float:
-    """Time from which on what acts everywhere, and spoils nothing but values, explains what was not finite."""
-    later = (other for other in episodes[index + 1 :] if other.injected and other.target.get("everywhere"))
+    """Time from which on what acts everywhere, and spoils nothing but values, explains what was not
+    finite.
+    """
+    later = (
+        other
+        for other in episodes[index + 1 :]
+        if other.injected and other.target.get("everywhere")
+    )
     return min((other.injected.time_ns for other in later if other.injected), default=float("inf"))
 
 

@@ -1,4 +1,6 @@
-"""What the log says of checkpoints in memory: which are held by a keeper that lives, and so have to be found again."""
+"""What the log says of checkpoints in memory: which are held by a keeper that lives, and so have to
+be found again.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,31 @@ STOPPED = ("T", "t")
 def keepers(log: Log) -> dict[str, Event]:
     """Processes that keep checkpoints in memory, by name, with their start."""
     return {
-        event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED) if event.data["role"] == ROLE
+        event.data["process"]: event
+        for event in log.of(Kind.PROCESS_SPAWNED)
+        if event.data["role"] == ROLE
     }
 
 
 def held_in_memory(
-    log: Log, *, since_ns: int, until_ns: int, before: int, in_doubt: Callable[[Event, int, int], bool]
+    log: Log,
+    *,
+    since_ns: int,
+    until_ns: int,
+    before: int,
+    in_doubt: Callable[[Event, int, int], bool],
 ) -> dict[str, int]:
-    """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and of which some keeper
-    that lives then holds every shard: name -> step.
+    """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and
+    of which some keeper that lives then holds every shard: name -> step.
 
-    One that was refused since as damaged does not count, nor one that was let go of, if it was ``in_doubt`` (the line
-    that says so, its step, the generation that saved it), nor one that made room for as many newer ones as keepers
-    hold, whatever these are worth. Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then:
-    it does not answer.
+    One that was refused since as damaged does not count, nor one that was let go of, if it was
+    ``in_doubt`` (the line that says so, its step, the generation that saved it), nor one that made
+    room for as many newer ones as keepers hold, whatever these are worth. Nor does what a keeper
+    holds that was stopped at any time from ``since_ns`` to then: it does not answer.
 
-    A keeper holds what a rank of its node saved, and what such an event names its node for as having a copy; a keeper
-    that ended has let everything go, and who follows it on the node begins with nothing.
+    A keeper holds what a rank of its node saved, and what such an event names its node for as
+    having a copy; a keeper that ended has let everything go, and who follows it on the node begins
+    with nothing.
     """
     silent = _stopped(log, since_ns, until_ns)
     lives = [life[1:] for life in _lives(log) if life[0] not in silent]
@@ -42,7 +52,9 @@ def held_in_memory(
     said: dict[tuple[str, int], set[int]] = defaultdict(set)
     held: dict[tuple[str, int], set[int]] = defaultdict(set)
     wanted: dict[tuple[str, int], tuple[int, int]] = {}
-    for event in log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
+    for event in log.of(
+        Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED
+    ):
         if event.data.get("place") != PLACE or event.time_ns > until_ns:
             continue
         name = event.data["checkpoint"]
@@ -56,21 +68,28 @@ def held_in_memory(
             wanted[key] = (event.step or 0, event.data["shards"])
             holders = {nodes.get(event.actor), *event.data["copies"]}
             if any(
-                node in holders and start <= event.time_ns and until_ns < end for node, start, end in lives
+                node in holders and start <= event.time_ns and until_ns < end
+                for node, start, end in lives
             ):
                 held[key].add(event.data["shard"])
             said[key].add(event.data["shard"])
-            whole = sorted((k[1], step, k) for k, (step, shards) in wanted.items() if len(said[k]) == shards)
+            whole = sorted(
+                (k[1], step, k) for k, (step, shards) in wanted.items() if len(said[k]) == shards
+            )
             for _, _, older in whole[:-KEPT]:
                 del wanted[older]
     return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
 
 
 def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
-    """Keepers that ended before they were asked to, and no fault on them or their node explains it, nor the loss of
-    their node, which has its own account. In words."""
+    """Keepers that ended before they were asked to, and no fault on them or their node explains it,
+    nor the loss of their node, which has its own account. In words.
+    """
     started = keepers(log)
-    home, hit = homes(log), [(episode.injected, nodes_hit(episode, homes(log))) for episode in episodes]
+    home, hit = (
+        homes(log),
+        [(episode.injected, nodes_hit(episode, homes(log))) for episode in episodes],
+    )
     found = []
     for event in log.of(Kind.PROCESS_EXITED):
         name = event.data["process"]
@@ -78,7 +97,8 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
             continue
         node = home.get(name)
         struck = any(
-            injected and injected.time_ns <= event.time_ns and node in nodes for injected, nodes in hit
+            injected and injected.time_ns <= event.time_ns and node in nodes
+            for injected, nodes in hit
         )
         lost = any(e.data["node"] == node and e.seq < event.seq for e in log.of(Kind.NODE_LOST))
         if not struck and not lost:
@@ -92,8 +112,9 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
 
 
 def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
-    """Processes that the kernel showed as stopped by a fault, at any time between: until its heal, or for good where it
-    leaves them so."""
+    """Processes that the kernel showed as stopped by a fault, at any time between: until its heal,
+    or for good where it leaves them so.
+    """
     hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
     ends = {
         (e.data["fault"], e.data["occurrence"]): e.time_ns

@@ -1,21 +1,23 @@
-"""What happened in one arm, put in order: generations, executions of steps, and the lineage that survived.
+"""What happened in one arm, put in order: generations, executions of steps, and the lineage that
+survived.
 
 Definitions, used by every metric and checker:
 
-- A *step run* is one execution of one step by one generation. It ends when the last member that ever commits
-  it does so.
-- A commit is *fenced* when its generation had been succeeded (``generation_started`` of a later one) before
-  it was written. Fenced commits, and commits by processes that are no members, count for nothing here and
-  are kept apart. Where the clocks of two machines are too uncertain to tell, a commit counts, and is ``unsure`` unless
-  the supervisor knew before the fence that its writer stood still or was gone.
-- A commit at or below the step its generation resumed at ends a step of an earlier one: of sharded ranks that held
-  its reduced gradients, and were only told the end of it. It is no run of its own.
-- The *job commits* a step run when all members commit it, at the last one's time. If some member died first,
-  the all-reduce still held every member's share, so the step counts from the moment a later generation is
-  ready with ``resume_step`` at or beyond it; if the next generation resumes before it, the run was never
-  committed.
-- The *lineage* maps each step to the step run whose result the job ended with: a generation that resumes at
-  r discards every run of a step beyond r.
+- A *step run* is one execution of one step by one generation. It ends when the last member that
+  ever commits it does so.
+- A commit is *fenced* when its generation had been succeeded (``generation_started`` of a later
+  one) before it was written. Fenced commits, and commits by processes that are no members, count
+  for nothing here and are kept apart. Where the clocks of two machines are too uncertain to tell, a
+  commit counts, and is ``unsure`` unless the supervisor knew before the fence that its writer stood
+  still or was gone.
+- A commit at or below the step its generation resumed at ends a step of an earlier one: of sharded
+  ranks that held its reduced gradients, and were only told the end of it. It is no run of its own.
+- The *job commits* a step run when all members commit it, at the last one's time. If some member
+  died first, the all-reduce still held every member's share, so the step counts from the moment a
+  later generation is ready with ``resume_step`` at or beyond it; if the next generation resumes
+  before it, the run was never committed.
+- The *lineage* maps each step to the step run whose result the job ended with: a generation that
+  resumes at r discards every run of a step beyond r.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ NS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the reference
-    sample order; ``observed``: a command, seen from outside only; ``evaluate_every``: steps between evaluations by
-    rank 0, which are to take ``evaluate_s`` each.
+    """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the
+    reference sample order; ``observed``: a command, seen from outside only; ``evaluate_every``:
+    steps between evaluations by rank 0, which are to take ``evaluate_s`` each.
     """
 
     arm: str
@@ -56,8 +58,9 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One membership epoch. Times are ns; None where the event is missing. ``fenced_ns``: when the next one
-    started; ``shards``: ranks that hold one copy of the model together (see ``recovery.policy.layout``).
+    """One membership epoch. Times are ns; None where the event is missing. ``fenced_ns``: when the
+    next one started; ``shards``: ranks that hold one copy of the model together (see
+    ``recovery.policy.layout``).
     """
 
     number: int
@@ -87,8 +90,8 @@ class Generation:
 class StepRun:
     """One execution of one step. ``committed_ns``: when the job committed it, None if it never did.
 
-    ``start_ns``: end of the generation's previous step run, or the moment its members held their state.
-    ``survives``: this run is the one of its step in the final lineage.
+    ``start_ns``: end of the generation's previous step run, or the moment its members held their
+    state. ``survives``: this run is the one of its step in the final lineage.
     """
 
     generation: int
@@ -120,8 +123,8 @@ class StepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """One arm in order. ``foreign``: fenced commits and commits by non-members; ``unsure``: commits of which the clocks
-    do not tell whether they were fenced; ``end_ns``: the last moment known.
+    """One arm in order. ``foreign``: fenced commits and commits by non-members; ``unsure``: commits
+    of which the clocks do not tell whether they were fenced; ``end_ns``: the last moment known.
     """
 
     log: Log
@@ -137,7 +140,9 @@ class History:
     @property
     def lineage(self) -> Mapping[int, StepRun]:
         """Step -> the run of it that survived, in step order."""
-        return {run.step: run for run in sorted(self.runs, key=lambda run: run.step) if run.survives}
+        return {
+            run.step: run for run in sorted(self.runs, key=lambda run: run.step) if run.survives
+        }
 
     @property
     def committed_step(self) -> int:
@@ -151,7 +156,9 @@ class History:
 
     @property
     def cut_short(self) -> bool:
-        """Whether the arm was ended from outside, so that what it had not done by then says nothing."""
+        """Whether the arm was ended from outside, so that what it had not done by then says
+        nothing.
+        """
         return self.outcome in ("broken", "interrupted")
 
     @property
@@ -161,12 +168,16 @@ class History:
 
     @property
     def wall_s(self) -> float:
-        """Seconds from ``run_started`` to ``run_finished``, or to the last event of a log without one."""
+        """Seconds from ``run_started`` to ``run_finished``, or to the last event of a log without
+        one.
+        """
         return (self.end_ns - self.start_ns) / NS
 
     @property
     def worked(self) -> tuple[Generation, ...]:
-        """Generations that became ready (or committed something, should the ready mark be missing)."""
+        """Generations that became ready (or committed something, should the ready mark be
+        missing).
+        """
         return tuple(g for g in self.generations if g.resume_step is not None)
 
     @property
@@ -187,7 +198,9 @@ class History:
         return [run for run in self.runs if run.generation == generation]
 
     def high_water(self, last_generation: int) -> int:
-        """Highest step that any member of any generation up to ``last_generation`` committed; 0 when none."""
+        """Highest step that any member of any generation up to ``last_generation`` committed; 0
+        when none.
+        """
         return max((run.step for run in self.runs if run.generation <= last_generation), default=0)
 
 
@@ -196,7 +209,8 @@ def history_of(log: Log) -> History:
     started = log.first(Kind.RUN_STARTED)
     if started is None:
         raise LogError(
-            "the log has no run_started event", hint="the harness died before the arm began; run it again"
+            "the log has no run_started event",
+            hint="the harness died before the arm began; run it again",
         )
     if started.data.get("observed"):
         from harness.judge.record.observed import observed_history
@@ -207,29 +221,53 @@ def history_of(log: Log) -> History:
     own, foreign, unsure = _split_commits(log, _members(log))
     generations = _generations(log, own)
     return History(
-        log=log, info=_info(started.data), start_ns=started.time_ns, end_ns=end_ns, finished=finished,
-        generations=generations, runs=_step_runs(log, own, generations), foreign=foreign, unsure=unsure,
-    )  # fmt: skip
+        log=log,
+        info=_info(started.data),
+        start_ns=started.time_ns,
+        end_ns=end_ns,
+        finished=finished,
+        generations=generations,
+        runs=_step_runs(log, own, generations),
+        foreign=foreign,
+        unsure=unsure,
+    )
 
 
 def _info(data: Mapping[str, Any]) -> RunInfo:
-    names = ("arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy")
+    names = (
+        "arm",
+        "cell",
+        "repeat",
+        "seed",
+        "ranks",
+        "spares",
+        "steps",
+        "global_batch",
+        "strategy",
+    )
     order, evaluate = data["order"], data.get("evaluate") or {}
     return RunInfo(
-        **{name: data[name] for name in names}, order_seed=order["seed"], order_samples=order["samples"],
-        observed=bool(data.get("observed", False)), evaluate_every=evaluate.get("every"),
+        **{name: data[name] for name in names},
+        order_seed=order["seed"],
+        order_samples=order["samples"],
+        observed=bool(data.get("observed", False)),
+        evaluate_every=evaluate.get("every"),
         evaluate_s=float(evaluate.get("takes", 0.0)),
-    )  # fmt: skip
+    )
 
 
 def _members(log: Log) -> dict[int, tuple[str, ...]]:
-    return {event.generation: tuple(event.data["members"]) for event in log.of(Kind.GENERATION_STARTED)}
+    return {
+        event.generation: tuple(event.data["members"]) for event in log.of(Kind.GENERATION_STARTED)
+    }
 
 
 def _split_commits(
     log: Log, members: Mapping[int, tuple[str, ...]]
 ) -> tuple[list[Event], tuple[Event, ...], tuple[Event, ...]]:
-    """Commits that count, those of fenced generations or strangers, and which of the first may be fenced too."""
+    """Commits that count, those of fenced generations or strangers, and which of the first may be
+    fenced too.
+    """
     starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
     own: list[Event] = []
     foreign: list[Event] = []
@@ -242,13 +280,19 @@ def _split_commits(
             foreign.append(event)
             continue
         own.append(event)
-        if fence is not None and event.time_ns + bound > fence and not _known_before(log, event, fence):
+        if (
+            fence is not None
+            and event.time_ns + bound > fence
+            and not _known_before(log, event, fence)
+        ):
             unsure.append(event)
     return own, tuple(foreign), tuple(unsure)
 
 
 def _known_before(log: Log, commit: Event, fence_ns: int) -> bool:
-    """Whether the supervisor had heard, before it fenced a generation, that who committed stood still or was gone."""
+    """Whether the supervisor had heard, before it fenced a generation, that who committed stood
+    still or was gone.
+    """
     for event in log.of(Kind.SURVIVORS_PARKED, Kind.PROCESS_EXITED):
         if event.time_ns > fence_ns:
             return False
@@ -268,13 +312,16 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
     first_commit: dict[int, int] = {}
     for event in commits:
         if event.step is not None:
-            first_commit[event.generation] = min(event.step, first_commit.get(event.generation, event.step))
+            first_commit[event.generation] = min(
+                event.step, first_commit.get(event.generation, event.step)
+            )
     started = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
     made: list[Generation] = []
     for index, event in enumerate(started):
         number, done = event.generation, ready.get(event.generation)
         implied = first_commit[number] - 1 if number in first_commit else None
-        if implied is not None:  # what was told of the end of an earlier one's step is no step of its own
+        # what was told of the end of an earlier one's step is no step of its own
+        if implied is not None:
             implied = max(implied, int(event.data.get("finish", 0)))
         following = started[index + 1].time_ns if index + 1 < len(started) else None
         one = Generation(
@@ -309,7 +356,9 @@ def _step_runs(
     surviving = owners(worked, [key for key in done if key[1] > resumed.get(key[0], 0)])
     runs: list[StepRun] = []
     for position, generation in enumerate(worked):
-        steps = sorted(s for number, s in done if number == generation.number and s > resumed[number])
+        steps = sorted(
+            s for number, s in done if number == generation.number and s > resumed[number]
+        )
         cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
         for step in steps:
             key = (generation.number, step)

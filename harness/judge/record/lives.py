@@ -1,7 +1,9 @@
-"""The states that processes and generations of a log go through: what must have been before what is there.
+"""The states that processes and generations of a log go through: what must have been before what is
+there.
 
-What a process says of itself counts as missing only where its file is whole (``told``): a rank whose last lines were
-lost with its node has said more than is known. The coordinator's lines are one file, and are taken in their order.
+What a process says of itself counts as missing only where its file is whole (``told``): a rank
+whose last lines were lost with its node has said more than is known. The coordinator's lines are
+one file, and are taken in their order.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ def told(log: Log) -> frozenset[str]:
 
 def keepers_of(log: Log) -> frozenset[str]:
     """Processes that keep checkpoints, and train nothing."""
-    return frozenset(e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == KEEPER)
+    return frozenset(
+        e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == KEEPER
+    )
 
 
 def processes(history: History) -> Iterator[str]:
-    """What cannot be of the lives of processes: one that is ready, ends, trains or writes was started once, and whoever
-    gets a rank was ready for it."""
+    """What cannot be of the lives of processes: one that is ready, ends, trains or writes was
+    started once, and whoever gets a rank was ready for it.
+    """
     log = history.log
     started: dict[str, Event] = {}
     ready: set[str] = set()
@@ -55,7 +60,10 @@ def processes(history: History) -> Iterator[str]:
                 started[str(name)] = event
             case Kind.PROCESS_READY:
                 if name not in started or name in gone:
-                    yield f"{name} was ready {'after its end' if name in gone else 'and never started'}"
+                    yield (
+                        f"{name} was ready"
+                        f" {'after its end' if name in gone else 'and never started'}"
+                    )
                 elif name in ready and not adopted:
                     yield f"{name} was ready twice"
                 ready.add(str(name))
@@ -64,7 +72,10 @@ def processes(history: History) -> Iterator[str]:
             case Kind.PROCESS_EXITED:
                 yield from _ends(event, started, gone)
                 if not (adopted or name in ready) and _was_told(history, event, started):
-                    yield f"{name} ended when it was told to, which it hears once it is ready, and never was ready"
+                    yield (
+                        f"{name} ended when it was told to, which it hears once it is ready, and"
+                        " never was ready"
+                    )
                 gone.add(str(name))
             case Kind.FAILURE_DETECTED if name is not None:
                 if name not in started:
@@ -72,7 +83,8 @@ def processes(history: History) -> Iterator[str]:
             case Kind.GENERATION_STARTED:
                 yield from _joins(history, event, started, ready, gone)
     yield from (f"{name} wrote lines, and was never started" for name in _strangers(log, started))
-    if not any(True for _ in log.of(Kind.NODE_JOINED)):  # on nodes a start may fail, and uses its number up
+    # on nodes a start may fail, and uses its number up
+    if not any(True for _ in log.of(Kind.NODE_JOINED)):
         yield from _unnumbered(started)
     if history.outcome == "completed" and not history.info.observed:
         yield from _decided(history)
@@ -85,17 +97,23 @@ def _ends(event: Event, started: Mapping[str, Event], gone: set[str]) -> Iterato
     elif name in gone:
         yield f"{name} ended twice"
     elif started[name].data["pid"] != event.data["pid"]:
-        yield f"{name} was started as process {started[name].data['pid']}, and ended as {event.data['pid']}"
+        yield (
+            f"{name} was started as process {started[name].data['pid']}, and ended as"
+            f" {event.data['pid']}"
+        )
 
 
 def _was_told(history: History, event: Event, started: Mapping[str, Event]) -> bool:
-    """Whether a process of a job ended of itself because the coordinator said so: whoever only starts is killed, and
-    whoever got a notice may end before."""
+    """Whether a process of a job ended of itself because the coordinator said so: whoever only
+    starts is killed, and whoever got a notice may end before.
+    """
     name, data = event.data["process"], event.data
     if history.info.observed or name not in started or started[name].data["role"] == KEEPER:
         return False
     noticed = {
-        e.data["process"] for e in history.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "notice"
+        e.data["process"]
+        for e in history.log.of(Kind.FAILURE_DETECTED)
+        if e.data["cause"] == "notice"
     }
     return bool(data["expected"]) and data["exit_code"] == 0 and name not in noticed
 
@@ -111,10 +129,16 @@ def _joins(
             yield f"{name} is a member of generation {number}, and never was ready"
     if history.info.observed:
         before = {m for g in history.generations if g.number < number for m in g.members}
-        yield from (f"generation {number} counts {n}, which had ended" for n in members if n in gone & before)
+        yield from (
+            f"generation {number} counts {n}, which had ended"
+            for n in members
+            if n in gone & before
+        )
     elif number == 1:
         waiting = [name for name, its in started.items() if its.data["role"] != KEEPER]
-        declared = {e.data["process"] for e in history.log.of(Kind.FAILURE_DETECTED) if e.seq < event.seq}
+        declared = {
+            e.data["process"] for e in history.log.of(Kind.FAILURE_DETECTED) if e.seq < event.seq
+        }
         for name in waiting:
             if name not in ready | gone | declared:
                 yield f"the first generation began before {name} was ready"
@@ -129,12 +153,16 @@ def _unnumbered(started: Mapping[str, Event]) -> Iterator[str]:
     found = {int(match[1]) for name in started if (match := _NUMBERED.match(name))}
     missing = sorted(set(range(max(found, default=-1) + 1)) - found)
     if missing:
-        yield f"no process has the number {missing[0]}, and {max(found)} have been started after the first"
+        yield (
+            f"no process has the number {missing[0]}, and {max(found)} have been started after the"
+            " first"
+        )
 
 
 def _decided(history: History) -> Iterator[str]:
-    """After the first generation whoever is started was decided on, and the other way round; a coordinator that is lost
-    in between has decided, and not started."""
+    """After the first generation whoever is started was decided on, and the other way round; a
+    coordinator that is lost in between has decided, and not started.
+    """
     own = own_lines(history.log)
     first = next((e.seq for e in own if e.kind is Kind.GENERATION_STARTED), len(own))
     later = [e for e in own if e.seq > first]
@@ -144,16 +172,23 @@ def _decided(history: History) -> Iterator[str]:
     due = sum(str(action).startswith("spawn ") for action in actions)
     came = sum(e.kind is Kind.PROCESS_SPAWNED and e.data["role"] != KEEPER for e in later)
     if came != due:
-        yield f"{due} processes were to be started after the first generation began, and {came} were"
+        yield (
+            f"{due} processes were to be started after the first generation began, and {came} were"
+        )
 
 
 def commands(history: History) -> Iterator[str]:
-    """What cannot be of the attempts of a command: each is started, then ends, and ranks are of one that runs."""
+    """What cannot be of the attempts of a command: each is started, then ends, and ranks are of one
+    that runs.
+    """
     attempt, runs = 0, False
     for event in own_lines(history.log):
         if event.kind is Kind.COMMAND_STARTED:
             if runs or event.data["attempt"] != attempt + 1:
-                yield f"attempt {event.data['attempt']} of the command was started after attempt {attempt}"
+                yield (
+                    f"attempt {event.data['attempt']} of the command was started after attempt"
+                    f" {attempt}"
+                )
             attempt, runs = event.data["attempt"], True
         elif event.kind is Kind.COMMAND_ENDED:
             if not runs or event.data["attempt"] != attempt:
@@ -165,10 +200,14 @@ def commands(history: History) -> Iterator[str]:
 
 
 def generations(history: History) -> Iterator[str]:
-    """What cannot be of generations: they are numbered without a gap, all that is said of one is said of one that was
-    started, and whoever trains in it has joined its group and holds its state, as the coordinator knows."""
+    """What cannot be of generations: they are numbered without a gap, all that is said of one is
+    said of one that was started, and whoever trains in it has joined its group and holds its state,
+    as the coordinator knows.
+    """
     log = history.log
-    numbers = [event.generation for event in own_lines(log) if event.kind is Kind.GENERATION_STARTED]
+    numbers = [
+        event.generation for event in own_lines(log) if event.kind is Kind.GENERATION_STARTED
+    ]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"generations are numbered {', '.join(map(str, numbers))}"
     known = set(numbers) | {0}
@@ -194,7 +233,9 @@ def _failures_counted(log: Log) -> Iterator[str]:
 
 
 def _answers(history: History, generation: Generation) -> Iterator[str]:
-    """A generation that answers a failure has one to answer, declared since the last that was ready; or a notice."""
+    """A generation that answers a failure has one to answer, declared since the last that was
+    ready; or a notice.
+    """
     number = generation.number
     if number == 1 or generation.cause not in _ANSWERS:
         return
@@ -210,18 +251,25 @@ def _answers(history: History, generation: Generation) -> Iterator[str]:
 
 
 def _unparked(history: History, generation: Generation) -> Iterator[str]:
-    """Survivors of a failure whose state goes on have parked with it, and the coordinator says so; where they were on
-    their way to a pause they had parked for that."""
+    """Survivors of a failure whose state goes on have parked with it, and the coordinator says so;
+    where they were on their way to a pause they had parked for that.
+    """
     number, own = generation.number, own_lines(history.log)
     if number == 1 or generation.cause != "failure" or generation.state not in ("peer", "kept"):
         return
     since = [e for e in own if e.generation == number - 1]
     paused = any(
-        str(a).startswith("pause") for e in since if e.kind is Kind.DECISION for a in e.data["actions"]
+        str(a).startswith("pause")
+        for e in since
+        if e.kind is Kind.DECISION
+        for a in e.data["actions"]
     )
     kinds = {e.kind for e in since}
     if not paused and not kinds & {Kind.SURVIVORS_PARKED, Kind.COORDINATOR_ADOPTED}:
-        yield f"generation {number} goes on with the state of survivors, of whom nobody is said to have parked"
+        yield (
+            f"generation {number} goes on with the state of survivors, of whom nobody is said to"
+            " have parked"
+        )
 
 
 def _unheard(log: Log) -> Iterator[str]:
@@ -233,7 +281,10 @@ def _unheard(log: Log) -> Iterator[str]:
         if event.kind is Kind.SURVIVORS_PARKED:
             heard.add(event.generation)
         elif event.kind is Kind.SAMPLES_SKIPPED and event.generation not in heard:
-            yield f"samples were left out in generation {event.generation}, of which nobody is said to have parked"
+            yield (
+                f"samples were left out in generation {event.generation}, of which nobody is said"
+                " to have parked"
+            )
 
 
 def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:
@@ -255,7 +306,9 @@ def _firsts(log: Log) -> Mapping[int, _Said]:
     return said
 
 
-def _formed(history: History, generation: Generation, whole: Set[str], said: _Said) -> Iterator[str]:
+def _formed(
+    history: History, generation: Generation, whole: Set[str], said: _Said
+) -> Iterator[str]:
     number, resume = generation.number, generation.resume_step or 0
     for name in generation.members:
         if name not in whole:
@@ -276,7 +329,9 @@ def _formed(history: History, generation: Generation, whole: Set[str], said: _Sa
 
 
 def _in_turn(name: str, number: int, said: _Said) -> Iterator[str]:
-    """A member joins its group, holds its state, and trains: lines of one file, in this order whatever the clocks."""
+    """A member joins its group, holds its state, and trains: lines of one file, in this order
+    whatever the clocks.
+    """
     turns = (Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN)
     lines = [said[name, kind] for kind in turns if (name, kind) in said]
     for first, then in itertools.pairwise(lines):
@@ -285,18 +340,26 @@ def _in_turn(name: str, number: int, said: _Said) -> Iterator[str]:
 
 
 def _announced(history: History, generation: Generation) -> Iterator[str]:
-    """The coordinator says that a generation is ready once all its members do, and has the members it began with."""
+    """The coordinator says that a generation is ready once all its members do, and has the members
+    it began with.
+    """
     log, number = history.log, generation.number
     for event in log.of(Kind.GENERATION_READY):
         if event.generation == number and tuple(event.data["members"]) != generation.members:
             yield f"generation {number} was ready with other members than it began with"
-    if generation.ready_ns is None and history.runs_of(number) and _must_have_heard(history, generation):
+    if (
+        generation.ready_ns is None
+        and history.runs_of(number)
+        and _must_have_heard(history, generation)
+    ):
         yield f"generation {number} committed steps, and was never ready"
 
 
 def _must_have_heard(history: History, generation: Generation) -> bool:
-    """Whether the coordinator knew that all members hold their state: it ended the job with them, had heard from all
-    of them since, or decided on something before anything failed. One that took over may never have heard of it."""
+    """Whether the coordinator knew that all members hold their state: it ended the job with them,
+    had heard from all of them since, or decided on something before anything failed. One that took
+    over may never have heard of it.
+    """
     number, resume = generation.number, generation.resume_step or 0
     mine = [e for e in own_lines(history.log) if e.generation == number]
     taken = next((n for n, e in enumerate(mine) if e.kind is Kind.COORDINATOR_ADOPTED), len(mine))

@@ -1,8 +1,9 @@
 """What is known of ranks whose last lines were lost with their node.
 
-A process that is killed leaves its last lines in memory that its supervisor reads; a machine that is lost takes them
-with it. What its ranks took in the last step that the others committed is then known by another witness: the count of
-samples that all ranks reduced together, and the order, of which every part but theirs was seen to be taken.
+A process that is killed leaves its last lines in memory that its supervisor reads; a machine that
+is lost takes them with it. What its ranks took in the last step that the others committed is then
+known by another witness: the count of samples that all ranks reduced together, and the order, of
+which every part but theirs was seen to be taken.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ def silenced(log: Log) -> frozenset[str]:
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     started = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_SPAWNED)}
     return frozenset(
-        name for name, node in home.items()
+        name
+        for name, node in home.items()
         if any(at == node and started[name] <= when <= ended.get(name, when) for at, when in lost)
         and not (name in log.actors and log.actors[name].ended)
-    )  # fmt: skip
+    )
 
 
 def witnessed(history: History, run: StepRun, due: Counter[int]) -> Counter[int]:
-    """Samples of a step that silenced members took, by the count that all reduced. ``due``: those of the step.
+    """Samples of a step that silenced members took, by the count that all reduced. ``due``: those
+    of the step.
 
-    Empty where every member's share was seen, where somebody else's is missing, and where the count is another one.
+    Empty where every member's share was seen, where somebody else's is missing, and where the count
+    is another one.
     """
     generation = history.generation(run.generation)
     takers = {event.actor for event in run.batches}
     missing = set(generation.members) - takers if generation else set()
     taken = Counter(run.samples)
-    if not missing or taken - due or any(event.data["samples"] != due.total() for event in run.commits):
+    if (
+        not missing
+        or taken - due
+        or any(event.data["samples"] != due.total() for event in run.commits)
+    ):
         return Counter()
     return due - taken if missing <= silenced(history.log) else Counter()

@@ -13,8 +13,8 @@ from harness.judge.results import NodeResult
 def nodes_of(log: Log) -> list[NodeResult]:
     """One row for each node, by number; none where ranks are not grouped into nodes.
 
-    A launcher whose nodes are names only says nothing of them but where it put its processes: they are on the host of
-    the harness.
+    A launcher whose nodes are names only says nothing of them but where it put its processes: they
+    are on the host of the harness.
     """
     home, bounds = homes(log), log.clock_bounds_s
     joined = {event.data["node"]: event.data for event in log.of(Kind.NODE_JOINED)}
@@ -22,14 +22,18 @@ def nodes_of(log: Log) -> list[NodeResult]:
         return []
     return [
         NodeResult(
-            node=node, host=str(joined[node]["host"] if node in joined else _own_host(log)),
+            node=node,
+            host=str(joined[node]["host"] if node in joined else _own_host(log)),
             address=str(joined[node]["address"]) if node in joined else "",
             devices=[str(device) for device in joined[node]["devices"]] if node in joined else [],
-            processes=[name for name, its in home.items() if its == node], lost=_lost(log, node),
-            clock_bound_s=max((s for name, s in bounds.items() if home.get(name) == node), default=0.0),
+            processes=[name for name, its in home.items() if its == node],
+            lost=_lost(log, node),
+            clock_bound_s=max(
+                (s for name, s in bounds.items() if home.get(name) == node), default=0.0
+            ),
         )
         for node in sorted({*joined, *home.values()})
-    ]  # fmt: skip
+    ]
 
 
 def homes(log: Log) -> dict[str, int]:
@@ -41,7 +45,9 @@ def homes(log: Log) -> dict[str, int]:
 def nodes_hit(episode: Episode, home: Mapping[str, int]) -> list[int]:
     """The nodes that an occurrence of a fault acted on, or on whose processes it did."""
     named = [episode.target[key] for key in ("node", "nodes") if key in episode.target]
-    numbers = [n for one in named for n in (one if isinstance(one, list) else [one]) if isinstance(n, int)]
+    numbers = [
+        n for one in named for n in (one if isinstance(one, list) else [one]) if isinstance(n, int)
+    ]
     names = (*episode.processes, *([episode.process] if episode.process else []))
     return sorted({*numbers, *(home[name] for name in names if name in home)})
 

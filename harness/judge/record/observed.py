@@ -1,16 +1,17 @@
-"""An arm of a command put in order, from what could be seen of it from outside. See ``harness.judge.record.lineage``.
+"""An arm of a command put in order, from what could be seen of it from outside. See
+``harness.judge.record.lineage``.
 
 What is known less well than of a built-in workload, and what is made of it:
 
 - A step counts as done when the first rank reports it.
-- A script may report every so many steps only. The usual distance (``stride``) is learned; the steps between two
-  reports are taken as evenly spaced in time, but as committed only with the report that shows them done, so that no
-  recovery is counted as faster than it was seen to be.
-- A generation resumes one stride before its first report. What a rollback lost is thereby counted up to one stride
-  too high, never too low.
+- A script may report every so many steps only. The usual distance (``stride``) is learned; the
+  steps between two reports are taken as evenly spaced in time, but as committed only with the
+  report that shows them done, so that no recovery is counted as faster than it was seen to be.
+- A generation resumes one stride before its first report. What a rollback lost is thereby counted
+  up to one stride too high, never too low.
 - Its first step began one usual step before the first report; up to there it was restoring.
-- A progress bar is drawn before anything is done, ``0/100`` also where it goes on at 20: what a later generation says
-  of the first step counts when the next steps follow.
+- A progress bar is drawn before anything is done, ``0/100`` also where it goes on at 20: what a
+  later generation says of the first step counts when the next steps follow.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ UNSURE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """The first report of a step in a generation, with the samples of all ranks that reported it."""
+    """The first report of a step in a generation, with the samples of all ranks that
+    reported it.
+    """
 
     step: int
     time_ns: int
@@ -54,12 +57,19 @@ def observed_history(log: Log, info: RunInfo) -> History:
     generations = []
     for index, event in enumerate(starts):
         following = starts[index + 1].time_ns if index + 1 < len(starts) else None
-        generations.append(_generation(event, reports[event.generation], stride, usual_ns, following))
+        generations.append(
+            _generation(event, reports[event.generation], stride, usual_ns, following)
+        )
     return History(
-        log=log, info=info, start_ns=started.time_ns,
-        end_ns=finished.time_ns if finished else max(event.time_ns for event in log.events), finished=finished,
-        generations=tuple(generations), runs=_runs(info, generations, reports), foreign=(),
-    )  # fmt: skip
+        log=log,
+        info=info,
+        start_ns=started.time_ns,
+        end_ns=finished.time_ns if finished else max(event.time_ns for event in log.events),
+        finished=finished,
+        generations=tuple(generations),
+        runs=_runs(info, generations, reports),
+        foreign=(),
+    )
 
 
 def stride_of(history: History) -> int:
@@ -69,10 +79,11 @@ def stride_of(history: History) -> int:
 
 
 def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
-    """(generation, step) -> samples that its ranks reported, each its own, of steps that every member reported.
+    """(generation, step) -> samples that its ranks reported, each its own, of steps that every
+    member reported.
 
-    Without generations of more ranks than the job has, and the last ``UNSURE`` steps of each: whoever does them again
-    with fewer ranks may not be seen as another generation yet.
+    Without generations of more ranks than the job has, and the last ``UNSURE`` steps of each:
+    whoever does them again with fewer ranks may not be seen as another generation yet.
     """
     told: dict[tuple[int, int], dict[int, int]] = {}
     worlds = {g.number: g.world for g in history.generations if g.world <= history.info.ranks}
@@ -94,7 +105,9 @@ def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
 def _reports(log: Log, generation: Event) -> list[_Report]:
     """Steps in the order in which they were first reported, each beyond the one before."""
     world = max(1, len(generation.data["members"]))
-    mine = [event for event in log.of(Kind.STEP_REPORTED) if event.generation == generation.generation]
+    mine = [
+        event for event in log.of(Kind.STEP_REPORTED) if event.generation == generation.generation
+    ]
     by_step: dict[int, list[Event]] = {}
     for event in mine:
         by_step.setdefault(event.step or 0, []).append(event)
@@ -102,22 +115,31 @@ def _reports(log: Log, generation: Event) -> list[_Report]:
     for step, events in by_step.items():  # in order of first report
         if rows and step <= rows[-1].step:
             continue
-        given = [int(event.data["samples"]) for event in events if event.data["samples"] is not None]
+        given = [
+            int(event.data["samples"]) for event in events if event.data["samples"] is not None
+        ]
         said = min(int(event.data["reported_ns"]) for event in events)
         earliest = max(generation.time_ns, rows[-1].time_ns if rows else 0)
         row = _Report(
-            step=step, time_ns=min(max(said, earliest), events[0].time_ns), event=events[0],
+            step=step,
+            time_ns=min(max(said, earliest), events[0].time_ns),
+            event=events[0],
             samples=round(sum(given) * world / len(given)) if given else None,
-        )  # fmt: skip
+        )
         rows.append(row)
     return rows
 
 
 def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, list[_Report]]:
-    """Without what later generations said of the first step, and jumped from to where they went on."""
+    """Without what later generations said of the first step, and jumped from to where they
+    went on.
+    """
     return {
         number: rows[1:]
-        if number > 1 and len(rows) > 1 and rows[0].step <= 1 and rows[1].step - rows[0].step > stride
+        if number > 1
+        and len(rows) > 1
+        and rows[0].step <= 1
+        and rows[1].step - rows[0].step > stride
         else rows
         for number, rows in reports.items()
     }
@@ -125,7 +147,9 @@ def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, l
 
 def _stride(reports: dict[int, list[_Report]]) -> int:
     gaps = Counter(
-        after.step - before.step for rows in reports.values() for before, after in itertools.pairwise(rows)
+        after.step - before.step
+        for rows in reports.values()
+        for before, after in itertools.pairwise(rows)
     )
     return gaps.most_common(1)[0][0] if gaps else 1
 
@@ -148,10 +172,18 @@ def _generation(
     if rows and resume is not None:
         ready = max(event.time_ns, round(rows[0].time_ns - usual_ns * (rows[0].step - resume)))
     return Generation(
-        number=event.generation, members=tuple(event.data["members"]), cause=event.data["cause"], state="own",
-        started_ns=event.time_ns, ready_ns=ready, resume_step=resume, checkpoint=None, grouped_ns=event.time_ns,
-        stated_ns=ready, fenced_ns=following,
-    )  # fmt: skip
+        number=event.generation,
+        members=tuple(event.data["members"]),
+        cause=event.data["cause"],
+        state="own",
+        started_ns=event.time_ns,
+        ready_ns=ready,
+        resume_step=resume,
+        checkpoint=None,
+        grouped_ns=event.time_ns,
+        stated_ns=ready,
+        fenced_ns=following,
+    )
 
 
 def _runs(
@@ -159,19 +191,30 @@ def _runs(
 ) -> tuple[StepRun, ...]:
     worked = [g for g in generations if g.resume_step is not None]
     spans = {g.number: list(_spans(g, reports[g.number])) for g in worked}
-    surviving = owners(worked, ((number, step) for number, rows in spans.items() for step, *_ in rows))
+    surviving = owners(
+        worked, ((number, step) for number, rows in spans.items() for step, *_ in rows)
+    )
     return tuple(
         StepRun(
-            generation=g.number, step=step, start_ns=start, end_ns=end, committed_ns=report.time_ns, world=g.world,
-            commits=(_commit(info, g, step, report),), batches=(), survives=surviving.get(step) == g.number,
+            generation=g.number,
+            step=step,
+            start_ns=start,
+            end_ns=end,
+            committed_ns=report.time_ns,
+            world=g.world,
+            commits=(_commit(info, g, step, report),),
+            batches=(),
+            survives=surviving.get(step) == g.number,
         )
         for g in worked
         for step, start, end, report in spans[g.number]
-    )  # fmt: skip
+    )
 
 
 def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, int, int, _Report]]:
-    """(step, start, end, report that shows it done) for every step, those between two reports included."""
+    """(step, start, end, report that shows it done) for every step, those between two reports
+    included.
+    """
     found = []
     before, cursor = generation.resume_step or 0, generation.ready_ns or generation.started_ns
     for row in rows:
@@ -188,7 +231,10 @@ def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, i
 def _commit(info: RunInfo, generation: Generation, step: int, report: _Report) -> Event:
     """A report in the form that commits of built-in workloads have."""
     data: dict[str, Any] = {
-        "rank": 0, "world": generation.world, "samples": report.samples or info.global_batch,
-        "loss": report.event.data["loss"] if step == report.step else None, "seconds": {},
-    }  # fmt: skip
+        "rank": 0,
+        "world": generation.world,
+        "samples": report.samples or info.global_batch,
+        "loss": report.event.data["loss"] if step == report.step else None,
+        "seconds": {},
+    }
     return replace(report.event, step=step, data=data)

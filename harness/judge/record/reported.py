@@ -1,4 +1,6 @@
-"""The losses that a command reported, of the steps that survived; and whether the job ended on values that are none."""
+"""The losses that a command reported, of the steps that survived; and whether the job ended on
+values that are none.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ class Unread:
 
 
 def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
-    """Step -> rank (None: it did not say) -> the losses it reported, in the generation whose step survived."""
+    """Step -> rank (None: it did not say) -> the losses it reported, in the generation whose step
+    survived.
+    """
     lineage = history.lineage
     found: dict[int, dict[int | None, list[float]]] = defaultdict(lambda: defaultdict(list))
     for event in history.log.of(Kind.STEP_REPORTED):
         run = lineage.get(event.step or 0)
-        if event.data["loss"] is not None and run is not None and run.generation == event.generation:
+        if (
+            event.data["loss"] is not None
+            and run is not None
+            and run.generation == event.generation
+        ):
             found[run.step][event.data["rank"]].append(float(event.data["loss"]))
     return {step: dict(found[step]) for step in sorted(found)}
 
@@ -45,8 +53,9 @@ def unread_of(history: History) -> Mapping[str, Unread]:
 
 
 def spoilt_since(history: History) -> int | None:
-    """The step from which on the job reported losses that are no numbers, to its end; None: it ended on numbers, or
-    reported none."""
+    """The step from which on the job reported losses that are no numbers, to its end; None: it
+    ended on numbers, or reported none.
+    """
     losses = losses_of(history)
     bad = [step for step, by_rank in losses.items() if _is_bad(by_rank)]
     last = list(losses)[-LAST:]
@@ -54,7 +63,8 @@ def spoilt_since(history: History) -> int | None:
         return None
     good = [step for step in losses if step not in set(bad)]
     return min(
-        (step for step in bad if step > max((g for g in good if g < bad[-1]), default=0)), default=bad[-1]
+        (step for step in bad if step > max((g for g in good if g < bad[-1]), default=0)),
+        default=bad[-1],
     )
 
 

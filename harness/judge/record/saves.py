@@ -1,7 +1,9 @@
-"""The states that checkpoints of a log go through: begun, then committed or failed; due ones begun; restored by name.
+"""The states that checkpoints of a log go through: begun, then committed or failed; due ones begun;
+restored by name.
 
-Only of ranks whose files are whole. A save that is under way when its rank ends, or its generation does, has no end in
-the log; one in memory is said to be done with the next step that is committed, and the last one never.
+Only of ranks whose files are whole. A save that is under way when its rank ends, or its generation
+does, has no end in the log; one in memory is said to be done with the next step that is committed,
+and the last one never.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def due(history: History, every: int) -> Iterator[str]:
     """Checkpoints that the first rank had to begin after a step, and went on without."""
     log = history.log
     whole = told(log)
-    begun = {(e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if not _in_memory(e)}
+    begun = {
+        (e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if not _in_memory(e)
+    }
     for run in history.runs:
         generation = history.generation(run.generation)
         first = generation.members[0] if generation else ""
@@ -82,11 +86,14 @@ def due(history: History, every: int) -> Iterator[str]:
 
 
 def due_in_memory(history: History, every: int) -> Iterator[str]:
-    """Checkpoints in memory that ranks of the first replica had to begin after a step, and went on without: each does,
-    however busy its keeper is."""
+    """Checkpoints in memory that ranks of the first replica had to begin after a step, and went on
+    without: each does, however busy its keeper is.
+    """
     log = history.log
     whole = told(log)
-    begun = {(e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if _in_memory(e)}
+    begun = {
+        (e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if _in_memory(e)
+    }
     for run in history.runs:
         generation = history.generation(run.generation)
         if run.step % every or generation is None:
@@ -96,7 +103,9 @@ def due_in_memory(history: History, every: int) -> Iterator[str]:
             if name not in whole & took or (name, run.generation, run.step) in begun:
                 continue
             if _went_on(history, generation, name, run.step):
-                yield f"{name} committed step {run.step}, and no checkpoint of it in memory was begun"
+                yield (
+                    f"{name} committed step {run.step}, and no checkpoint of it in memory was begun"
+                )
 
 
 def _went_on(history: History, generation: Generation, name: str, step: int) -> bool:
@@ -136,11 +145,19 @@ def restored(history: History) -> Iterator[str]:
         }
         named, number = generation.checkpoint, generation.number
         if named is None and taken:
-            yield f"members of generation {number} restored {_names(taken)}, and it is said to have restored none"
+            yield (
+                f"members of generation {number} restored {_names(taken)}, and it is said to have"
+                " restored none"
+            )
         elif named is not None and not taken:
-            yield f"generation {number} is said to have restored {named}, and none of its members did"
+            yield (
+                f"generation {number} is said to have restored {named}, and none of its members did"
+            )
         elif named is not None and named not in taken and None not in taken:
-            yield f"generation {number} is said to have restored {named}, and its members {_names(taken)}"
+            yield (
+                f"generation {number} is said to have restored {named}, and its members"
+                f" {_names(taken)}"
+            )
 
 
 def _names(found: set[object]) -> str:

@@ -1,7 +1,9 @@
-"""Who held a state that a fault had changed, and how far back a difference between replicas may reach.
+"""Who held a state that a fault had changed, and how far back a difference between replicas may
+reach.
 
-A changed state stays with its process until that takes another one: a peer's, a checkpoint's. Whoever copies it holds
-it as well. So a difference may be found generations after the fault, and of a process that no fault hit.
+A changed state stays with its process until that takes another one: a peer's, a checkpoint's.
+Whoever copies it holds it as well. So a difference may be found generations after the fault, and of
+a process that no fault hit.
 """
 
 from __future__ import annotations
@@ -17,26 +19,34 @@ KEEPING = ("peer", "kept")
 
 
 def holders(history: History, hit: Iterable[str], since: int, until: int) -> frozenset[str]:
-    """Processes that hold a state in generation ``until`` that was changed in those that were ``hit`` in ``since``."""
+    """Processes that hold a state in generation ``until`` that was changed in those that were
+    ``hit`` in ``since``.
+    """
     held = set(hit)
     taken = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
-    for event in sorted(history.log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation):
+    for event in sorted(
+        history.log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation
+    ):
         if not since < event.generation <= until:
             continue
         took = {name for name in event.data["members"] if (event.generation, name) in taken}
         if event.data["state"] not in KEEPING:
             held -= took
             continue
-        sources = {name: one for name, one in (event.data.get("sources") or {}).items() if name in took}
+        sources = {
+            name: one for name, one in (event.data.get("sources") or {}).items() if name in took
+        }
         copies = {name for name, one in sources.items() if one in held}
         held = (held - sources.keys()) | copies
     return frozenset(held)
 
 
 def outvoted(changed: Collection[str], generation: Generation | None, named: str | None) -> bool:
-    """Whether most of those that held the same part of the model as the one ``named`` held a ``changed`` state, and it
-    did not. Replicas that differ are told apart by how many hold the same: whoever still holds the right state is then
-    the one that differs. That the others hold a wrong one, ``loss-equality`` says."""
+    """Whether most of those that held the same part of the model as the one ``named`` held a
+    ``changed`` state, and it did not. Replicas that differ are told apart by how many hold the
+    same: whoever still holds the right state is then the one that differs. That the others hold a
+    wrong one, ``loss-equality`` says.
+    """
     members = generation.members if generation is not None else ()
     if generation is None or named not in members or named in changed:
         return False
@@ -46,7 +56,9 @@ def outvoted(changed: Collection[str], generation: Generation | None, named: str
 
 
 def tied(changed: Collection[str], generation: Generation | None) -> bool:
-    """Whether of some part of the model not so few held a changed state that the others are most."""
+    """Whether of some part of the model not so few held a changed state that the others
+    are most.
+    """
     if generation is None:
         return False
     every = Counter(generation.shard_of(rank) for rank in range(generation.world))
@@ -57,13 +69,17 @@ def tied(changed: Collection[str], generation: Generation | None) -> bool:
 
 
 def agreed_before(history: History, failure: Event) -> tuple[int, int]:
-    """The step at which replicas last agreed before they were found to differ, or all began with, and the generation in
-    which they did."""
+    """The step at which replicas last agreed before they were found to differ, or all began with,
+    and the generation in which they did.
+    """
     number, before_ns = failure.generation, failure.time_ns
     fresh = [
-        one for one in history.worked
-        if one.state not in KEEPING and one.number <= number and (one.ready_ns or one.started_ns) < before_ns
-    ]  # fmt: skip
+        one
+        for one in history.worked
+        if one.state not in KEEPING
+        and one.number <= number
+        and (one.ready_ns or one.started_ns) < before_ns
+    ]
     began = max(fresh, key=lambda one: one.number, default=None)
     since_ns = (began.ready_ns or began.started_ns) if began is not None else 0
     found = (began.resume_step or 0, began.number) if began is not None else (0, 0)

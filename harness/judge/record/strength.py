@@ -1,8 +1,9 @@
-"""With how many ranks a command began, and with how many it ended: a job that goes on with fewer is degraded.
+"""With how many ranks a command began, and with how many it ended: a job that goes on with fewer is
+degraded.
 
-The reports tell where every rank makes its own: a rank that reports none of the last steps no longer takes part,
-whatever became of its process. Where they do not, members of the last generation count, but for those that had
-ended, or were held stopped by a fault, before the last steps.
+The reports tell where every rank makes its own: a rank that reports none of the last steps no
+longer takes part, whatever became of its process. Where they do not, members of the last generation
+count, but for those that had ended, or were held stopped by a fault, before the last steps.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ STOPS = ("process-stop", "node-stop")
 
 @dataclass(frozen=True, kw_only=True)
 class Strength:
-    """Ranks found at first, and those that took part in the last steps. ``gone``: who no longer did, in words, with
-    the time since when, ns."""
+    """Ranks found at first, and those that took part in the last steps. ``gone``: who no longer
+    did, in words, with the time since when, ns.
+    """
 
     began: int
     ended: int
@@ -37,7 +39,9 @@ class Strength:
 
 
 def half_known(history: History) -> str:
-    """Why it cannot be told who did what: not all ranks of a command were found. Empty where they were."""
+    """Why it cannot be told who did what: not all ranks of a command were found. Empty where they
+    were.
+    """
     found = len(history.generations[0].members) if history.generations else 0
     if not history.info.observed or not history.generations or found == history.info.ranks:
         return ""
@@ -52,7 +56,9 @@ def strength_of(history: History) -> Strength:
         return Strength(began=began, ended=began, gone={})
     if _all_report(history, began):
         there = {event.data["rank"] for event in last}
-        gone = {f"rank {rank}": at for rank, at in _missed_since(history).items() if rank not in there}
+        gone = {
+            f"rank {rank}": at for rank, at in _missed_since(history).items() if rank not in there
+        }
         return Strength(began=began, ended=len(there), gone=gone if len(there) < began else {})
     members = history.worked[-1].members
     since, until = min(e.time_ns for e in last), max(e.time_ns for e in last)
@@ -74,15 +80,18 @@ def _last_reports(history: History) -> list[Event]:
 def _all_report(history: History, began: int) -> bool:
     """Whether every rank makes reports of its own, as it did before anything happened."""
     ranks = {
-        event.data["rank"] for event in history.log.of(Kind.STEP_REPORTED)
+        event.data["rank"]
+        for event in history.log.of(Kind.STEP_REPORTED)
         if event.generation == history.generations[0].number
-    }  # fmt: skip
+    }
     told = all(event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED))
     return told and len(ranks) >= began
 
 
 def _missed_since(history: History) -> dict[int, int]:
-    """Rank -> when somebody was the first to be two reports further than it ever came, or its last report."""
+    """Rank -> when somebody was the first to be two reports further than it ever came, or its last
+    report.
+    """
     reports = list(history.log.of(Kind.STEP_REPORTED))
     steps = sorted({event.step or 0 for event in reports})
     last = {int(event.data["rank"]): event for event in reports}
@@ -90,7 +99,9 @@ def _missed_since(history: History) -> dict[int, int]:
     for rank, own in last.items():
         beyond = [step for step in steps if step > (own.step or 0)][1:2]
         later = (
-            e.time_ns for e in reports if beyond and e.time_ns > own.time_ns and (e.step or 0) >= beyond[0]
+            e.time_ns
+            for e in reports
+            if beyond and e.time_ns > own.time_ns and (e.step or 0) >= beyond[0]
         )
         missed[rank] = min(later, default=own.time_ns)
     return missed
@@ -109,7 +120,10 @@ def _replaced(history: History) -> set[str]:
 
 def _stopped(history: History) -> Iterator[tuple[str, int, int]]:
     """(process, from, until) for what faults held stopped."""
-    healed = {(e.data["fault"], e.data["occurrence"]): e.time_ns for e in history.log.of(Kind.FAULT_HEALED)}
+    healed = {
+        (e.data["fault"], e.data["occurrence"]): e.time_ns
+        for e in history.log.of(Kind.FAULT_HEALED)
+    }
     landed = {(e.data["fault"], e.data["occurrence"]) for e in history.log.of(Kind.FAULT_LANDED)}
     for event in history.log.of(Kind.FAULT_INJECTED):
         key = (event.data["fault"], event.data["occurrence"])
@@ -118,4 +132,6 @@ def _stopped(history: History) -> Iterator[tuple[str, int, int]]:
         target = event.data["target"] or {}
         several = target.get("processes")
         names = several if isinstance(several, list) else [target.get("process")]
-        yield from ((name, event.time_ns, healed.get(key, history.end_ns)) for name in names if name)
+        yield from (
+            (name, event.time_ns, healed.get(key, history.end_ns)) for name in names if name
+        )

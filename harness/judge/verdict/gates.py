@@ -1,5 +1,5 @@
-"""From findings and values to a verdict: SLA clauses, the three-valued merge, exit codes, and the one-line
-reason.
+"""From findings and values to a verdict: SLA clauses, the three-valued merge, exit codes, and the
+one-line reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.measure.samples import Chances, median_ci95, per_arm
 from harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
 
-RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
+RunVerdict = Literal[
+    "pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"
+]
 ROOTS = ("progress", "fault-landed", "evidence-complete")
 """Checkers whose findings explain those of others."""
 EXIT_CODES: Mapping[str, int] = MappingProxyType(
@@ -54,9 +56,9 @@ def judge_slas(
     owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
     possible: Mapping[str, Chances] = MappingProxyType({}),
 ) -> list[SlaResult]:
-    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known; ``bounds``:
-    metric -> how far its values may be from the truth; ``owners``: metric -> the repeat of each value;
-    ``possible``: metric -> how many values there could have been.
+    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known;
+    ``bounds``: metric -> how far its values may be from the truth; ``owners``: metric -> the repeat
+    of each value; ``possible``: metric -> how many values there could have been.
     """
     results = []
     for metric, checks in cell.scenario.sla.items():
@@ -105,11 +107,15 @@ def judge_sla(
     observed: float | None = None
     verdict: Verdict
     if not values:
-        verdict, detail = "inconclusive", f"no value: {missing or 'nothing in the log to measure it by'}"
+        verdict, detail = (
+            "inconclusive",
+            f"no value: {missing or 'nothing in the log to measure it by'}",
+        )
     else:
         holds, observed = evaluate(clause, values)
         detail = (
-            f"observed {_observed(observed, known, values, arms)}, n={counted(len(values), possible.values)}"
+            f"observed {_observed(observed, known, values, arms)},"
+            f" n={counted(len(values), possible.values)}"
         )
         if not math.isfinite(observed):
             verdict = "fail"
@@ -117,23 +123,40 @@ def judge_sla(
         elif len(values) < need:
             verdict, detail = (
                 "inconclusive",
-                f"{clause.aggregate} needs {need} values, there are {counted(len(values), possible.values)}",
+                (
+                    f"{clause.aggregate} needs {need} values, there are"
+                    f" {counted(len(values), possible.values)}"
+                ),
             )
         elif bound and _within(clause, values, bound):
             verdict = "inconclusive"
-            detail += f", which clocks of several machines blur by {quantity(bound, known.unit)}: no telling"
+            detail += (
+                f", which clocks of several machines blur by {quantity(bound, known.unit)}: no"
+                " telling"
+            )
         else:
             verdict = "pass" if holds else "fail"
     return SlaResult(
-        cell=cell, metric=metric, clause=clause.text, severity=check.severity, verdict=verdict,
-        observed=observed, unit=known.unit, values=list(values), detail=detail, line=line, arms=list(arms),
-        of=possible.values, of_arms=possible.arms,
-    )  # fmt: skip
+        cell=cell,
+        metric=metric,
+        clause=clause.text,
+        severity=check.severity,
+        verdict=verdict,
+        observed=observed,
+        unit=known.unit,
+        values=list(values),
+        detail=detail,
+        line=line,
+        arms=list(arms),
+        of=possible.values,
+        of_arms=possible.arms,
+    )
 
 
 def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:
-    """Whether values wrong by up to ``bound`` may decide a clause the other way; its aggregates move no further than
-    their values do."""
+    """Whether values wrong by up to ``bound`` may decide a clause the other way; its aggregates
+    move no further than their values do.
+    """
     answers = {evaluate(clause, [value + by for value in values])[0] for by in (-bound, 0.0, bound)}
     return len(answers) > 1
 
@@ -148,7 +171,9 @@ def quantity(value: float | None, unit: str, better: str = "neither") -> str:
 def _observed(value: float, known: MetricDef, values: Sequence[float], arms: Sequence[int]) -> str:
     interval = median_ci95(per_arm(values, arms))
     between = (
-        " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval)) if interval else ""
+        " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval))
+        if interval
+        else ""
     )
     return f"{quantity(value, known.unit, known.better)}{between}"
 
@@ -167,8 +192,8 @@ def judge_cell(
     """Verdict and reason of a cell. A ``warn`` clause never fails; an arm that did not run makes it
     inconclusive.
 
-    ``untried``: why nothing was put to the test, if so; such a cell does not pass. ``unread``: why the log of an arm
-    was not read.
+    ``untried``: why nothing was put to the test, if so; such a cell does not pass. ``unread``: why
+    the log of an arm was not read.
     """
     hard = [sla for sla in slas if sla.severity == "fail"]
     verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
@@ -183,7 +208,8 @@ def judge_cell(
         return verdict, f"{len(hard)} SLAs, {len(invariants)} invariants"
     unseen = invariants.get("progress")
     if unseen is not None and unseen.verdict == verdict:
-        return verdict, unseen.witness  # a command of which nothing was seen: all else follows from that
+        # a command of which nothing was seen: all else follows from that
+        return verdict, unseen.witness
     if (crowded := _too_busy(invariants)) and verdict == "inconclusive" and ran == planned:
         return verdict, crowded
     for sla in hard:
@@ -197,8 +223,12 @@ def judge_cell(
 
 
 def _too_busy(invariants: Mapping[str, Finding]) -> str:
-    """What a quieter machine would decide, that first of all; "" where it would not, as the cause lies elsewhere."""
-    open_ones = [(name, found) for name, found in _root_first(invariants) if found.verdict == "inconclusive"]
+    """What a quieter machine would decide, that first of all; "" where it would not, as the cause
+    lies elsewhere.
+    """
+    open_ones = [
+        (name, found) for name, found in _root_first(invariants) if found.verdict == "inconclusive"
+    ]
     if any(name in ROOTS for name, _ in open_ones):
         return ""
     for name, found in open_ones:
@@ -209,26 +239,30 @@ def _too_busy(invariants: Mapping[str, Finding]) -> str:
 
 
 def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
-    """Causes before consequences: a fault that never fired or a torn log makes other checkers inconclusive
-    as well.
+    """Causes before consequences: a fault that never fired or a torn log makes other checkers
+    inconclusive as well.
     """
     return sorted(invariants.items(), key=lambda item: item[0] not in ROOTS)
 
 
 def sla_line(sla: SlaResult, source: str) -> str:
-    """One line that names the clause and the number: ``file.yaml:14 recovery_time median < 0.5s observed
-    0.83 s, n=5``.
+    """One line that names the clause and the number: ``file.yaml:14 recovery_time median < 0.5s
+    observed 0.83 s, n=5``.
     """
     place = f"{source.rsplit('/', 1)[-1]}:{sla.line}  " if sla.line else ""
     return f"{place}{sla.metric}  {sla.clause}   {sla.detail}"
 
 
 def judge_run(
-    cells: Sequence[CellResult], slas: Sequence[SlaResult], outcomes: Mapping[str, tuple[str, str]],
-    unsafe: Sequence[str], landed: tuple[int, int], skipped: Sequence[str],
-) -> Gate:  # fmt: skip
-    """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail, inconclusive,
-    pass.
+    cells: Sequence[CellResult],
+    slas: Sequence[SlaResult],
+    outcomes: Mapping[str, tuple[str, str]],
+    unsafe: Sequence[str],
+    landed: tuple[int, int],
+    skipped: Sequence[str],
+) -> Gate:
+    """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail,
+    inconclusive, pass.
 
     ``outcomes``: arm -> how it ended and why, where it wrote an end; ``landed``: faults landed and
     healed, faults fired; ``skipped``: one line for each cell a capability was missing for.
@@ -236,7 +270,11 @@ def judge_run(
     """
     if unsafe:
         return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")
-    for outcome, verdict in (("interrupted", "interrupted"), ("broken", "broken"), ("halted", "halted")):
+    for outcome, verdict in (
+        ("interrupted", "interrupted"),
+        ("broken", "broken"),
+        ("halted", "halted"),
+    ):
         arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == outcome]
         if arms:
             gate = _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]

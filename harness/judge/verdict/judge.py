@@ -1,8 +1,8 @@
-"""Re-derives everything ``results.json`` holds from a run directory: the resolved scenario, the event logs,
-and from the undo ledger what could not be undone; no more.
+"""Re-derives everything ``results.json`` holds from a run directory: the resolved scenario, the
+event logs, and from the undo ledger what could not be undone; no more.
 
-Deterministic, and content with less than everything: arms that did not run, logs without an end and torn
-lines make verdicts inconclusive, never an exception.
+Deterministic, and content with less than everything: arms that did not run, logs without an end and
+torn lines make verdicts inconclusive, never an exception.
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ from harness.judge.measure.samples import chances
 from harness.judge.record.episodes import NEVER_FIRED
 from harness.judge.record.lineage import History, history_of
 from harness.judge.record.node_attribution import nodes_of
-from harness.judge.results import ArmResult, CellResult, Finding, Reliability, Results, Skip, SlaResult, merge
+from harness.judge.results import (
+    ArmResult,
+    CellResult,
+    Finding,
+    Reliability,
+    Results,
+    Skip,
+    SlaResult,
+    merge,
+)
 from harness.judge.verdict import gates
 from harness.launch.launcher import Launcher
 from harness.undo.ledger import read_open
@@ -73,9 +82,12 @@ def judge(run: RunDirectory) -> Results:
     arms, senseless = _judge_arms(resolved, logs, system)
     unread |= senseless
     names = labels(
-        Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params) for c in resolved.cells
+        Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params)
+        for c in resolved.cells
     )
-    judged = [_judge_cell(cell, names[cell.id], arms, resolved, system, unread) for cell in resolved.cells]
+    judged = [
+        _judge_cell(cell, names[cell.id], arms, resolved, system, unread) for cell in resolved.cells
+    ]
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
     # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
@@ -83,28 +95,44 @@ def judge(run: RunDirectory) -> Results:
     outcomes = {name: (history.outcome, _end_reason(history)) for name, history in ended.items()}
     fired = [incident for incident in incidents if incident.occurrence != NEVER_FIRED]
     gate = gates.judge_run(
-        cells, slas, outcomes, [*_unsafe(arms), *_not_undone(run)],
+        cells,
+        slas,
+        outcomes,
+        [*_unsafe(arms), *_not_undone(run)],
         (sum(i.landed and i.healed for i in fired), len(fired)),
         [f"{skip.cell}: {skip.reason}" for skip in resolved.skipped],
-    )  # fmt: skip
+    )
     first = resolved.cells[0].scenario if resolved.cells else None
     return Results(
         scenario=first.name if first else run.root.parent.name,
         description=first.description if first else "",
-        run_id=resolved.run_id, seed=resolved.seed, started=resolved.started, source=resolved.source,
-        system=system, workload=first.workload.model_dump(mode="json") if first else {},
-        verdict=gate.verdict, exit_code=gate.exit_code, reason=gate.reason, cells=cells,
-        arms=[_arm_result(arm) for arm in arms], faults=incidents, slas=slas,
+        run_id=resolved.run_id,
+        seed=resolved.seed,
+        started=resolved.started,
+        source=resolved.source,
+        system=system,
+        workload=first.workload.model_dump(mode="json") if first else {},
+        verdict=gate.verdict,
+        exit_code=gate.exit_code,
+        reason=gate.reason,
+        cells=cells,
+        arms=[_arm_result(arm) for arm in arms],
+        faults=incidents,
+        slas=slas,
         skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
-        fidelity=_fidelity(resolved, logs.values()), reproduce=resolved.reproduce,
-    )  # fmt: skip
+        fidelity=_fidelity(resolved, logs.values()),
+        reproduce=resolved.reproduce,
+    )
 
 
 def write_results(run: RunDirectory, results: Results) -> None:
-    """Write ``results.json``, whole or not at all. Raises InfrastructureError when the disk refuses."""
+    """Write ``results.json``, whole or not at all. Raises InfrastructureError when the disk
+    refuses.
+    """
     try:
         write_whole(
-            run.results, json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+            run.results,
+            json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False) + "\n",
         )
     except OSError as error:
         raise InfrastructureError(
@@ -113,7 +141,9 @@ def write_results(run: RunDirectory, results: Results) -> None:
 
 
 def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:
-    """Arm -> log, for the arms that at least began, within what all of them may take; and why others were not read."""
+    """Arm -> log, for the arms that at least began, within what all of them may take; and why
+    others were not read.
+    """
     budget = Budget()
     logs, unread = {}, {}
     for cell in resolved.cells:
@@ -134,14 +164,21 @@ def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log]
 
 def _planned(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
     wanted = ARMS if cell.scenario.baseline == "paired" else ARMS[:1]
-    return [(arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted]
+    return [
+        (arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted
+    ]
 
 
 def _judge_arms(
     resolved: ResolvedRun, logs: Mapping[str, Log], system: Mapping[str, Any]
 ) -> tuple[list[_Arm], dict[str, str]]:
-    """The arms that have a log, and of those whose log makes no sense why not: anything may stand in a file."""
-    exact = {name: kind.exact for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()}
+    """The arms that have a log, and of those whose log makes no sense why not: anything may stand
+    in a file.
+    """
+    exact = {
+        name: kind.exact
+        for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()
+    }
     arms: list[_Arm] = []
     senseless = _senseless(resolved, logs)  # a control arm's, too, which others are compared with
     logs = {name: log for name, log in logs.items() if name not in senseless}
@@ -206,7 +243,9 @@ def _no_sense(error: Exception) -> str:
 
 
 def _all_there_is(arm: _Arm, resolved: ResolvedRun, system: Mapping[str, Any]) -> None:
-    """Make all of one arm alone that is made of several, so that no value of its log breaks what others show."""
+    """Make all of one arm alone that is made of several, so that no value of its log breaks what
+    others show.
+    """
     _judge_cell(arm.cell, arm.cell.id, [arm], resolved, system, {})
     _arm_result(arm).model_dump_json()
     _fidelity(resolved, [arm.evidence.log])
@@ -226,8 +265,9 @@ def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tup
 
 
 def _exactness(evidence: Evidence) -> str:
-    """How the arm's result compares with its control's; a job that did not finish has no result, and a
-    command does not show its own."""
+    """How the arm's result compares with its control's; a job that did not finish has no result,
+    and a command does not show its own.
+    """
     if evidence.history.outcome != "completed" or evidence.history.info.observed:
         return "not compared"
     try:
@@ -247,9 +287,13 @@ def _judge_cell(
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
-    of_arms = [(arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in faulted]
+    of_arms = [
+        (arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in faulted
+    ]
     values = {name: [v for _, own in of_arms for v in own[name]] for name in METRICS}
-    bounds = {name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS}
+    bounds = {
+        name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS
+    }
     owners = {name: [repeat for repeat, own in of_arms for _ in own[name]] for name in METRICS}
     struck, tried = [arm.measures.incidents for arm in faulted], bool(cell.scenario.faults)
     possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
@@ -264,20 +308,32 @@ def _judge_cell(
         missing = gone or f"{len(mine)} of {planned} arms ran"
     slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners, possible)
     verdict, reason = gates.judge_cell(
-        cell.id, slas, invariants, len(mine), planned, resolved.source,
-        untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults", unread=gone,
-    )  # fmt: skip
+        cell.id,
+        slas,
+        invariants,
+        len(mine),
+        planned,
+        resolved.source,
+        untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
+        unread=gone,
+    )
     result = CellResult(
-        id=cell.id, label=label, params=cell.params, exact_for=cell.exact_for,
-        strategy=cell.scenario.recovery.strategy, verdict=verdict,
+        id=cell.id,
+        label=label,
+        params=cell.params,
+        exact_for=cell.exact_for,
+        strategy=cell.scenario.recovery.strategy,
+        verdict=verdict,
         reason=reason,
         metrics={
-            name: summarise(name, found, bounds[name], owners[name], possible[name]) for name, found in values.items()
+            name: summarise(name, found, bounds[name], owners[name], possible[name])
+            for name, found in values.items()
         },
         invariants=invariants,
-        exactness=_worst_exactness([arm.exactness for arm in faulted]), reliability=_reliability(mine),
+        exactness=_worst_exactness([arm.exactness for arm in faulted]),
+        reliability=_reliability(mine),
         absent={"mfu": work} if isinstance(work, str) else {},
-    )  # fmt: skip
+    )
     return _JudgedCell(result=result, slas=slas)
 
 
@@ -296,19 +352,24 @@ def _reliability(arms: list[_Arm]) -> Reliability | None:
     if not arms:
         return None
     return Reliability(
-        survival=survival(faulted), false_alarms=false_alarms(controls, struck),
+        survival=survival(faulted),
+        false_alarms=false_alarms(controls, struck),
         spares=spares_of([*struck, *controls]),
-    )  # fmt: skip
+    )
 
 
 def _merge_findings(arms: list[_Arm]) -> dict[str, Finding]:
-    """One finding per checker over all arms of a cell; the witness names the arm that decided it."""
+    """One finding per checker over all arms of a cell; the witness names the arm that
+    decided it.
+    """
     merged: dict[str, Finding] = {}
     for name in dict.fromkeys(name for arm in arms for name in arm.findings):
         found = [(arm, arm.findings[name]) for arm in arms if name in arm.findings]
         verdict = merge([finding.verdict for _, finding in found])
         arm, finding = next((a, f) for a, f in found if f.verdict == verdict)
-        merged[name] = Finding(verdict=verdict, witness=f"r{arm.repeat}.{arm.arm}: {finding.witness}")
+        merged[name] = Finding(
+            verdict=verdict, witness=f"r{arm.repeat}.{arm.arm}: {finding.witness}"
+        )
     return merged
 
 
@@ -320,14 +381,26 @@ def _worst_exactness(found: list[str]) -> str:
 def _arm_result(arm: _Arm) -> ArmResult:
     history, split = arm.measures.history, arm.measures.partition
     return ArmResult(
-        id=arm.id, cell=arm.cell.id, repeat=arm.repeat, arm=arm.arm, seed=history.info.seed,
-        events=f"events/{arm.id}", outcome=history.outcome, reason=_end_reason(history),
-        wall_s=history.wall_s, committed_step=history.committed_step, steps=history.info.steps,
-        goodput=goodput_of(history, split), badput=dict(split.badput), useful_s=split.useful_s,
-        residual_s=split.residual_s, step_time_median=arm.measures.step_time,
-        provisioned_ranks=history.info.ranks + history.info.spares, invariants=dict(arm.findings),
+        id=arm.id,
+        cell=arm.cell.id,
+        repeat=arm.repeat,
+        arm=arm.arm,
+        seed=history.info.seed,
+        events=f"events/{arm.id}",
+        outcome=history.outcome,
+        reason=_end_reason(history),
+        wall_s=history.wall_s,
+        committed_step=history.committed_step,
+        steps=history.info.steps,
+        goodput=goodput_of(history, split),
+        badput=dict(split.badput),
+        useful_s=split.useful_s,
+        residual_s=split.residual_s,
+        step_time_median=arm.measures.step_time,
+        provisioned_ranks=history.info.ranks + history.info.spares,
+        invariants=dict(arm.findings),
         nodes=nodes_of(arm.evidence.log),
-    )  # fmt: skip
+    )
 
 
 def _end_reason(history: History) -> str:
@@ -355,7 +428,9 @@ def _unsafe(arms: list[_Arm]) -> list[str]:
 
 
 def _not_undone(run: RunDirectory) -> list[str]:
-    """What a heal tried to undo and could not; what nobody has tried to undo yet, ``chaos heal`` is there for."""
+    """What a heal tried to undo and could not; what nobody has tried to undo yet, ``chaos heal`` is
+    there for.
+    """
     try:
         return [entry.problem for entry in read_open(run.ledger) if entry.problem]
     except LogError as error:
@@ -363,12 +438,18 @@ def _not_undone(run: RunDirectory) -> list[str]:
 
 
 def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
-    """A line for each launcher, platform and fault kind that imitates instead of using the real mechanism."""
+    """A line for each launcher, platform and fault kind that imitates instead of using the real
+    mechanism.
+    """
     launchers = load(harness.launchers.__name__, Launcher)
     where = sorted({cell.scenario.launcher.kind for cell in resolved.cells})
-    emulating = [f"{name}: {launchers[name].emulates}" for name in where if launchers[name].emulates]
+    emulating = [
+        f"{name}: {launchers[name].emulates}" for name in where if launchers[name].emulates
+    ]
     own = (log.actors[ORCHESTRATOR].events[:1] for log in logs)
-    emulating += sorted({e.data["emulates"] for first in own for e in first if e.data.get("emulates")})
+    emulating += sorted(
+        {e.data["emulates"] for first in own for e in first if e.data.get("emulates")}
+    )
     kinds = load(chaos.faults.__name__, Fault)
     imitating = {
         fault.kind
@@ -376,7 +457,8 @@ def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
         for fault in cell.scenario.faults
         if fault.kind in kinds
         and kinds[fault.kind](**fault.params).acts(
-            cuda=cell.scenario.workload.device == "cuda", real=launchers[cell.scenario.launcher.kind].real
+            cuda=cell.scenario.workload.device == "cuda",
+            real=launchers[cell.scenario.launcher.kind].real,
         )
         is Fidelity.EMULATED
     }

@@ -1,9 +1,10 @@
 """Holds packets of a queue of the kernel (NFQUEUE) for a while, in order: ``python -m
 harness.launch.containers.delaying N``.
 
-Started inside a node's network namespace where the kernel has no netem. Standard input says ``delay jitter`` in
-seconds, a line each time it changes; its end is the end, and the kernel then lets packets pass. Says ``ready`` once
-it is bound. Nothing but the standard library: it starts in the way of a fault.
+Started inside a node's network namespace where the kernel has no netem. Standard input says ``delay
+jitter`` in seconds, a line each time it changes; its end is the end, and the kernel then lets
+packets pass. Says ``ready`` once it is bound. Nothing but the standard library: it starts in the
+way of a fault.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ BIND_LIMIT_S = 5.0
 
 def main(number: int) -> None:
     """Serve queue ``number`` until standard input ends. Raises OSError."""
-    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+    sock = socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER
+    )
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, 33, RECEIVE_BYTES)  # SO_RCVBUFFORCE
     sock.bind((0, 0))
     sock.settimeout(BIND_LIMIT_S)
     _configure(sock, number, _attribute(_CFG_CMD, struct.pack("!BBH", _BIND, 0, socket.AF_INET)))
     _configure(
-        sock, number,
+        sock,
+        number,
         _attribute(_CFG_PARAMS, struct.pack("!IB", 0, _COPY_META))
         + _attribute(_CFG_MAXLEN, struct.pack("!I", MOST_WAITING))
         + _attribute(_CFG_FLAGS, struct.pack("!I", _FAIL_OPEN | _GSO))
         + _attribute(_CFG_MASK, struct.pack("!I", _FAIL_OPEN | _GSO)),
-    )  # fmt: skip
+    )
     sock.setblocking(False)
     print("ready", flush=True)
     with contextlib.suppress(OSError):
@@ -76,7 +80,13 @@ def _serve(sock: socket.socket, number: int) -> None:
         while waiting and waiting[0][0] <= now:
             due = waiting.popleft()[1]
         if due is not None:  # and all before it
-            _send(sock, _VERDICTS, number, _attribute(_VERDICT, struct.pack("!II", _ACCEPT, due)), _REQUEST)
+            _send(
+                sock,
+                _VERDICTS,
+                number,
+                _attribute(_VERDICT, struct.pack("!II", _ACCEPT, due)),
+                _REQUEST,
+            )
 
 
 def _packets(sock: socket.socket) -> list[int]:

@@ -44,7 +44,9 @@ class Flaps:
                     down_s=shape.down_s, up_s=shape.up_s, down=True, next_s=now + shape.down_s
                 )
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="flapping links", daemon=True)
+                    self._thread = threading.Thread(
+                        target=self._run, name="flapping links", daemon=True
+                    )
                     self._thread.start()
             self._changed.notify()
 

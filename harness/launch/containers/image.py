@@ -1,7 +1,9 @@
-"""What the containers of a run start from: an image of the user, or one made here without any registry.
+"""What the containers of a run start from: an image of the user, or one made here without any
+registry.
 
-The latter is almost empty: this machine's /usr, its Python and the packages that this process uses are bound into each
-container, read-only, where they are here. So the nodes run exactly the software that the harness runs.
+The latter is almost empty: this machine's /usr, its Python and the packages that this process uses
+are bound into each container, read-only, where they are here. So the nodes run exactly the software
+that the harness runs.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ _PROBE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """``id``: of the image; ``python``: the program that runs our code in it; ``binds``: directories of this machine
-    that appear in each container at the same place, read-only."""
+    """``id``: of the image; ``python``: the program that runs our code in it; ``binds``:
+    directories of this machine that appear in each container at the same place, read-only.
+    """
 
     id: str
     python: str
@@ -56,7 +59,9 @@ class Image:
 
 
 def host_image(client: Any) -> Image:
-    """The image without a registry; made once, and found again by its content. Raises InfrastructureError."""
+    """The image without a registry; made once, and found again by its content. Raises
+    InfrastructureError.
+    """
     content = skeleton()
     tag = hashlib.sha256(content).hexdigest()[:16]
     with asking("look for the image of this machine"):
@@ -68,16 +73,25 @@ def host_image(client: Any) -> Image:
             )
             found = [client.images.get(f"{REPOSITORY}:{tag}")]
     return Image(
-        id=str(found[0].id), python=sys.executable, binds=software(),
-        environment={"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONPATH": os.pathsep.join(import_path())},
-    )  # fmt: skip
+        id=str(found[0].id),
+        python=sys.executable,
+        binds=software(),
+        environment={
+            "PATH": _PATH,
+            "HOME": "/tmp",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": os.pathsep.join(import_path()),
+        },
+    )
 
 
 def user_image(
     client: Any, name: str, python: str, *, mounts: Sequence[str], labels: Mapping[str, str]
 ) -> Image:
-    """An image that the user names; its Python may lie in one of the ``mounts``. Raises InfrastructureError when it is
-    not here, lacks Python or our package, or has another torch. ``labels``: of the container that finds this out."""
+    """An image that the user names; its Python may lie in one of the ``mounts``. Raises
+    InfrastructureError when it is not here, lacks Python or our package, or has another torch.
+    ``labels``: of the container that finds this out.
+    """
     from docker.errors import ImageNotFound
 
     with asking(f"look for the image {name}"):
@@ -86,19 +100,26 @@ def user_image(
         except ImageNotFound as error:
             raise InfrastructureError(
                 f"the image {name} is not on this machine",
-                hint=f"docker pull {name}, or leave the parameter image out: then the nodes run this machine's Python",
+                hint=(
+                    f"docker pull {name}, or leave the parameter image out: then the nodes run this"
+                    " machine's Python"
+                ),
             ) from error
     refuse_different(name, _versions(client, image, name, python, mounts, labels))
     return Image(id=str(image.id), python=python)
 
 
 def bound(places: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Directories of this machine that appear in a container at the same place, read-only, as the engine takes them."""
+    """Directories of this machine that appear in a container at the same place, read-only, as the
+    engine takes them.
+    """
     return {place: {"bind": place, "mode": "ro"} for place in places}
 
 
 def refuse_different(name: str, found: Mapping[str, str]) -> None:
-    """Raise InfrastructureError when what an image has (package -> version, "": none) is not what runs here."""
+    """Raise InfrastructureError when what an image has (package -> version, "": none) is not what
+    runs here.
+    """
     ours = {package: metadata.version(package) for package in SAME}
     for package, here in ours.items():
         there = found.get(package, "")
@@ -106,7 +127,10 @@ def refuse_different(name: str, found: Mapping[str, str]) -> None:
             has = f"{package} {there}" if there else f"no {package}"
             raise InfrastructureError(
                 f"the image {name} has {has}, and this harness runs with {here}",
-                hint=f"build it with {package}=={_public(here)}, or run chaos from an environment that has what it has",
+                hint=(
+                    f"build it with {package}=={_public(here)}, or run chaos from an environment"
+                    " that has what it has"
+                ),
             )
 
 
@@ -114,7 +138,10 @@ def skeleton() -> bytes:
     """The almost empty image, as a tar archive that is the same each time."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name, mode in [*((name, 0o755) for name in _EMPTY), *((name, 0o1777) for name in _SHARED)]:
+        for name, mode in [
+            *((name, 0o755) for name in _EMPTY),
+            *((name, 0o1777) for name in _SHARED),
+        ]:
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, mode
             tar.addfile(entry)
@@ -134,7 +161,8 @@ def skeleton() -> bytes:
 
 
 def software(places: Sequence[str] | None = None) -> list[str]:
-    """Directories of this machine with everything that this process can import or run, none inside another.
+    """Directories of this machine with everything that this process can import or run, none inside
+    another.
 
     ``places``: instead of those of this interpreter.
     """
@@ -142,30 +170,40 @@ def software(places: Sequence[str] | None = None) -> list[str]:
     system = ["/usr", *(f"/{name}" for name in _LINKED if _is_real(f"/{name}"))]
     system += [f"/etc/{name}" for name in _ETC if Path("/etc", name).exists()]
     found: list[str] = []
-    for path in sorted({os.path.abspath(place) for place in wanted if os.path.isdir(place)} | set(system)):
-        if path != "/" and not any(path == other or path.startswith(f"{other}/") for other in found):
+    for path in sorted(
+        {os.path.abspath(place) for place in wanted if os.path.isdir(place)} | set(system)
+    ):
+        if path != "/" and not any(
+            path == other or path.startswith(f"{other}/") for other in found
+        ):
             found.append(path)
     return found
 
 
 def _interpreter() -> Iterator[str]:
-    """Prefixes, what is on the import path, and where our own packages are (elsewhere when they are editable)."""
+    """Prefixes, what is on the import path, and where our own packages are (elsewhere when they are
+    editable).
+    """
     yield from (sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)))
     yield from (place for place in sys.path if place)
     yield str(Path(__file__).resolve().parents[3])
 
 
 def import_path(path: Sequence[str] | None = None) -> list[str]:
-    """Where this process finds code that its interpreter does not find by itself: in the directory that it began in,
-    where it was told to look, and where our own packages are. Nodes begin elsewhere and have to be told. ``path``:
-    instead of ``sys.path``."""
+    """Where this process finds code that its interpreter does not find by itself: in the directory
+    that it began in, where it was told to look, and where our own packages are. Nodes begin
+    elsewhere and have to be told. ``path``: instead of ``sys.path``.
+    """
     own = str(Path(__file__).resolve().parents[3])
-    told = [os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place]
+    told = [
+        os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place
+    ]
     known = [os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
     return [
-        place for place in dict.fromkeys(told)
+        place
+        for place in dict.fromkeys(told)
         if os.path.isdir(place) and not any(Path(place).is_relative_to(prefix) for prefix in known)
-    ]  # fmt: skip
+    ]
 
 
 def _is_real(path: str) -> bool:
@@ -187,16 +225,24 @@ def _accounts() -> dict[str, bytes]:
         users.append(f"{name}:x:{uid}:{gid}::/tmp:/bin/sh")
         groups.append(f"{name}:x:{gid}:")
     return {
-        "etc/passwd": ("\n".join(users) + "\n").encode(), "etc/group": ("\n".join(groups) + "\n").encode(),
+        "etc/passwd": ("\n".join(users) + "\n").encode(),
+        "etc/group": ("\n".join(groups) + "\n").encode(),
         "etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
-    }  # fmt: skip
+    }
 
 
 def _versions(
-    client: Any, image: Any, name: str, python: str, mounts: Sequence[str], labels: Mapping[str, str]
+    client: Any,
+    image: Any,
+    name: str,
+    python: str,
+    mounts: Sequence[str],
+    labels: Mapping[str, str],
 ) -> dict[str, str]:
     """What a container of the image says of its software."""
-    hint = "build an image with Python and this package, or name its Python with the parameter python"
+    hint = (
+        "build an image with Python and this package, or name its Python with the parameter python"
+    )
     with asking(f"run {python} of the image {name}", hint=hint):
         container = client.containers.create(
             image.id,
@@ -208,7 +254,12 @@ def _versions(
         )
         container.start()
         code = container.wait(timeout=PROBE_LIMIT_S)["StatusCode"]
-        said = container.logs(stdout=True, stderr=code != 0).decode(errors="replace").strip().splitlines()
+        said = (
+            container.logs(stdout=True, stderr=code != 0)
+            .decode(errors="replace")
+            .strip()
+            .splitlines()
+        )
         container.remove(force=True)
     try:
         found = json.loads(said[-1]) if code == 0 and said else None

@@ -1,7 +1,8 @@
 """Commands inside a node's network namespace, from outside: they reach it when nothing else does.
 
-With the privilege for it (root) the namespace is entered with this machine's own tools, so that the node needs neither
-tools nor capabilities. Else the engine runs them as root in the node's container, which needs ``NET_ADMIN`` and tools.
+With the privilege for it (root) the namespace is entered with this machine's own tools, so that the
+node needs neither tools nor capabilities. Else the engine runs them as root in the node's
+container, which needs ``NET_ADMIN`` and tools.
 """
 
 from __future__ import annotations
@@ -32,18 +33,23 @@ class Inside(Protocol):
     """The Python that has this package there."""
 
     def run(self, argv: Sequence[str], text: str = "", *, limit_s: float = RUN_LIMIT_S) -> str:
-        """What a command prints, fed with ``text``. Raises RuntimeError with what it complained about, or that it did
-        not end in time."""
+        """What a command prints, fed with ``text``. Raises RuntimeError with what it complained
+        about, or that it did not end in time.
+        """
 
     def stay(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a helper there that ends with its standard input, which is ours. Raises RuntimeError."""
+        """Start a helper there that ends with its standard input, which is ours. Raises
+        RuntimeError.
+        """
 
     def close(self) -> None:
         """Let go of it."""
 
 
 class ByNamespace:
-    """``pid``: of the node's first process, held by the caller's pidfd meanwhile. Raises RuntimeError."""
+    """``pid``: of the node's first process, held by the caller's pidfd meanwhile. Raises
+    RuntimeError.
+    """
 
     entered = True
     python = sys.executable
@@ -60,9 +66,13 @@ class ByNamespace:
         """See ``Inside``."""
         try:
             ran = subprocess.run(
-                self._command(argv), input=text.encode(), capture_output=True, timeout=limit_s, check=False,
+                self._command(argv),
+                input=text.encode(),
+                capture_output=True,
+                timeout=limit_s,
+                check=False,
                 pass_fds=[self._fd],
-            )  # fmt: skip
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(f"{argv[0]} did not run: {error}") from error
         return _answer(argv, ran.returncode, ran.stdout, ran.stderr)
@@ -71,7 +81,9 @@ class ByNamespace:
         """See ``Inside``."""
         pipe = subprocess.PIPE
         try:
-            return subprocess.Popen(self._command(argv), stdin=pipe, stdout=pipe, pass_fds=[self._fd])
+            return subprocess.Popen(
+                self._command(argv), stdin=pipe, stdout=pipe, pass_fds=[self._fd]
+            )
         except OSError as error:
             raise RuntimeError(f"{argv[0]} did not start: {error}") from error
 
@@ -101,15 +113,16 @@ class ByEngine:
             code, (out, err) = self._container.exec_run(fed, user="0", demux=True)
         if code in NOT_THERE:
             raise RuntimeError(
-                f"{argv[0]} is not in the image of {self._container.name}: it needs {', '.join(TOOLS)}, or a harness "
-                "that is root, which brings its own"
+                f"{argv[0]} is not in the image of {self._container.name}: it needs"
+                f" {', '.join(TOOLS)}, or a harness that is root, which brings its own"
             )
         return _answer(argv, code, out or b"", err or b"")
 
     def stay(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Nobody could end it with this process."""
         raise RuntimeError(
-            "it needs a helper in the node's network namespace, which only root of this machine may enter"
+            "it needs a helper in the node's network namespace, which only root of this machine may"
+            " enter"
         )
 
     def close(self) -> None:
@@ -122,7 +135,9 @@ def may_enter() -> bool:
 
 
 def lacks_tools() -> str | None:
-    """Why packets between nodes cannot be handled from here now; None when they can, or when the nodes may do it."""
+    """Why packets between nodes cannot be handled from here now; None when they can, or when the
+    nodes may do it.
+    """
     if os.geteuid() != 0:
         return None  # the nodes get NET_ADMIN then, and have to have the tools
     missing = [tool for tool in ("nsenter", *TOOLS) if shutil.which(tool) is None]

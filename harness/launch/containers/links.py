@@ -1,8 +1,10 @@
-"""Shapes packets between nodes that are containers, in the kernel, and measures them; implements ``LinkControl``.
+"""Shapes packets between nodes that are containers, in the kernel, and measures them; implements
+``LinkControl``.
 
-Names of links are nodes, in decimal. What is wanted of each link is kept here, and each node's rules are made from all
-of it, so that a heal is one more state to lead to, twice as well as once. Rules die with the container they are in;
-nothing of them is left on the machine, so that they need no undo records of their own.
+Names of links are nodes, in decimal. What is wanted of each link is kept here, and each node's
+rules are made from all of it, so that a heal is one more state to lead to, twice as well as once.
+Rules die with the container they are in; nothing of them is left on the machine, so that they need
+no undo records of their own.
 """
 
 from __future__ import annotations
@@ -28,15 +30,27 @@ READY_LIMIT_S = 10.0
 END_LIMIT_S = 2.0
 USUAL_SEGMENTS = 65535
 TRIALS = (
-    ("rate limit by htb", "sch_htb", ("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb"), ""),
-    ("packet filter by nft", "nf_tables", ("nft", "-f", "-"), rules.table(rules.Inward(lost={"192.0.2.1": 0.5}))),
-)  # fmt: skip
+    (
+        "rate limit by htb",
+        "sch_htb",
+        ("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb"),
+        "",
+    ),
+    (
+        "packet filter by nft",
+        "nf_tables",
+        ("nft", "-f", "-"),
+        rules.table(rules.Inward(lost={"192.0.2.1": 0.5})),
+    ),
+)
 BY_QUEUE = "a queue of packets in user space (this kernel has no netem)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A node that lives. ``life``: another one each time it begins anew; ``open``: a way into its namespace."""
+    """A node that lives. ``life``: another one each time it begins anew; ``open``: a way into its
+    namespace.
+    """
 
     address: str
     life: int
@@ -59,9 +73,13 @@ class _Rules:
 
 
 class NodeLinks:
-    """``place_of``: a node that lives, None for one that does not. All calls are bounded; safe from several threads."""
+    """``place_of``: a node that lives, None for one that does not. All calls are bounded; safe from
+    several threads.
+    """
 
-    def __init__(self, place_of: Callable[[int], Place | None], address_of: Callable[[int], str]) -> None:
+    def __init__(
+        self, place_of: Callable[[int], Place | None], address_of: Callable[[int], str]
+    ) -> None:
         self._place_of = place_of
         self._address_of = address_of
         self._shapes: dict[Link, LinkShape] = {}
@@ -90,7 +108,11 @@ class NodeLinks:
         """Shape them; in force when this returns. Raises RuntimeError."""
         with self._lock:
             for link in links:
-                self._shapes.pop(link, None) if shape == OPEN else self._shapes.update({link: shape})
+                (
+                    self._shapes.pop(link, None)
+                    if shape == OPEN
+                    else self._shapes.update({link: shape})
+                )
                 self._flaps.set(link, shape)
             for node in dict.fromkeys(int(end) for link in links for end in link):
                 self._lead(node, must=shape != OPEN)
@@ -102,8 +124,9 @@ class NodeLinks:
         return self._probes.begin((int(link[0]), int(link[1])), AT_A_RATE if limited else AT_ANY)
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """``round_trip_s`` of an uninvolved client, and ``mbit_per_s`` that arrive from the source while it sends all
-        it can, whoever's they are."""
+        """``round_trip_s`` of an uninvolved client, and ``mbit_per_s`` that arrive from the source
+        while it sends all it can, whoever's they are.
+        """
         return self._probes.result(number)
 
     # ---- whole nodes
@@ -148,7 +171,13 @@ class NodeLinks:
 
     def _lead_on(self, node: int, *, must: bool) -> None:
         inward, outward, late = self._inward(node), self._outward(node), self._late(node)
-        if node not in self._in_force and not must and not outward and not late and inward == rules.Inward():
+        if (
+            node not in self._in_force
+            and not must
+            and not outward
+            and not late
+            and inward == rules.Inward()
+        ):
             return
         found = self._standing(node)
         if found is None:
@@ -158,7 +187,9 @@ class NodeLinks:
         inside = found.inside
         for address in [*inward.blocked, *inward.lost, *outward]:
             found.numbers.setdefault(address, len(found.numbers) + 1)
-        self._segment(found, single=any(s.loss for (src, _), s in self._shapes.items() if int(src) == node))
+        self._segment(
+            found, single=any(s.loss for (src, _), s in self._shapes.items() if int(src) == node)
+        )
         said = rules.device(found.device, found.outward, outward, found.numbers)
         if said:
             inside.run(["tc", "-batch", "-"], "\n".join(said) + "\n")
@@ -199,9 +230,11 @@ class NodeLinks:
         down = {self._address_of(int(src)) for src, dst in self._flaps.down() if int(dst) == node}
         out, into = self._isolated.get(node, (False, False))
         return rules.Inward(
-            blocked=frozenset(blocked | down), nothing_in=into, nothing_out=out,
+            blocked=frozenset(blocked | down),
+            nothing_in=into,
+            nothing_out=out,
             lost={address: shape.loss for address, shape in self._arriving(node) if shape.loss},
-        )  # fmt: skip
+        )
 
     def _late(self, node: int) -> dict[str, LinkShape]:
         if self.has_netem():
@@ -214,27 +247,34 @@ class NodeLinks:
             late = self.has_netem() and (shape.delay_s > 0 or shape.jitter_s > 0)
             if int(src) == node and (shape.bytes_per_s is not None or late):
                 found[self._address_of(int(dst))] = rules.Outward(
-                    bytes_per_s=shape.bytes_per_s, delay_s=shape.delay_s if late else 0.0,
+                    bytes_per_s=shape.bytes_per_s,
+                    delay_s=shape.delay_s if late else 0.0,
                     jitter_s=shape.jitter_s if late else 0.0,
-                )  # fmt: skip
+                )
         return found
 
     def _segment(self, found: _Rules, *, single: bool) -> None:
-        """Packets of one segment each, so that a lost one is one segment, of connections that live already too."""
+        """Packets of one segment each, so that a lost one is one segment, of connections that live
+        already too.
+        """
         if single != found.single:
             most = "1" if single else str(USUAL_SEGMENTS)
             found.inside.run(["ip", "link", "set", "dev", found.device, "gso_max_segs", most])
             found.single = single
 
     def _hold(self, found: _Rules, late: Mapping[str, LinkShape]) -> None:
-        """Have helpers hold what arrives late: first the helper, then what leads packets to it; the other way back."""
+        """Have helpers hold what arrives late: first the helper, then what leads packets to it; the
+        other way back.
+        """
         if late.keys() != found.delayers.keys():
             for address in late.keys() - found.delayers.keys():
                 found.delayers[address] = _delayer(found, address)
         for address, shape in late.items():
             _tell(found.delayers[address], shape)
         if late or found.chained:
-            found.inside.run(["iptables-restore", "--noflush"], rules.queues({a: _queue(a) for a in late}))
+            found.inside.run(
+                ["iptables-restore", "--noflush"], rules.queues({a: _queue(a) for a in late})
+            )
             if not found.chained:
                 found.inside.run(["iptables", "-t", "mangle", "-I", "INPUT", "-j", rules.CHAIN])
                 found.chained = True
@@ -242,7 +282,9 @@ class NodeLinks:
             _end(found.delayers.pop(address))
 
     def has_netem(self) -> bool:
-        """Whether the kernel can delay packets by itself; tried once, in a namespace that ends with the trial."""
+        """Whether the kernel can delay packets by itself; tried once, in a namespace that ends with
+        the trial.
+        """
         if self._netem is None:
             self._netem = kernel_has_netem()
         return self._netem
@@ -257,24 +299,30 @@ class NodeLinks:
     def _means(self, shape: LinkShape) -> str:
         late = "netem" if self._netem else BY_QUEUE
         used = {
-            "htb": shape.bytes_per_s is not None, late: shape.delay_s > 0 or shape.jitter_s > 0,
-            "nft drop of single segments": shape.loss > 0, "nft drop": shape.blocked,
+            "htb": shape.bytes_per_s is not None,
+            late: shape.delay_s > 0 or shape.jitter_s > 0,
+            "nft drop of single segments": shape.loss > 0,
+            "nft drop": shape.blocked,
             "nft drop in turn": shape.down_s > 0,
-        }  # fmt: skip
+        }
         return ", ".join(means for means, wanted in used.items() if wanted) or "nothing"
 
 
 def lacks_links() -> str | None:
     """Why packets between nodes cannot be shaped here now, with what to do; None when they can.
 
-    Tried in network namespaces that end with the trial, where this user may make some; else the nodes will show.
+    Tried in network namespaces that end with the trial, where this user may make some; else the
+    nodes will show.
     """
     if (missing := lacks_tools()) is not None or os.geteuid() != 0:
         return missing
     for name, module, argv, text in TRIALS:
         said = refused(argv, text)
         if said:
-            return f"this kernel offers no {name} ({said}): modprobe {module}, or use launcher local with its proxy"
+            return (
+                f"this kernel offers no {name} ({said}): modprobe {module}, or use launcher local"
+                " with its proxy"
+            )
     return None
 
 
@@ -328,7 +376,8 @@ def _delayer(found: _Rules, address: str) -> subprocess.Popen[bytes]:
     if said != b"ready\n":
         _end(helper)
         raise RuntimeError(
-            "packets cannot be held: the kernel gives no queue to user space (NFQUEUE), nor has it netem"
+            "packets cannot be held: the kernel gives no queue to user space (NFQUEUE), nor has it"
+            " netem"
         )
     return helper
 

@@ -1,7 +1,9 @@
-"""Acts on nodes that are containers as a whole; implements ``harness.launch.launcher.MachineControl``.
+"""Acts on nodes that are containers as a whole; implements
+``harness.launch.launcher.MachineControl``.
 
-A node is killed through the pidfd of its first process where that can be held, which is quicker than the engine's own
-way; what is said of a node afterwards is the engine's word and the kernel's counts, never ours.
+A node is killed through the pidfd of its first process where that can be held, which is quicker
+than the engine's own way; what is said of a node afterwards is the engine's word and the kernel's
+counts, never ours.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _V1 = {
 
 
 class Containers(Protocol):
-    """The present containers of nodes, all by number. Each raises ProcessLookupError for one never started."""
+    """The present containers of nodes, all by number. Each raises ProcessLookupError for one never
+    started.
+    """
 
     def container(self, node: int) -> Any:
         """docker-py's."""
@@ -61,7 +65,9 @@ class ContainerMachines:
         return True
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """SIGKILL to its first process: the kernel ends all others of its process namespace with it."""
+        """SIGKILL to its first process: the kernel ends all others of its process namespace with
+        it.
+        """
         pidfd = self._containers.init_pidfd(node)
         if pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
@@ -98,7 +104,9 @@ class ContainerMachines:
         self._update(node, cpu_period=PERIOD_US, cpu_quota=quota)
 
     def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """In its own network namespace: nothing gets out or in, but to itself. Raises RuntimeError."""
+        """In its own network namespace: nothing gets out or in, but to itself. Raises
+        RuntimeError.
+        """
         if self._links is None:
             raise RuntimeError("packets of nodes cannot be dropped here")
         self._links.isolate(node, outward=outward, inward=inward)
@@ -109,7 +117,9 @@ class ContainerMachines:
             self._links.rejoin(node)
 
     def seen(self, node: int) -> Mapping[str, Any]:
-        """The engine's state of it, and the kernel's counts of its control group while it has one."""
+        """The engine's state of it, and the kernel's counts of its control group while it
+        has one.
+        """
         container = self._containers.container(node)
         try:
             with asking(f"say how node {node} is"):
@@ -118,12 +128,16 @@ class ContainerMachines:
             return {"state": "unknown", "why": error.message}
         state = container.attrs["State"]
         found = {
-            "state": str(state["Status"]), "machine": str(container.id)[:12], "oom_killed": bool(state["OOMKilled"]),
-        }  # fmt: skip
+            "state": str(state["Status"]),
+            "machine": str(container.id)[:12],
+            "oom_killed": bool(state["OOMKilled"]),
+        }
         if state["Status"] in ("exited", "dead"):
             found["exit_code"] = int(state["ExitCode"])
-        counts = {"oom_kills": ("memory", "memory.events", r"^oom_kill (\d+)"),
-                  "throttled": ("cpu", "cpu.stat", r"^nr_throttled (\d+)")}  # fmt: skip
+        counts = {
+            "oom_kills": ("memory", "memory.events", r"^oom_kill (\d+)"),
+            "throttled": ("cpu", "cpu.stat", r"^nr_throttled (\d+)"),
+        }
         for name, (controller, file, pattern) in counts.items():
             match = re.search(pattern, self._group_file(node, controller, file), re.MULTILINE)
             found |= {name: int(match[1])} if match else {}
@@ -149,7 +163,9 @@ class ContainerMachines:
         container = self._containers.container(node)
         with asking(f"say how much memory {container.name} uses"):
             return int(
-                container.client.api.stats(container.id, stream=False, one_shot=True)["memory_stats"]["usage"]
+                container.client.api.stats(container.id, stream=False, one_shot=True)[
+                    "memory_stats"
+                ]["usage"]
             )
 
     def _group_file(self, node: int, controller: str, file: str) -> str:

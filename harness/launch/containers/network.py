@@ -1,7 +1,9 @@
-"""One network for the nodes of a run, with a range of addresses that nothing else on this machine uses.
+"""One network for the nodes of a run, with a range of addresses that nothing else on this machine
+uses.
 
-Chosen here and not by the engine: it knows its own networks and the routes there are now, but not the address
-translation that an engine which was killed has left behind: under that, packets between nodes change their sender.
+Chosen here and not by the engine: it knows its own networks and the routes there are now, but not
+the address translation that an engine which was killed has left behind: under that, packets between
+nodes change their sender.
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ def make_network(
     subnet: str = "",
     outside: bool = False,
 ) -> Network:
-    """Make it. ``seed``: where to begin to look for free addresses, so that runs at the same time look elsewhere;
-    ``subnet``: wanted by the user; ``outside``: nodes reach what is beyond this machine.
+    """Make it. ``seed``: where to begin to look for free addresses, so that runs at the same time
+    look elsewhere; ``subnet``: wanted by the user; ``outside``: nodes reach what is beyond this
+    machine.
 
     Raises InfrastructureError when there is none, and when this machine has no address in it.
     """
@@ -72,12 +75,17 @@ def make_network(
         return found
     raise InfrastructureError(
         f"no range of {nodes} addresses is free in 172.18.0.0 to 172.31.255.255",
-        hint="name one with the launcher's parameter subnet, or remove old networks: docker network prune",
+        hint=(
+            "name one with the launcher's parameter subnet, or remove old networks: docker network"
+            " prune"
+        ),
     )
 
 
 def free_subnets(taken: Collection[str], *, seed: str, nodes: int) -> list[str]:
-    """The first few ranges with room for ``nodes`` that touch none that is ``taken``; ``seed`` says where to begin."""
+    """The first few ranges with room for ``nodes`` that touch none that is ``taken``; ``seed`` says
+    where to begin.
+    """
     bits = max(8, (nodes + _BEFORE_NODES).bit_length())
     ranges = [str(net) for pool in _POOL for net in pool.subnets(new_prefix=32 - bits)]
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") % len(ranges)
@@ -93,7 +101,9 @@ def routed(table: str) -> list[str]:
     for line in table.splitlines()[1:]:
         words = line.split()
         if len(words) > 7 and words[7] != "00000000":
-            place, mask = (int.from_bytes(bytes.fromhex(word)[::-1], "big") for word in (words[1], words[7]))
+            place, mask = (
+                int.from_bytes(bytes.fromhex(word)[::-1], "big") for word in (words[1], words[7])
+            )
             found.append(f"{ipaddress.ip_address(place)}/{mask.bit_count()}")
     return found
 
@@ -110,14 +120,18 @@ def translated(rules: str) -> list[str]:
 
 def _taken(client: Any) -> list[str]:
     with asking("list its networks"):
-        configs = [c for net in client.networks.list() for c in (net.attrs["IPAM"]["Config"] or [])]
+        configs = [c for net in client.networks.list() for c in net.attrs["IPAM"]["Config"] or []]
     found = [str(c["Subnet"]) for c in configs if ":" not in str(c.get("Subnet", ":"))]
     found += routed(_ROUTES.read_text()) if _ROUTES.exists() else []
     for command in _RULES:
         if shutil.which(command):
             # Only root may read them; for others the engine's own care has to do.
             ran = subprocess.run(
-                [command, "-t", "nat"], capture_output=True, text=True, timeout=RULES_LIMIT_S, check=False
+                [command, "-t", "nat"],
+                capture_output=True,
+                text=True,
+                timeout=RULES_LIMIT_S,
+                check=False,
             )
             found += translated(ran.stdout)
     return found
@@ -132,20 +146,27 @@ def _refuse_taken(subnet: str, taken: Collection[str], nodes: int) -> None:
     for other in taken:
         if net.overlaps(ipaddress.ip_network(other, strict=False)):
             raise InfrastructureError(
-                f"subnet {subnet} is in use on this machine: a route, a network or address translation has {other}",
+                f"subnet {subnet} is in use on this machine: a route, a network or address"
+                f" translation has {other}",
                 hint="name another one, or none: then a free one is looked for",
             )
 
 
-def _make(client: Any, name: str, subnet: str, labels: Mapping[str, str], *, outside: bool) -> Network:
+def _make(
+    client: Any, name: str, subnet: str, labels: Mapping[str, str], *, outside: bool
+) -> Network:
     from docker.types import IPAMConfig, IPAMPool
 
     gateway = str(ipaddress.ip_network(subnet)[1])
     with asking(f"make the network {name} ({subnet})"):
         made = client.networks.create(
-            name, driver="bridge", check_duplicate=True, labels=dict(labels), internal=not outside,
+            name,
+            driver="bridge",
+            check_duplicate=True,
+            labels=dict(labels),
+            internal=not outside,
             ipam=IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=gateway)]),
-        )  # fmt: skip
+        )
     return Network(name=name, id=str(made.id), subnet=subnet, gateway=gateway)
 
 
@@ -155,7 +176,10 @@ def _refuse_elsewhere(network: Network) -> None:
             trial.bind((network.gateway, 0))
         except OSError as error:
             raise InfrastructureError(
-                f"the Docker engine's networks are not on this machine ({network.gateway} is no address of it)",
-                hint="a rootless engine, Docker Desktop, or a harness that is itself in a container cannot be used: "
-                "run chaos where the engine runs",
+                f"the Docker engine's networks are not on this machine ({network.gateway} is no"
+                " address of it)",
+                hint=(
+                    "a rootless engine, Docker Desktop, or a harness that is itself in a container"
+                    " cannot be used: run chaos where the engine runs"
+                ),
             ) from error

@@ -1,6 +1,8 @@
-"""What is left in a container engine of runs that are over, or whose directories are gone with the ledgers in them.
+"""What is left in a container engine of runs that are over, or whose directories are gone with the
+ledgers in them.
 
-The one happens when a harness ends at once, on a second signal, while the engine is still at what it was asked for.
+The one happens when a harness ends at once, on a second signal, while the engine is still at what
+it was asked for.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from harness.undo.live import FILE, Holder
 
 
 def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
-    """Where each such run was, and how to remove what it has left; none where no engine can be asked.
+    """Where each such run was, and how to remove what it has left; none where no engine can be
+    asked.
 
-    A run that is not over heals by its ledger; one whose harness lives, or that this process cannot judge since
-    it ran in another container, is left alone.
+    A run that is not over heals by its ledger; one whose harness lives, or that this process cannot
+    judge since it ran in another container, is left alone.
     """
     if not os.path.exists(engine_url().removeprefix("unix://")):
         return []
@@ -37,7 +40,10 @@ def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
     except InfrastructureError:
         return []
     return [
-        (place, [kind(engine=engine_url(), run=marker) for kind in (RemoveContainers, RemoveNetworks)])
+        (
+            place,
+            [kind(engine=engine_url(), run=marker) for kind in (RemoveContainers, RemoveNetworks)],
+        )
         for marker, (place, holder) in sorted(found.items())
         if not (place / FILE).exists() and holder.here and not holder.alive
     ]
@@ -49,7 +55,8 @@ def _labels() -> Iterator[tuple[str, tuple[Path, Holder]]]:
         with asking("list what runs have made"):
             sign = {"label": RUN_LABEL}
             made = [
-                each.labels for each in client.containers.list(all=True, filters=sign, ignore_removed=True)
+                each.labels
+                for each in client.containers.list(all=True, filters=sign, ignore_removed=True)
             ]
             made += [each.attrs["Labels"] for each in client.networks.list(filters=sign)]
     finally:

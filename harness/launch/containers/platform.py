@@ -1,8 +1,9 @@
 """Nodes as containers: implements ``harness.launch.nodes.platform.Platform``.
 
-Each node is one container with the agent as its first process, on the run's own network, with an address that it keeps
-when it begins anew. A container that has ended stays until then, or until the end of the run: how it ended is evidence.
-Nothing is privileged; ``NET_ADMIN`` is given only where a fault of the run needs it.
+Each node is one container with the agent as its first process, on the run's own network, with an
+address that it keeps when it begins anew. A container that has ended stays until then, or until the
+end of the run: how it ended is evidence. Nothing is privileged; ``NET_ADMIN`` is given only where a
+fault of the run needs it.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of every node. ``cpus``, ``memory_mib``: at most, None: as much as there is; ``gpus``: devices of each node,
-    "all": every node sees all; ``mounts``: more directories to bind, read-only."""
+    """Of every node. ``cpus``, ``memory_mib``: at most, None: as much as there is; ``gpus``:
+    devices of each node, "all": every node sees all; ``mounts``: more directories to bind,
+    read-only.
+    """
 
     image: str = ""
     python: str = "python3"
@@ -70,8 +73,9 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The present container of a node. ``pid``: of its first process on this machine, 0 where that cannot be known;
-    ``pidfd``: -1 then."""
+    """The present container of a node. ``pid``: of its first process on this machine, 0 where that
+    cannot be known; ``pidfd``: -1 then.
+    """
 
     container: Any
     pid: int
@@ -81,7 +85,9 @@ class Started:
 
 
 class DockerPlatform:
-    """The containers and the network of one run. Raises InfrastructureError when the engine refuses."""
+    """The containers and the network of one run. Raises InfrastructureError when the engine
+    refuses.
+    """
 
     def __init__(self, wanted: Wanted, settings: Settings) -> None:
         self.client = connect()
@@ -89,12 +95,14 @@ class DockerPlatform:
         self.name = f"chaos-{re.sub(r'[^A-Za-z0-9_.-]', '-', wanted.run.root.name)}-{self.run[-6:]}"
         self._wanted, self._settings = wanted, settings
         self._labels = {
-            RUN_LABEL: self.run, DIRECTORY_LABEL: str(wanted.run.root.resolve()),
+            RUN_LABEL: self.run,
+            DIRECTORY_LABEL: str(wanted.run.root.resolve()),
             HOLDER_LABEL: Holder.me(self.run).model_dump_json(),
-        }  # fmt: skip
+        }
         self._undo = (
-            RemoveContainers(engine=engine_url(), run=self.run), RemoveNetworks(engine=engine_url(), run=self.run),
-        )  # fmt: skip
+            RemoveContainers(engine=engine_url(), run=self.run),
+            RemoveNetworks(engine=engine_url(), run=self.run),
+        )
         self._records = [wanted.will(undo) for undo in self._undo]
         self._ledger = Ledger(wanted.run.ledger)
         self._nodes: dict[int, Started] = {}
@@ -109,9 +117,14 @@ class DockerPlatform:
                 self._shared = SharedDirectory(self._root, wanted.will)
             self._image = self._find_image()
             self._network = make_network(
-                self.client, self.name, labels=self._labels, seed=self.run, nodes=wanted.nodes,
-                subnet=settings.subnet, outside=settings.outside,
-            )  # fmt: skip
+                self.client,
+                self.name,
+                labels=self._labels,
+                seed=self.run,
+                nodes=wanted.nodes,
+                subnet=settings.subnet,
+                outside=settings.outside,
+            )
             self.host = self._network.gateway
         except BaseException:
             self.close()
@@ -164,13 +177,16 @@ class DockerPlatform:
         return self._started(node).container
 
     def init_pid(self, node: int) -> int:
-        """The first process of a node, as this machine numbers it; 0 when that cannot be known or it has ended.
-        Raises ProcessLookupError."""
+        """The first process of a node, as this machine numbers it; 0 when that cannot be known or
+        it has ended. Raises ProcessLookupError.
+        """
         found = self._started(node)
         return 0 if _ended(found) else found.pid
 
     def init_pidfd(self, node: int) -> int:
-        """Held open on that process as long as the node lives; -1 where there is none. Raises ProcessLookupError."""
+        """Held open on that process as long as the node lives; -1 where there is none. Raises
+        ProcessLookupError.
+        """
         return self._started(node).pidfd
 
     def memory_mib(self) -> int | None:
@@ -190,9 +206,10 @@ class DockerPlatform:
         pid, container, python = found.pid, found.container, self._image.python
         enter = pid > 0 and may_enter()
         return Place(
-            address=self.address(node), life=found.life,
+            address=self.address(node),
+            life=found.life,
             open=lambda: ByNamespace(pid) if enter else ByEngine(container, python),
-        )  # fmt: skip
+        )
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """A container; the one before is removed."""
@@ -206,7 +223,9 @@ class DockerPlatform:
                 _remove(before.container)
         name = f"{self.name}-n{node}"
         with asking(f"start node {node} as {name}"):
-            made = self.client.containers.create(**self._container(node, name, command, environment))
+            made = self.client.containers.create(
+                **self._container(node, name, command, environment)
+            )
             try:
                 made.start()
                 made.reload()
@@ -216,7 +235,11 @@ class DockerPlatform:
         pid = int(made.attrs["State"]["Pid"])
         pidfd = _hold(pid, str(made.id))
         found = Started(
-            container=made, pid=pid if pidfd >= 0 else 0, pidfd=pidfd, at_s=time.monotonic(), life=life
+            container=made,
+            pid=pid if pidfd >= 0 else 0,
+            pidfd=pidfd,
+            at_s=time.monotonic(),
+            life=life,
         )
         with self._lock:
             self._nodes[node] = found
@@ -227,7 +250,9 @@ class DockerPlatform:
         return True
 
     def gone(self, node: int) -> str | None:
-        """By the held pidfd of its first process; the engine is asked only where that is not visible."""
+        """By the held pidfd of its first process; the engine is asked only where that is not
+        visible.
+        """
         with self._lock:
             found = self._nodes.get(node)
         if found is None:
@@ -235,7 +260,8 @@ class DockerPlatform:
         if not _ended(found):
             return None
         if time.monotonic() - found.at_s < SETTLING_S:
-            # An agent that ends so early has failed to start: what it said matters more than the milliseconds.
+            # An agent that ends so early has failed to start: what it said matters more than the
+            # milliseconds.
             return f"its container ended at once: {_last_words(found)}"
         return "its container ended"
 
@@ -264,7 +290,11 @@ class DockerPlatform:
         name = self._settings.image
         if name:
             found = user_image(
-                self.client, name, self._settings.python, mounts=self._settings.mounts, labels=self._labels
+                self.client,
+                name,
+                self._settings.python,
+                mounts=self._settings.mounts,
+                labels=self._labels,
             )
         else:
             found = host_image(self.client)
@@ -279,33 +309,51 @@ class DockerPlatform:
         binds = bound(image.binds)
         binds[root] = {"bind": root, "mode": f"rw,{PROPAGATION}" if self._shared else "rw"}
         return {
-            "image": image.id, "entrypoint": [image.python], "command": list(command[1:]), "name": name,
-            "hostname": f"n{node}", "labels": {**self._labels, NODE_LABEL: str(node)}, "detach": True,
+            "image": image.id,
+            "entrypoint": [image.python],
+            "command": list(command[1:]),
+            "name": name,
+            "hostname": f"n{node}",
+            "labels": {**self._labels, NODE_LABEL: str(node)},
+            "detach": True,
             "environment": {**image.environment, **environment, MARKER: self.run},
-            "user": f"{os.getuid()}:{os.getgid()}", "working_dir": "/tmp", "volumes": binds,
-            "network": self._network.name, "networking_config": {self._network.name: self._endpoint(node)},
+            "user": f"{os.getuid()}:{os.getgid()}",
+            "working_dir": "/tmp",
+            "volumes": binds,
+            "network": self._network.name,
+            "networking_config": {self._network.name: self._endpoint(node)},
             "dns_opt": ["timeout:1", "attempts:1"],
             "extra_hosts": self._names(),
             "shm_size": settings.shm_mib * MIB,
-            # Under it, what the engine runs as root in the container of another user has no capability at all.
+            # Under it, what the engine runs as root in the container of another user has no
+            # capability at all.
             "security_opt": [] if self.net_admin else ["no-new-privileges"],
-            "cap_drop": ["MKNOD", "NET_RAW"], "cap_add": ["NET_ADMIN"] if self.net_admin else [],
-            # As a quota: nodes that were given nano_cpus cannot be given another one while they run.
-            "cpu_period": PERIOD_US, "cpu_quota": None if settings.cpus is None else int(settings.cpus * PERIOD_US),
+            "cap_drop": ["MKNOD", "NET_RAW"],
+            "cap_add": ["NET_ADMIN"] if self.net_admin else [],
+            # As a quota: nodes that were given nano_cpus cannot be given another one while they
+            # run.
+            "cpu_period": PERIOD_US,
+            "cpu_quota": None if settings.cpus is None else int(settings.cpus * PERIOD_US),
             "mem_limit": None if settings.memory_mib is None else settings.memory_mib * MIB,
             "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if settings.gpus else [],
             "device_requests": _gpus(settings.gpus, node),
-        }  # fmt: skip
+        }
 
     def _names(self) -> dict[str, str]:
-        """Of all addresses of the run, also as IPv4 within IPv6: a script's own torch looks up the name of every one it
-        connects to, and waits for a name server that there may not be."""
-        names = {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
+        """Of all addresses of the run, also as IPv4 within IPv6: a script's own torch looks up the
+        name of every one it connects to, and waits for a name server that there may not be.
+        """
+        names = {
+            "harness": self.host,
+            **{f"n{node}": self.address(node) for node in range(self.nodes)},
+        }
         return names | {f"{name}-mapped": f"::ffff:{address}" for name, address in names.items()}
 
     def _endpoint(self, node: int) -> Any:
         """Its own address on the run's network."""
-        return self.client.api.create_endpoint_config(ipv4_address=self.address(node), aliases=[f"n{node}"])
+        return self.client.api.create_endpoint_config(
+            ipv4_address=self.address(node), aliases=[f"n{node}"]
+        )
 
     def _started(self, node: int) -> Started:
         with self._lock:
@@ -337,7 +385,9 @@ def _gpus(gpus: int | str, node: int) -> list[Any]:
 
 
 def _hold(pid: int, container: str) -> int:
-    """A pidfd of a container's first process; -1 where pids of the engine mean something else here."""
+    """A pidfd of a container's first process; -1 where pids of the engine mean something
+    else here.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,6 @@
-"""Measures links between nodes by an uninvolved client in the network namespace of one, and a server in the other's."""
+"""Measures links between nodes by an uninvolved client in the network namespace of one, and a
+server in the other's.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ NOTHING: Mapping[str, Any] = {"round_trip_s": None, "mbit_per_s": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """How long the client sends, and of that how long is not counted at first: what passes at once, before a rate
-    holds. Seconds."""
+    """How long the client sends, and of that how long is not counted at first: what passes at once,
+    before a rate holds. Seconds.
+    """
 
     send_s: float
     settle_s: float
@@ -88,7 +91,9 @@ class Probes:
             source, sink = self._standing(link[0]), self._standing(link[1])
             if source is not None and sink is not None:
                 sample = sample if sink.inside.entered else BY_ENGINE
-                found = measure(source.inside, sink.inside, source.place.address, sink.place.address, sample)
+                found = measure(
+                    source.inside, sink.inside, source.place.address, sink.place.address, sample
+                )
         except RuntimeError:
             pass  # a node went meanwhile: nothing came through
         finally:
@@ -109,7 +114,14 @@ def measure(
         str(port),
         str(sample.send_s),
     ]
-    server = [sink.python, "-m", "harness.launch.containers.probing", "serve", sink_address, str(port)]
+    server = [
+        sink.python,
+        "-m",
+        "harness.launch.containers.probing",
+        "serve",
+        sink_address,
+        str(port),
+    ]
     said: list[str] = []
     ends = [
         threading.Thread(target=_run, args=(sink, server, []), daemon=True),
@@ -144,13 +156,16 @@ def _arriving(sink: Inside, client: threading.Thread, sample: Sample) -> float |
 
 
 def rate_of(samples: list[tuple[float, int]], sample: Sample) -> float | None:
-    """Megabits a second from (seconds, bytes so far), over a window from ``settle_s`` after the first bytes came; None:
-    it ends before half of the window."""
+    """Megabits a second from (seconds, bytes so far), over a window from ``settle_s`` after the
+    first bytes came; None: it ends before half of the window.
+    """
     began_s = next((at_s for at_s, count in samples if count > samples[0][1]), None)
     if began_s is None:
         return None
     until_s = sample.settle_s + sample.window_s
-    window = [(at_s, count) for at_s, count in samples if sample.settle_s <= at_s - began_s <= until_s]
+    window = [
+        (at_s, count) for at_s, count in samples if sample.settle_s <= at_s - began_s <= until_s
+    ]
     if len(window) < 2 or window[-1][0] - window[0][0] < sample.window_s / 2:
         return None
     return round((window[-1][1] - window[0][1]) * 8e-6 / (window[-1][0] - window[0][0]), 3)

@@ -1,6 +1,6 @@
-"""An uninvolved client between two nodes: ``python -m harness.launch.containers.probing serve ADDRESS PORT``
-in the one, ``... ask ADDRESS PORT SECONDS`` in the other, which prints JSON. Nothing but the standard
-library: it starts fast.
+"""An uninvolved client between two nodes: ``python -m harness.launch.containers.probing serve
+ADDRESS PORT`` in the one, ``... ask ADDRESS PORT SECONDS`` in the other, which prints JSON. Nothing
+but the standard library: it starts fast.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _connect(address: str, port: int) -> socket.socket:
     until_s = time.monotonic() + CONNECT_LIMIT_S
     while True:
         try:
-            return socket.create_connection((address, port), timeout=max(TRY_S, until_s - time.monotonic()))
+            return socket.create_connection(
+                (address, port), timeout=max(TRY_S, until_s - time.monotonic())
+            )
         except ConnectionRefusedError:
             if time.monotonic() > until_s:
                 raise

@@ -1,7 +1,8 @@
-"""What tc, nft and iptables are told so that packets between nodes come late, slowly, or not at all. Pure.
+"""What tc, nft and iptables are told so that packets between nodes come late, slowly, or not at
+all. Pure.
 
-Rates are of the sender's device, by destination (htb). What is lost on the way is dropped where it arrives, by source
-(nft), so that the sender sees what it would see of a bad cable.
+Rates are of the sender's device, by destination (htb). What is lost on the way is dropped where it
+arrives, by source (nft), so that the sender sees what it would see of a bad cable.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Outward:
 
 @dataclass(frozen=True, kw_only=True)
 class Inward:
-    """What packets from given addresses meet when they arrive. ``lost``: address -> share; ``late``: address -> number
-    of the queue that holds them."""
+    """What packets from given addresses meet when they arrive. ``lost``: address -> share;
+    ``late``: address -> number of the queue that holds them.
+    """
 
     blocked: frozenset[str] = frozenset()
     lost: Mapping[str, float] = field(default_factory=dict)
@@ -47,24 +49,33 @@ def table(rules: Inward) -> str:
     into += [f"  ip saddr {address} drop" for address in sorted(rules.blocked)]
     for address, share in sorted(rules.lost.items()):
         into.append(
-            f"  ip saddr {address} numgen random mod {_LOSS_STEPS} < {round(share * _LOSS_STEPS)} drop"
+            f"  ip saddr {address} numgen random mod {_LOSS_STEPS} < {round(share * _LOSS_STEPS)}"
+            " drop"
         )
     outof = ["  drop"] if rules.nothing_out else []
     whole = [f"table ip {TABLE} {{}}", f"delete table ip {TABLE}"]
     if into or outof:
         whole += [
             f"table ip {TABLE} {{",
-            " chain into {", "  type filter hook input priority -200; policy accept;", '  iifname "lo" accept',
-            *into, " }",
-            " chain outof {", "  type filter hook output priority -200; policy accept;", '  oifname "lo" accept',
-            *outof, " }",
+            " chain into {",
+            "  type filter hook input priority -200; policy accept;",
+            '  iifname "lo" accept',
+            *into,
+            " }",
+            " chain outof {",
+            "  type filter hook output priority -200; policy accept;",
+            '  oifname "lo" accept',
+            *outof,
+            " }",
             "}",
-        ]  # fmt: skip
+        ]
     return "\n".join(whole) + "\n"
 
 
 def queues(late: Mapping[str, int]) -> str:
-    """For ``iptables-restore --noflush``: our chain, anew. Packets pass where nobody serves a queue."""
+    """For ``iptables-restore --noflush``: our chain, anew. Packets pass where nobody serves a
+    queue.
+    """
     held = [
         f"-A {CHAIN} -s {address}/32 -j NFQUEUE --queue-num {number} --queue-bypass"
         for address, number in sorted(late.items())
@@ -73,15 +84,21 @@ def queues(late: Mapping[str, int]) -> str:
 
 
 def counting(address: str) -> str:
-    """For ``nft -f -``: counts what arrives from an address, before anything of it is dropped here."""
+    """For ``nft -f -``: counts what arrives from an address, before anything of it is
+    dropped here.
+    """
     return (
-        f"table ip {COUNTS} {{}}\ndelete table ip {COUNTS}\ntable ip {COUNTS} {{\n counter seen {{}}\n chain seen {{\n"
-        f"  type filter hook prerouting priority -400;\n  ip saddr {address} counter name seen\n }}\n}}\n"
+        f"table ip {COUNTS} {{}}\ndelete table ip {COUNTS}\ntable ip {COUNTS} {{\n counter seen"
+        f" {{}}\n chain seen {{\n  type filter hook prerouting priority -400;\n  ip saddr {address}"
+        " counter name seen\n }\n}\n"
     )
 
 
 def device(
-    name: str, before: Mapping[str, Outward], after: Mapping[str, Outward], numbers: Mapping[str, int]
+    name: str,
+    before: Mapping[str, Outward],
+    after: Mapping[str, Outward],
+    numbers: Mapping[str, int],
 ) -> Sequence[str]:
     """For ``tc -batch -``: leads the device from one state to another; what stays is not touched.
 
@@ -93,8 +110,9 @@ def device(
     for address in sorted(before.keys() - after.keys()):
         number = numbers[address]
         said += [
-            f"filter del dev {name} parent 1: protocol ip prio {number}", f"class del dev {name} classid 1:{number:x}",
-        ]  # fmt: skip
+            f"filter del dev {name} parent 1: protocol ip prio {number}",
+            f"class del dev {name} classid 1:{number:x}",
+        ]
     for address, wanted in sorted(after.items()):
         if before.get(address) != wanted:
             said += _class(name, address, wanted, numbers[address], new=address not in before)
@@ -108,17 +126,21 @@ def _class(name: str, address: str, wanted: Outward, number: int, *, new: bool) 
     size = max(LEAST_QUEUE, int(rate * QUEUE_S))
     leaf = f"qdisc replace dev {name} parent 1:{number:x} handle {number + 16:x}: "
     if wanted.delay_s or wanted.jitter_s:
-        leaf += f"netem delay {wanted.delay_s * 1e6:.0f}us {wanted.jitter_s * 1e6:.0f}us limit 100000"
+        leaf += (
+            f"netem delay {wanted.delay_s * 1e6:.0f}us {wanted.jitter_s * 1e6:.0f}us limit 100000"
+        )
     else:
         leaf += f"bfifo limit {size}"
     said = [
-        f"class replace dev {name} parent 1: classid 1:{number:x} htb rate {bits}bit ceil {bits}bit "
-        f"burst {burst}b cburst {burst}b",
+        (
+            f"class replace dev {name} parent 1: classid 1:{number:x} htb rate {bits}bit ceil"
+            f" {bits}bit burst {burst}b cburst {burst}b"
+        ),
         leaf,
     ]
     if new:
         said.append(
-            f"filter add dev {name} parent 1: protocol ip prio {number} u32 match ip dst {address}/32 "
-            f"flowid 1:{number:x}"
+            f"filter add dev {name} parent 1: protocol ip prio {number} u32 match ip dst"
+            f" {address}/32 flowid 1:{number:x}"
         )
     return said

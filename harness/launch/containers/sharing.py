@@ -1,4 +1,6 @@
-"""A directory whose later mounts appear in containers too: bound onto itself, and shared from then on."""
+"""A directory whose later mounts appear in containers too: bound onto itself, and shared from then
+on.
+"""
 
 from __future__ import annotations
 

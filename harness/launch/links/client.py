@@ -30,8 +30,9 @@ REAP_LIMIT_S = 5.0
 
 
 class LinkProxy:
-    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it. ``host``: the address it
-    listens at; ``door``: where ranks ask for routes."""
+    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it.
+    ``host``: the address it listens at; ``door``: where ranks ask for routes.
+    """
 
     def __init__(self, host: str = LOOPBACK) -> None:
         import os
@@ -39,9 +40,18 @@ class LinkProxy:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.launch.links.proxy", str(theirs.fileno()), str(os.getpid()), host],
-                pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "harness.launch.links.proxy",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    host,
+                ],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+            )
         except OSError as error:
             raise InfrastructureError(f"cannot start the link proxy: {error.strerror}") from error
         finally:
@@ -63,14 +73,18 @@ class LinkProxy:
         return link
 
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
-        """Shape directed links, by names of processes; in force when this returns. Raises InfrastructureError."""
+        """Shape directed links, by names of processes; in force when this returns. Raises
+        InfrastructureError.
+        """
         self._say(line(SetShape(links=list(links), shape=shape)))
         while not self._take(self._line()):
             pass
         return "link proxy"
 
     def forward(self, link: Link, host: str, port: int) -> int:
-        """A port that leads to ``host:port`` along ``link``, for whoever connects. Raises InfrastructureError."""
+        """A port that leads to ``host:port`` along ``link``, for whoever connects. Raises
+        InfrastructureError.
+        """
         self._say(line(Forward(link=link, host=host, port=port)))
         while not (text := self._line()).startswith(b'{"port"'):
             self._take(text)
@@ -89,8 +103,12 @@ class LinkProxy:
         return self._count
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """What a probe measured (``round_trip_s``, ``mbit_per_s``; None: nothing came through), when it is done."""
-        while number not in self._probes and (b"\n" in self._pending or readable(self._control.fileno())):
+        """What a probe measured (``round_trip_s``, ``mbit_per_s``; None: nothing came through),
+        when it is done.
+        """
+        while number not in self._probes and (
+            b"\n" in self._pending or readable(self._control.fileno())
+        ):
             self._take(self._line())
         return self._probes.get(number)
 

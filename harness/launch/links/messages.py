@@ -19,7 +19,9 @@ class _Message(BaseModel):
 
 
 class Route(_Message):
-    """From a rank: lead my connection to ``link[1]``, which listens at ``host:port``, through you."""
+    """From a rank: lead my connection to ``link[1]``, which listens at ``host:port``,
+    through you.
+    """
 
     do: Literal["route"] = "route"
     link: Link
@@ -66,7 +68,9 @@ class Probe(_Message):
 
 
 class Probed(_Message):
-    """Measured over connections of the probe's own, shaped like the link's. None: nothing came through in time."""
+    """Measured over connections of the probe's own, shaped like the link's. None: nothing came
+    through in time.
+    """
 
     number: int
     round_trip_s: float | None

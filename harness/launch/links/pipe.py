@@ -12,9 +12,13 @@ from harness.launch.links.shaping import OPEN, Pacer
 
 
 class Pipe:
-    """Bytes from ``source`` to ``sink``. ``wants_read`` and ``wants_write`` say what it waits for."""
+    """Bytes from ``source`` to ``sink``. ``wants_read`` and ``wants_write`` say what it
+    waits for.
+    """
 
-    def __init__(self, link: Link, source: socket.socket, sink: socket.socket, pacer: Pacer) -> None:
+    def __init__(
+        self, link: Link, source: socket.socket, sink: socket.socket, pacer: Pacer
+    ) -> None:
         self.link = link
         self.source = source
         self.sink = sink
@@ -60,7 +64,9 @@ class Pipe:
         return self._queue[0][0] if self._queue and not self._full else math.inf
 
     def _may_read(self, now_s: float) -> bool:
-        return self._held < self.pacer.held and not self._full and self.pacer.opens_s(now_s) <= now_s
+        return (
+            self._held < self.pacer.held and not self._full and self.pacer.opens_s(now_s) <= now_s
+        )
 
     def _read(self, now_s: float, buffer: bytearray) -> None:
         size = self.source.recv_into(buffer, min(len(buffer), self.pacer.chunk))

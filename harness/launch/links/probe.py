@@ -15,14 +15,21 @@ LEAST_BYTES = 4096
 _CHUNK = 1 << 16
 
 
-def probe(number: int, server: socket.socket, way: tuple[str, int], bytes_per_s: float | None) -> Probed:
+def probe(
+    number: int, server: socket.socket, way: tuple[str, int], bytes_per_s: float | None
+) -> Probed:
     """One byte there and back, then a row of bytes there; at most about 2 LIMIT_S.
 
-    ``server``: at the far end; ``way``: leads to it; ``bytes_per_s``: expected rate, which sets the amount.
+    ``server``: at the far end; ``way``: leads to it; ``bytes_per_s``: expected rate, which sets the
+    amount.
     """
     round_trip_s = mbit_per_s = None
     started_s = time.monotonic()  # a blocked link makes no connection: that is waited for too
-    with contextlib.suppress(OSError), server, socket.create_connection(way, timeout=LIMIT_S) as near:
+    with (
+        contextlib.suppress(OSError),
+        server,
+        socket.create_connection(way, timeout=LIMIT_S) as near,
+    ):
         server.settimeout(LIMIT_S)
         far, _ = server.accept()
         with far:
@@ -33,7 +40,11 @@ def probe(number: int, server: socket.socket, way: tuple[str, int], bytes_per_s:
             far.sendall(far.recv(1) and b"!")
             if near.recv(1):
                 round_trip_s = round(time.monotonic() - started_s, 6)
-                size = FAST_BYTES if bytes_per_s is None else max(LEAST_BYTES, int(bytes_per_s * SAMPLE_S))
+                size = (
+                    FAST_BYTES
+                    if bytes_per_s is None
+                    else max(LEAST_BYTES, int(bytes_per_s * SAMPLE_S))
+                )
                 mbit_per_s = round(_rate(near, far, size), 3)
     return Probed(number=number, round_trip_s=round_trip_s, mbit_per_s=mbit_per_s)
 

@@ -1,7 +1,9 @@
-"""The link proxy: ``python -m harness.launch.links.proxy CONTROL``, ended by the end of its control socket.
+"""The link proxy: ``python -m harness.launch.links.proxy CONTROL``, ended by the end of its control
+socket.
 
-One thread copies bytes; only a probe, which waits for its own bytes to come through, has a thread of its own.
-A rank asks for a way to a peer and gets a port of its own for it; so it works for whatever group is formed when.
+One thread copies bytes; only a probe, which waits for its own bytes to come through, has a thread
+of its own. A rank asks for a way to a peer and gets a port of its own for it; so it works for
+whatever group is formed when.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class _Rule:
 
 
 class _Connection:
-    """A rank's connection, and the one to its peer, made as soon as the links both ways are open."""
+    """A rank's connection, and the one to its peer, made as soon as the links both ways
+    are open.
+    """
 
     def __init__(self, link: Link, near: socket.socket, far: tuple[str, int]) -> None:
         self.link = link
@@ -58,8 +62,9 @@ class _Connection:
 
 
 class Proxy:
-    """The event loop. ``control``: to the launcher, which may say anything; ranks may only ask for routes. ``host``:
-    the address at which they find it."""
+    """The event loop. ``control``: to the launcher, which may say anything; ranks may only ask for
+    routes. ``host``: the address at which they find it.
+    """
 
     def __init__(self, control: socket.socket, host: str) -> None:
         self._host = host
@@ -79,7 +84,9 @@ class Proxy:
         """Until the launcher closes its side."""
         while not self._over:
             now_s = time.monotonic()
-            wake_s = min((self._next_s(c, now_s) for c in self._connections), default=now_s + IDLE_S)
+            wake_s = min(
+                (self._next_s(c, now_s) for c in self._connections), default=now_s + IDLE_S
+            )
             for key, _ in self._selector.select(max(0.0, min(IDLE_S, wake_s - now_s))):
                 key.data()
             now_s = time.monotonic()
@@ -187,7 +194,8 @@ class Proxy:
     def _probe(self, request: Probe, server: socket.socket, port: int) -> None:
         rule = self._rules.get(request.link) or _Rule(OPEN, 0.0)
         self._answer(
-            self._control, line(probe(request.number, server, (self._host, port), rule.shape.bytes_per_s))
+            self._control,
+            line(probe(request.number, server, (self._host, port), rule.shape.bytes_per_s)),
         )
 
     # ---- bytes
@@ -255,7 +263,9 @@ class Proxy:
 
 
 def main() -> None:
-    """Say the door's port, then serve. Arguments: the control socket's descriptor, the parent's pid, the address."""
+    """Say the door's port, then serve. Arguments: the control socket's descriptor, the parent's
+    pid, the address.
+    """
     die_with(int(sys.argv[2]))
     control = socket.socket(fileno=int(sys.argv[1]))
     served = Proxy(control, sys.argv[3])

@@ -18,7 +18,9 @@ class Router:
         self._door = door
 
     def __call__(self, peer: str, address: Address) -> Address:
-        """Where to connect instead of to ``address``, where process ``peer`` listens. Raises RuntimeError."""
+        """Where to connect instead of to ``address``, where process ``peer`` listens. Raises
+        RuntimeError.
+        """
         request = Route(link=(self._name, peer), host=address[0], port=address[1])
         return self._door[0], Routed.model_validate_json(self._ask(line(request))).port
 

@@ -1,4 +1,6 @@
-"""What a shaped link does to bytes: when each chunk may go on. Pure but for its random generator."""
+"""What a shaped link does to bytes: when each chunk may go on. Pure but for its random
+generator.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ OPEN = LinkShape()
 class Pacer:
     """One direction of one connection. Times are monotonic seconds.
 
-    A lost segment is one that comes a retransmission timeout later, and everything behind it: TCP hands bytes
-    over in order. No byte is ever dropped.
+    A lost segment is one that comes a retransmission timeout later, and everything behind it: TCP
+    hands bytes over in order. No byte is ever dropped.
     """
 
     def __init__(self, shape: LinkShape, since_s: float, seed: int = 0) -> None:
@@ -67,7 +69,9 @@ class Pacer:
         due_s = max(now_s, self._free_s) + shape.delay_s
         if shape.jitter_s:
             due_s += self._random.uniform(-1, 1) * min(shape.jitter_s, shape.delay_s)
-        if shape.loss and self._random.random() > (1 - shape.loss) ** math.ceil(size / SEGMENT_BYTES):
+        if shape.loss and self._random.random() > (1 - shape.loss) ** math.ceil(
+            size / SEGMENT_BYTES
+        ):
             due_s += RTO_S
         self._last_s = max(self._last_s, due_s)
         return self._last_s

@@ -1,4 +1,6 @@
-"""What a platform does to nodes, for those who know processes: where a process is, is the cluster's to know."""
+"""What a platform does to nodes, for those who know processes: where a process is, is the cluster's
+to know.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ NodeOf = Callable[[str], int]
 
 
 class LinksByNode:
-    """Links between processes are those between their nodes; implements ``harness.launch.launcher.LinkControl``."""
+    """Links between processes are those between their nodes; implements
+    ``harness.launch.launcher.LinkControl``.
+    """
 
     def __init__(self, links: LinkControl, node_of: NodeOf) -> None:
         self._links = links
@@ -43,8 +47,10 @@ class LinksByNode:
 
 
 class GroupsByNode:
-    """Limits on a process are limits on all of its node; implements ``harness.launch.launcher.GroupControl``.
-    They go with the node, so that nothing has to be undone once it is gone."""
+    """Limits on a process are limits on all of its node; implements
+    ``harness.launch.launcher.GroupControl``. They go with the node, so that nothing has to be
+    undone once it is gone.
+    """
 
     def __init__(self, machines: MachineControl, node_of: NodeOf) -> None:
         self._machines = machines

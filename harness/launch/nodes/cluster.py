@@ -1,4 +1,6 @@
-"""The processes of one arm on nodes with agents of their own; implements ``harness.launch.launcher.Cluster``."""
+"""The processes of one arm on nodes with agents of their own; implements
+``harness.launch.launcher.Cluster``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from chaos.fault.base import Need
 from harness.host import processes
 from harness.launch import devices
 from harness.launch.health import Reading
-from harness.launch.launcher import ArmSetup, Leftovers, LinkControl, MachineControl, NodeNews, Report
+from harness.launch.launcher import (
+    ArmSetup,
+    Leftovers,
+    LinkControl,
+    MachineControl,
+    NodeNews,
+    Report,
+)
 from harness.launch.links.client import LinkProxy
 from harness.launch.memory import in_memory, keepers_for
 from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
@@ -82,8 +91,12 @@ class NodesCluster:
         self.storage = mount_for(setup)
         machines, links = self._platform.machines, self._platform.links
         limits = machines is not None and bool(needs & {Need.MEMORY, Need.QUOTA})
-        self.groups = GroupsByNode(machines, self._node_of) if machines is not None and limits else None
-        self._links = LinksByNode(links, self._node_of) if links is not None and Need.LINKS in needs else None
+        self.groups = (
+            GroupsByNode(machines, self._node_of) if machines is not None and limits else None
+        )
+        self._links = (
+            LinksByNode(links, self._node_of) if links is not None and Need.LINKS in needs else None
+        )
         self._proxy: LinkProxy | None = None
         if Need.LINKS in needs and links is None:
             refuse_ways_around(host, {node: self._fleet.nodes()[node] for node in self._nodes})
@@ -107,8 +120,9 @@ class NodesCluster:
         return self._places[node]
 
     def usable(self) -> list[int]:
-        """Nodes whose agents are there and say so, since whoever asked another one would wait for it; when none does,
-        those that are there, and then those that may come back."""
+        """Nodes whose agents are there and say so, since whoever asked another one would wait for
+        it; when none does, those that are there, and then those that may come back.
+        """
         known = self._fleet.nodes()
         left = [node for node in self._nodes if not known[node].lost]
         there = [node for node in left if known[node].connected]
@@ -132,9 +146,12 @@ class NodesCluster:
     def identity(self) -> dict[str, Any]:
         """This process, this host, this moment, and this machine's clock."""
         return {
-            "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns(), "boot": boot_id(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "wall_ns": time.time_ns(),
+            "boot": boot_id(),
             "emulates": self._platform.emulates,
-        }  # fmt: skip
+        }
 
     def now_ns(self) -> int:
         """Monotonic nanoseconds, here."""
@@ -144,12 +161,17 @@ class NodesCluster:
         """Have the node's agent start a rank; its pid there."""
         home = self._session.scratch(node)
         desk = Desk(
-            events=home / "events" / self._setup.id, logs=home / "logs" / self._setup.id, device=device,
-            backend=self._backend, memory=in_memory(self._setup, self.keepers, node),
+            events=home / "events" / self._setup.id,
+            logs=home / "logs" / self._setup.id,
+            device=device,
+            backend=self._backend,
+            memory=in_memory(self._setup, self.keepers, node),
             net=Net(store_host=self._platform.host, address=self.address(node)),
             door=self._proxy.door if self._proxy is not None else None,
-        )  # fmt: skip
-        config = rank_config(self._setup, desk, name=name, role="spare" if role == "spare" else "worker")
+        )
+        config = rank_config(
+            self._setup, desk, name=name, role="spare" if role == "spare" else "worker"
+        )
         log = f"events/{self._setup.id}/{name}.jsonl"
         self._logs[name] = (node, log)
         return self.start(name, node, config.model_dump(mode="json"), mode=mode, log=log)
@@ -172,7 +194,9 @@ class NodesCluster:
         return self._fleet.nodes()[node].address
 
     def undo(self, name: str, pid: int) -> Undo | None:
-        """Processes of a node end with its agent, and that one with the node, of which the platform keeps record."""
+        """Processes of a node end with its agent, and that one with the node, of which the platform
+        keeps record.
+        """
         return None
 
     def hardware(self) -> Sequence[Reading]:
@@ -243,11 +267,15 @@ class NodesCluster:
         """Of a rank, or of who keeps checkpoints there, which its limits hold for too."""
         keeping = self.keepers is not None and self.keepers.owns(process)
         return (
-            self.keepers.node_of(process) if self.keepers is not None and keeping else self._logs[process][0]
+            self.keepers.node_of(process)
+            if self.keepers is not None and keeping
+            else self._logs[process][0]
         )
 
     def _lose(self, node: int) -> None:
-        """What its ranks had written and its agent had not forwarded is wanted soon, as evidence."""
+        """What its ranks had written and its agent had not forwarded is wanted soon, as
+        evidence.
+        """
         self._session.renewal.lost(node)
         lost = {
             name: place
@@ -263,7 +291,9 @@ class NodesCluster:
             try:
                 gather(self._session.scratch(node) / log, self._setup.run.root / log)
             except OSError as error:
-                self._tell(words.not_kept(str(log), 0, f"it could not be completed: {error.strerror}"))
+                self._tell(
+                    words.not_kept(str(log), 0, f"it could not be completed: {error.strerror}")
+                )
 
     # ---- what the fleet says
 
@@ -287,12 +317,18 @@ class NodesCluster:
 
 
 def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
-    """Raise InfrastructureError when ranks of a node would not go through a link proxy at ``host``."""
+    """Raise InfrastructureError when ranks of a node would not go through a link proxy at
+    ``host``.
+    """
     for node, info in known.items():
         if not _below(host, info.address):
             raise InfrastructureError(
-                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects to lower ones only",
-                hint="have the coordinator at an address below those of all nodes, or leave faults on links out",
+                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects to"
+                " lower ones only",
+                hint=(
+                    "have the coordinator at an address below those of all nodes, or leave faults"
+                    " on links out"
+                ),
             )
 
 
@@ -304,8 +340,10 @@ def _below(one: str, other: str) -> bool:
 
 
 def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
-    """Devices of each node, and the backend that all processes can talk through: NCCL where each of those the job
-    starts with has a GPU of its own. On CPU a node has an emulated slot for each process it starts with."""
+    """Devices of each node, and the backend that all processes can talk through: NCCL where each of
+    those the job starts with has a GPU of its own. On CPU a node has an emulated slot for each
+    process it starts with.
+    """
     place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload
     spares = [place.node_of_spare(index) for index in range(strategy_of(setup).spares_wanted)]
     found: dict[int, list[str]] = {}

@@ -1,4 +1,6 @@
-"""Keepers of checkpoints in memory on nodes: implements ``recovery.checkpoint.memory.housing.Housing``."""
+"""Keepers of checkpoints in memory on nodes: implements
+``recovery.checkpoint.memory.housing.Housing``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class OnNodes:
-    """One keeper a node, a process of its agent as any other. ``reports``: what the cluster has heard of keepers."""
+    """One keeper a node, a process of its agent as any other. ``reports``: what the cluster has
+    heard of keepers.
+    """
 
     def __init__(self, cluster: NodesCluster) -> None:
         self._cluster = cluster

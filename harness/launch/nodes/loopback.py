@@ -1,4 +1,6 @@
-"""Nodes that are agents of this machine, each on a loopback address of its own; implements ``Platform``."""
+"""Nodes that are agents of this machine, each on a loopback address of its own; implements
+``Platform``.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,23 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it executes any more; the pidfd says so before anybody has waited for it."""
+        """Whether nothing of it executes any more; the pidfd says so before anybody has waited for
+        it.
+        """
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
 
 class LoopbackPlatform:
-    """Agents of one run. They end when the run says so, or when it has been gone for their lease."""
+    """Agents of one run. They end when the run says so, or when it has been gone for their
+    lease.
+    """
 
-    emulates = "nodes are agents of one machine, which share its processors, memory, disk, clock and network"
+    emulates = (
+        "nodes are agents of one machine, which share its processors, memory, disk, clock and"
+        " network"
+    )
     host = LOOPBACK
 
     def __init__(self, wanted: Wanted) -> None:
@@ -67,7 +76,9 @@ class LoopbackPlatform:
         return None
 
     def address(self, node: int) -> str:
-        """Above that of the host, so that ranks connect to the link proxy and not the other way round."""
+        """Above that of the host, so that ranks connect to the link proxy and not the other way
+        round.
+        """
         return f"127.2.{node // 250}.{node % 250 + 1}"
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -76,15 +87,22 @@ class LoopbackPlatform:
             self._logs.mkdir(exist_ok=True)
             with (self._logs / f"n{node}.log").open("ab") as log:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                     env={**os.environ, **environment},
-                )  # fmt: skip
+                )
         except OSError as error:
             raise InfrastructureError(
-                f"cannot start the agent of node {node}: {error.strerror}", hint="free memory or processes"
+                f"cannot start the agent of node {node}: {error.strerror}",
+                hint="free memory or processes",
             ) from error
         self._wanted.will(KillProcess.of(process.pid, f"agent of node {node}"))
-        life = Life(process=process, pidfd=os.pidfd_open(process.pid), started=start_time(process.pid))
+        life = Life(
+            process=process, pidfd=os.pidfd_open(process.pid), started=start_time(process.pid)
+        )
         with self._lock:
             before = self._lives.get(node)
             self._lives[node] = life
@@ -119,7 +137,9 @@ class LoopbackPlatform:
             poll = select.poll()
             poll.register(life.pidfd, select.POLLIN)
             poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
-        return [f"the agent of node {node} stays" for node, life in lives.items() if not _reap(life)]
+        return [
+            f"the agent of node {node} stays" for node, life in lives.items() if not _reap(life)
+        ]
 
     def life(self, node: int) -> Life:
         """The present one. Raises ProcessLookupError."""
@@ -136,7 +156,9 @@ class LoopbackPlatform:
 
 
 class Machines:
-    """Implements ``harness.launch.launcher.MachineControl``, as far as a process can stand for a machine."""
+    """Implements ``harness.launch.launcher.MachineControl``, as far as a process can stand for a
+    machine.
+    """
 
     can_pause = True
 
@@ -179,7 +201,11 @@ class Machines:
         if life.ended:
             code = life.process.poll()
             signum = -code if code is not None and code < 0 else None
-            return {"state": "exited", "exit_code": code if signum is None else None, "signal": signum}
+            return {
+                "state": "exited",
+                "exit_code": code if signum is None else None,
+                "signal": signum,
+            }
         from recovery.process.processes import state
 
         return {"state": "paused" if state(life.process.pid) in "Tt" else "running"}
@@ -197,7 +223,9 @@ class Machines:
 
 
 def _unable(what: str) -> OSError:
-    return OSError(errno.EOPNOTSUPP, f"an agent of this machine stands for the node: nobody can {what} it")
+    return OSError(
+        errno.EOPNOTSUPP, f"an agent of this machine stands for the node: nobody can {what} it"
+    )
 
 
 def _reap(life: Life) -> bool:

@@ -1,4 +1,6 @@
-"""Where the nodes of a run come from, and what can be done to one as a whole: a container engine, a batch system."""
+"""Where the nodes of a run come from, and what can be done to one as a whole: a container engine, a
+batch system.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ Will = Callable[[Undo], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a run wants of its platform. ``nodes``: the most that any of its cells has, spare ones included; ``needs``:
-    of all faults of all cells. The run's directory is the same on all nodes, under the same path."""
+    """What a run wants of its platform. ``nodes``: the most that any of its cells has, spare ones
+    included; ``needs``: of all faults of all cells. The run's directory is the same on all nodes,
+    under the same path.
+    """
 
     run: RunDirectory
     cells: Sequence[Cell]
@@ -29,8 +33,9 @@ class Wanted:
 
 
 class Platform(Protocol):
-    """The nodes of one run, kept from arm to arm. All names it gives away carry the run's id; everything it makes has
-    its undo record before it exists."""
+    """The nodes of one run, kept from arm to arm. All names it gives away carry the run's id;
+    everything it makes has its undo record before it exists.
+    """
 
     @property
     def emulates(self) -> str:
@@ -45,25 +50,29 @@ class Platform(Protocol):
 
     @property
     def links(self) -> LinkControl | None:
-        """Shapes the network between nodes, where the platform can and the run's faults need it. Its links are named by
-        nodes, in decimal; who is where is the cluster's to know."""
+        """Shapes the network between nodes, where the platform can and the run's faults need it.
+        Its links are named by nodes, in decimal; who is where is the cluster's to know.
+        """
 
     def address(self, node: int) -> str:
-        """Where ranks of a node listen, as those of others reach them: numeric; "": as its agent finds out, by the
-        address from which it reaches the coordinator."""
+        """Where ranks of a node listen, as those of others reach them: numeric; "": as its agent
+        finds out, by the address from which it reaches the coordinator.
+        """
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Have a node begin with an agent's ``command``, or begin anew once it is gone; returns before the agent has
-        dialled. ``command`` begins with this process's Python, which a platform with another one replaces;
-        ``environment``: what has to be in the agent's besides what the node has. Raises InfrastructureError, with what
-        to do."""
+        """Have a node begin with an agent's ``command``, or begin anew once it is gone; returns
+        before the agent has dialled. ``command`` begins with this process's Python, which a
+        platform with another one replaces; ``environment``: what has to be in the agent's besides
+        what the node has. Raises InfrastructureError, with what to do.
+        """
 
     def replaceable(self, node: int) -> bool:
         """Whether a lost node can begin anew."""
 
     def gone(self, node: int) -> str | None:
-        """Why a node is known to be gone, in words of the platform; None: as far as is known, it is there. Cheap: asked
-        at every turn while an agent is silent."""
+        """Why a node is known to be gone, in words of the platform; None: as far as is known, it is
+        there. Cheap: asked at every turn while an agent is silent.
+        """
 
     def drain(self, node: int, reason: str) -> str | None:
         """Have the platform place nobody there any more, if the user allows it; what was done."""

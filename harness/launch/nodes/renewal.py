@@ -1,4 +1,6 @@
-"""Nodes that begin, and begin anew when they are lost, on threads of their own: a platform takes its time for it."""
+"""Nodes that begin, and begin anew when they are lost, on threads of their own: a platform takes
+its time for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from concurrent.futures import TimeoutError as LateError
 from chaos.errors import InfrastructureError
 from harness.launch.nodes.platform import Platform
 
-# Until then the others recover undisturbed: a node that begins anew, and imports torch, may share their machine.
+# Until then the others recover undisturbed: a node that begins anew, and imports torch, may share
+# their machine.
 AGAIN_AFTER_S = 5.0
 MAX_LIVES = 100  # of one node in one run
 AT_ONCE = 32
@@ -26,7 +29,9 @@ class Renewal:
         self._due_s: dict[int, float] = {}  # lost nodes, and when they begin anew if they are gone
         self._lives: dict[int, int] = {}
         self._starting: dict[int, Future[None]] = {}
-        self._starter = ThreadPoolExecutor(max_workers=min(nodes, AT_ONCE), thread_name_prefix="begin-node")
+        self._starter = ThreadPoolExecutor(
+            max_workers=min(nodes, AT_ONCE), thread_name_prefix="begin-node"
+        )
 
     def start(self, node: int) -> None:
         """Have it begin."""
@@ -35,7 +40,9 @@ class Renewal:
         self._starting[node] = self._starter.submit(self._begin, node)
 
     def lost(self, node: int) -> None:
-        """A node was given up; it begins anew soon if the platform has another, or comes back by itself."""
+        """A node was given up; it begins anew soon if the platform has another, or comes back by
+        itself.
+        """
         self._due_s[node] = time.monotonic() + AGAIN_AFTER_S
 
     def back(self, node: int) -> None:
@@ -51,8 +58,12 @@ class Renewal:
             if may and self._platform.gone(node) and self._platform.replaceable(node):
                 self.start(node)
 
-    def await_begun(self, node: int, *, limit_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the platform has begun it, if it is about to, or ``stopped``. Raises InfrastructureError."""
+    def await_begun(
+        self, node: int, *, limit_s: float, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until the platform has begun it, if it is about to, or ``stopped``. Raises
+        InfrastructureError.
+        """
         future = self._starting.get(node)
         until_s = time.monotonic() + limit_s
         while future is not None and not stopped():

@@ -65,14 +65,22 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
 
 
 class NodesSession:
-    """Implements ``harness.launch.launcher.Session``. ``home``: directory for what agents need, the same on all nodes;
-    ``keeps_store``: the key-value store is a process of its own here; ``refusals``: file for who was turned away, and
-    why; ``cells``: of the run. Raises InfrastructureError."""
+    """Implements ``harness.launch.launcher.Session``. ``home``: directory for what agents need, the
+    same on all nodes; ``keeps_store``: the key-value store is a process of its own here;
+    ``refusals``: file for who was turned away, and why; ``cells``: of the run. Raises
+    InfrastructureError.
+    """
 
     def __init__(
-        self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool, refusals: Path,
+        self,
+        platform: Platform,
+        home: Path,
+        *,
+        nodes: int,
+        keeps_store: bool,
+        refusals: Path,
         cells: Sequence[Cell] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.platform = platform
         self._recipe = recipe(cells)
         self._home = home
@@ -99,7 +107,9 @@ class NodesSession:
         return NodesCluster(self, setup)
 
     def scratch(self, node: int) -> Path:
-        """Where the agent of a node has its files; what is forwarded lies below it as below the run's directory."""
+        """Where the agent of a node has its files; what is forwarded lies below it as below the
+        run's directory.
+        """
         return self._home / f"n{node}"
 
     def _note_refusal(self, why: str) -> None:
@@ -118,11 +128,27 @@ class NodesSession:
         like = self._recipe
         address = self.platform.address(node)
         command = [
-            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", f"{host}:{port}", "--node", str(node),
-            "--address", address, "--token-file", str(self._token_file), "--scratch", str(self.scratch(node)),
-            "--boot", boot_id(), "--entry", like.entry, "--cold", like.cold,
+            sys.executable,
+            "-m",
+            "recovery.nodes.serve",
+            "--coordinator",
+            f"{host}:{port}",
+            "--node",
+            str(node),
+            "--address",
+            address,
+            "--token-file",
+            str(self._token_file),
+            "--scratch",
+            str(self.scratch(node)),
+            "--boot",
+            boot_id(),
+            "--entry",
+            like.entry,
+            "--cold",
+            like.cold,
             *(word for name in like.modules for word in ("--module", name)),
-        ]  # fmt: skip
+        ]
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 
     def _resume(self, nodes: range) -> None:
@@ -141,9 +167,14 @@ class NodesSession:
         self._resume(nodes)
         self.renewal.look(at_once=True)
         for node in nodes:
-            self.renewal.await_begun(node, limit_s=max(0.0, until_s - time.monotonic()), stopped=stopped)
+            self.renewal.await_begun(
+                node, limit_s=max(0.0, until_s - time.monotonic()), stopped=stopped
+            )
         self.fleet.await_nodes(
-            nodes, limit_s=max(0.0, until_s - time.monotonic()), gone=self.platform.gone, stopped=stopped
+            nodes,
+            limit_s=max(0.0, until_s - time.monotonic()),
+            gone=self.platform.gone,
+            stopped=stopped,
         )
         if stopped():
             raise Stopped
@@ -163,5 +194,7 @@ def _write_token(home: Path, token: bytes) -> Path:
         finally:
             os.close(fd)
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="free disk space"
+        ) from error
     return path

@@ -13,8 +13,10 @@ HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """``job``: its number; ``hosts``: its nodes, in the order of its node list: the scenario's node k is the k-th of
-    them, whatever Slurm numbers its tasks; ``restarts``: how often it was requeued."""
+    """``job``: its number; ``hosts``: its nodes, in the order of its node list: the scenario's node
+    k is the k-th of them, whatever Slurm numbers its tasks; ``restarts``: how often it was
+    requeued.
+    """
 
     job: str
     hosts: tuple[str, ...]
@@ -22,14 +24,19 @@ class Allocation:
 
 
 def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | None:
-    """The allocation; None outside of one. Raises InfrastructureError for one that nothing can be run in."""
+    """The allocation; None outside of one. Raises InfrastructureError for one that nothing can be
+    run in.
+    """
     job, nodelist = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
     if not job:
         return None
     if not nodelist:
         raise InfrastructureError(
             f"SLURM_JOB_ID is {job}, but SLURM_JOB_NODELIST is not set",
-            hint="run chaos in the shell of the batch script or of salloc, with the environment it has from Slurm",
+            hint=(
+                "run chaos in the shell of the batch script or of salloc, with the environment it"
+                " has from Slurm"
+            ),
         )
     if _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         raise InfrastructureError(
@@ -46,8 +53,8 @@ def too_few(found: Allocation, wanted: int) -> str | None:
     if have >= wanted:
         return None
     return (
-        f"the scenario wants {_nodes(wanted)} (spare ones included), allocation {found.job} has {have}"
-        f" ({', '.join(found.hosts)}): ask for them with --nodes={wanted}; {HOW}"
+        f"the scenario wants {_nodes(wanted)} (spare ones included), allocation {found.job} has"
+        f" {have} ({', '.join(found.hosts)}): ask for them with --nodes={wanted}; {HOW}"
     )
 
 
@@ -61,5 +68,8 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     except ValueError:
         raise InfrastructureError(
             f"{name} is {environment[name]!r}, no number",
-            hint="run chaos in the shell of the batch script or of salloc, with the environment it has from Slurm",
+            hint=(
+                "run chaos in the shell of the batch script or of salloc, with the environment it"
+                " has from Slurm"
+            ),
         ) from None

@@ -1,4 +1,6 @@
-"""The nodes of an allocation as the platform of a run: an agent on each, as a job step of its own."""
+"""The nodes of an allocation as the platform of a run: an agent on each, as a job step of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,16 @@ PROBE_PORT = 9  # nothing is sent there: the kernel is asked which way it would 
 class SlurmPlatform:
     """Implements ``harness.launch.nodes.platform.Platform``.
 
-    A node of the scenario is a host of the allocation; hosts beyond those wait, and one of them takes over the number
-    of a node whose own host is lost. Nothing here needs the controller once the agents run, but the start of another
-    step.
+    A node of the scenario is a host of the allocation; hosts beyond those wait, and one of them
+    takes over the number of a node whose own host is lost. Nothing here needs the controller once
+    the agents run, but the start of another step.
     """
 
     emulates = ""
 
-    def __init__(self, wanted: Wanted, found: Allocation, slurm: Commands, *, host: str, drain: bool) -> None:
+    def __init__(
+        self, wanted: Wanted, found: Allocation, slurm: Commands, *, host: str, drain: bool
+    ) -> None:
         short = too_few(found, wanted.nodes)
         if short:
             raise InfrastructureError(short)
@@ -93,7 +97,12 @@ class SlurmPlatform:
             name = f"{self._prefix}n{node}.{lives}"
             log = self._wanted.run.root / "logs" / f"node-{node}.srun.log"
             self._steps[node] = Step(
-                job=self._found.job, host=host, name=name, command=command, environment=environment, log=log
+                job=self._found.job,
+                host=host,
+                name=name,
+                command=command,
+                environment=environment,
+                log=log,
             )
         self._watch.ask()
 
@@ -123,7 +132,10 @@ class SlurmPlatform:
             self._slurm.drain(host, f"chaos: {reason}")
         except InfrastructureError as error:
             return f"{host} could not be drained: {error.message}"
-        return f"{host} is drained: {reason} (scontrol update nodename={host} state=resume takes it back)"
+        return (
+            f"{host} is drained: {reason} (scontrol update nodename={host} state=resume takes it"
+            " back)"
+        )
 
     def close(self) -> Sequence[str]:
         """Agents have been told to end: wait a little, then cancel what is left."""
@@ -154,10 +166,13 @@ class SlurmPlatform:
         step, state = self._steps.get(node), self._watch.state(self._hosts[node])
         code = None if step is None else step.ended()
         return {
-            "host": self._hosts[node], "state": "exited" if code is not None else "running", "exit_code": code,
-            "slurm_state": str(state or ""), "step": "" if step is None else step.id,
+            "host": self._hosts[node],
+            "state": "exited" if code is not None else "running",
+            "exit_code": code,
+            "slurm_state": str(state or ""),
+            "step": "" if step is None else step.id,
             "machine": "" if step is None else step.name,
-        }  # fmt: skip
+        }
 
     def _step_id(self, step: Step) -> str:
         if not step.id:
@@ -181,7 +196,8 @@ class SlurmPlatform:
         host = self._hosts[node]
         if not self._usable(host):
             raise InfrastructureError(
-                f"node {node} ({host}) is lost, and allocation {self._found.job} has no host left for it",
+                f"node {node} ({host}) is lost, and allocation {self._found.job} has no host left"
+                " for it",
                 hint="ask for more nodes than the scenario has: launcher.params.reserve_nodes",
             )
         return host
@@ -190,8 +206,9 @@ class SlurmPlatform:
         return host not in self._bad and self._watch.usable(host)
 
     def _move(self, node: int) -> None:
-        """Give a node a host that waits; the one it had waits from now on, last, and is drained if that is allowed and
-        Slurm itself sees nothing wrong with it."""
+        """Give a node a host that waits; the one it had waits from now on, last, and is drained if
+        that is allowed and Slurm itself sees nothing wrong with it.
+        """
         for host in [host for host in self._free if self._usable(host)][:1]:
             state = self._watch.state(self._hosts[node])
             if state is None or not state.lost:
@@ -207,17 +224,21 @@ class SlurmPlatform:
             if not self._usable(host):
                 self._move(node)
         lost = [
-            f"{host} is {self._watch.state(host)}" for host in self._hosts.values() if not self._usable(host)
+            f"{host} is {self._watch.state(host)}"
+            for host in self._hosts.values()
+            if not self._usable(host)
         ]
         if lost:
             raise InfrastructureError(
-                f"allocation {self._found.job} has lost nodes that the scenario wants: {', '.join(lost)}",
+                f"allocation {self._found.job} has lost nodes that the scenario wants:"
+                f" {', '.join(lost)}",
                 hint="ask for another allocation, or for more nodes than the scenario has",
             )
 
     def _own_address(self) -> str:
-        """From which this machine reaches the nodes; a loopback address only where all of them have one. Raises
-        InfrastructureError."""
+        """From which this machine reaches the nodes; a loopback address only where all of them have
+        one. Raises InfrastructureError.
+        """
         states = map(self._watch.state, self._found.hosts)
         found = [_way_to(state.address) for state in states if state is not None]
         others = [address for address in found if address and not address.startswith("127.")]
@@ -231,16 +252,22 @@ class SlurmPlatform:
     def _say(self) -> None:
         """What a reader of the log has to know of the allocation."""
         job, spare = self._found.job, ", ".join(self._free)
-        lines = [f"Slurm job {job}: nodes {', '.join(f'{n} on {host}' for n, host in self._hosts.items())}"]
+        lines = [
+            f"Slurm job {job}: nodes"
+            f" {', '.join(f'{n} on {host}' for n, host in self._hosts.items())}"
+        ]
         lines += [f"  not used unless a node is lost: {spare}"] if spare else []
         if self._found.restarts:
-            lines.append(f"  it was requeued (restart {self._found.restarts}): this run begins anew")
+            lines.append(
+                f"  it was requeued (restart {self._found.restarts}): this run begins anew"
+            )
         print("\n".join(lines), file=sys.stderr)
 
 
 class SlurmMachines:
-    """Implements ``harness.launch.nodes.platform.MachineControl``: a job can end what it runs on a node,
-    nothing else."""
+    """Implements ``harness.launch.nodes.platform.MachineControl``: a job can end what it runs on a
+    node, nothing else.
+    """
 
     can_pause = False
 

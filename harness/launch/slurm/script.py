@@ -24,7 +24,9 @@ DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the script asks for beside nodes; the parameters of launcher ``slurm`` of the same names."""
+    """What the script asks for beside nodes; the parameters of launcher ``slurm`` of the same
+    names.
+    """
 
     partition: str = ""
     account: str = ""
@@ -37,7 +39,8 @@ class Asked:
 
 
 def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
-    """The script for a planned run. ``choices``: the options that ``chaos run`` is to be given too, by name.
+    """The script for a planned run. ``choices``: the options that ``chaos run`` is to be given too,
+    by name.
 
     Raises ScenarioError when a fault needs what no Slurm job can do.
     """
@@ -51,10 +54,13 @@ def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
     params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
     known = {field.name for field in fields(Asked)}
     return batch_script(
-        largest, Asked(**{name: value for name, value in params.items() if name in known}),
-        nodes=largest.launcher.nodes, estimate_s=planned.estimate_s, directory=Path.cwd(),
+        largest,
+        Asked(**{name: value for name, value in params.items() if name in known}),
+        nodes=largest.launcher.nodes,
+        estimate_s=planned.estimate_s,
+        directory=Path.cwd(),
         command=["run", str(path), *_options_again(largest, choices)],
-    )  # fmt: skip
+    )
 
 
 def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[str]:
@@ -80,8 +86,9 @@ def batch_script(
 ) -> str:
     """The script.
 
-    ``nodes``: the most that any cell has, spare ones included; ``estimate_s``: expected seconds of the whole run;
-    ``command``: what follows ``chaos``; ``directory``: where it runs, on a file system that all nodes share.
+    ``nodes``: the most that any cell has, spare ones included; ``estimate_s``: expected seconds of
+    the whole run; ``command``: what follows ``chaos``; ``directory``: where it runs, on a file
+    system that all nodes share.
     """
     spare = sum(not scenario.topology.ranks_on(node) for node in range(scenario.launcher.nodes))
     about = f"{nodes} node{'s' if nodes > 1 else ''}"
@@ -90,11 +97,17 @@ def batch_script(
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(scenario, asked, nodes, estimate_s)),
-        f"# {scenario.name}: {about}. Submit it with sbatch; the directory below has to be on a shared file system.",
+        (
+            f"# {scenario.name}: {about}. Submit it with sbatch; the directory below has to be on a"
+            " shared file system."
+        ),
         "set -e",
         f"cd {shlex.quote(str(directory))}",
         *asked.setup,
-        "# exec: the signal that Slurm sends before the end then reaches chaos, which heals and writes its verdict.",
+        (
+            "# exec: the signal that Slurm sends before the end then reaches chaos, which heals and"
+            " writes its verdict."
+        ),
         f"exec {shlex.join([sys.executable, '-m', 'chaos', *command])}",
     ]
     return "\n".join(lines) + "\n"

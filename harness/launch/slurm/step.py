@@ -15,18 +15,33 @@ END_LIMIT_S = 5.0
 SRUN_LIMIT_S = 0.2
 TAIL = 4096
 KEPT = frozenset(
-    {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_WORKING_CLUSTER", "SLURM_CLUSTERS", "SLURM_DEBUG"}
+    {
+        "SLURM_CONF",
+        "SLURM_CONF_SERVER",
+        "SLURM_JWT",
+        "SLURM_WORKING_CLUSTER",
+        "SLURM_CLUSTERS",
+        "SLURM_DEBUG",
+    }
 )
-"""What srun is given of the batch script's SLURM variables: the rest are defaults for the user's own steps (tasks,
-memory, binding ...) that an agent must not be subject to."""
+"""What srun is given of the batch script's SLURM variables: the rest are defaults for the user's
+own steps (tasks, memory, binding ...) that an agent must not be subject to.
+"""
 
 
 class Step:
     """Begins at once. ``name``: of the step; ``log``: what srun and the agent print."""
 
     def __init__(
-        self, *, job: str, host: str, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        job: str,
+        host: str,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> None:
         self.host = host
         self.name = name
         self.id = ""
@@ -35,11 +50,16 @@ class Step:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as out:
-                # A session of its own: Ctrl-C is for chaos to answer, and srun would end the step by it.
+                # A session of its own: Ctrl-C is for chaos to answer, and srun would end the step
+                # by it.
                 self._srun = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
                     env=step_environment(os.environ, environment),
-                )  # fmt: skip
+                )
         except OSError as error:
             raise InfrastructureError(
                 f"cannot start srun: {error.strerror}", hint="install Slurm's commands, or set PATH"
@@ -51,7 +71,9 @@ class Step:
         return self._srun.pid
 
     def ended(self) -> int | None:
-        """srun's exit code, which is the agent's, or 128 and the signal that ended it; None: it runs."""
+        """srun's exit code, which is the agent's, or 128 and the signal that ended it; None: it
+        runs.
+        """
         return self._srun.poll()
 
     def ends(self, limit_s: float) -> bool:
@@ -74,7 +96,9 @@ class Step:
         if self.unreachable():
             return f"Slurm has lost {self.host}: {said}"
         how = (
-            f"by {signal.Signals(code - 128).name}" if code and 128 < code < 160 else f"with exit code {code}"
+            f"by {signal.Signals(code - 128).name}"
+            if code and 128 < code < 160
+            else f"with exit code {code}"
         )
         return f"its job step on {self.host} ended {how}" + (f": {said}" if said else "")
 
@@ -95,6 +119,8 @@ class Step:
 def step_environment(own: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Of srun, and by it of the agent."""
     kept = {
-        key: value for key, value in own.items() if not key.startswith(("SLURM_", "SRUN_")) or key in KEPT
+        key: value
+        for key, value in own.items()
+        if not key.startswith(("SLURM_", "SRUN_")) or key in KEPT
     }
     return {**kept, **wanted}

@@ -1,4 +1,6 @@
-"""What Slurm says of the nodes and the job, looked up on a thread of its own and only while somebody asks."""
+"""What Slurm says of the nodes and the job, looked up on a thread of its own and only while
+somebody asks.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,28 @@ from harness.host.slurm_commands import Commands, Job, NodeState
 EVERY_S = 1.0
 """Between two looks while somebody asks; the controller of a large cluster has others to answer."""
 TRIED_AFTER_S = 3.0
-"""How long a node is asked about before it is tried: Slurm takes minutes to notice that one is lost."""
+"""How long a node is asked about before it is tried: Slurm takes minutes to notice that one is
+lost.
+"""
 END_LIMIT_S = 1.0
 
 
 class Watch:
-    """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look again. ``name``: of
-    the steps that try a node whose agent is silent: a lost node is told from one whose agent is slow."""
+    """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look
+    again. ``name``: of the steps that try a node whose agent is silent: a lost node is told from
+    one whose agent is slow.
+    """
 
     def __init__(
-        self, slurm: Commands, job: str, hosts: Sequence[str], *, name: str, every_s: float = EVERY_S,
+        self,
+        slurm: Commands,
+        job: str,
+        hosts: Sequence[str],
+        *,
+        name: str,
+        every_s: float = EVERY_S,
         clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._slurm = slurm
         self._job = job
         self._hosts = hosts
@@ -33,7 +45,8 @@ class Watch:
         self._nodes: Mapping[str, NodeState] = {}
         self._of_job: Job | None = Job(state="RUNNING")
         self._looked_s = -every_s
-        self._doubted: dict[str, tuple[float, float]] = {}  # silent nodes: asked about from when until when
+        # silent nodes: asked about from when until when
+        self._doubted: dict[str, tuple[float, float]] = {}
         self._dead: dict[str, str] = {}
         self._asked = threading.Event()
         self._closed = False
@@ -41,8 +54,10 @@ class Watch:
         self._thread.start()
 
     def lost(self, host: str, *, silent: bool = False) -> str | None:
-        """Why a node is lost, or the whole job; None: it is not so far as is known. ``silent``: its agent should speak
-        and does not: asked about for some seconds, it is tried whether the node runs anything at all."""
+        """Why a node is lost, or the whole job; None: it is not so far as is known. ``silent``: its
+        agent should speak and does not: asked about for some seconds, it is tried whether the node
+        runs anything at all.
+        """
         now_s = self._clock_s()
         if silent:
             since_s, last_s = self._doubted.get(host, (now_s, now_s))
@@ -91,7 +106,9 @@ class Watch:
         self._nodes = self._slurm.nodes(self._hosts)
 
     def try_doubted(self) -> None:
-        """Try those that have been silent for a while. Raises InfrastructureError when the controller is silent."""
+        """Try those that have been silent for a while. Raises InfrastructureError when the
+        controller is silent.
+        """
         now_s = self._clock_s()
         for host, (since_s, last_s) in list(self._doubted.items()):
             if now_s - last_s > 2 * self._every_s:

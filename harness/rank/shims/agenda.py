@@ -1,9 +1,9 @@
-"""What the injector has given one rank to do, and in which order it is done: the fault agent of a rank, without a
-clock, a thread or a body.
+"""What the injector has given one rank to do, and in which order it is done: the fault agent of a
+rank, without a clock, a thread or a body.
 
-``harness.rank.fault_agent`` goes through it on a training thread and ``harness.sim.rank.faults`` in a
-simulated rank. Both wait where it says so (``Wait``), and do at once what it asks of them (``Hands``);
-everything else is decided here.
+``harness.rank.fault_agent`` goes through it on a training thread and ``harness.sim.rank.faults`` in
+a simulated rank. Both wait where it says so (``Wait``), and do at once what it asks of them
+(``Hands``); everything else is decided here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ LOOK_S = 0.05
 NS_PER_S = 1_000_000_000
 
 Command = Mapping[str, Any]
-"""What the injector says of an occurrence (``harness.inject.occurrence.command_of``), or of a point to hold at."""
+"""What the injector says of an occurrence (``harness.inject.occurrence.command_of``), or of a point
+to hold at.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """Wait until ``Agenda.answered``, at most so long, and show every ``look_s`` that the rank is not hung: only the
-    fault itself may look like that."""
+    """Wait until ``Agenda.answered``, at most so long, and show every ``look_s`` that the rank is
+    not hung: only the fault itself may look like that.
+    """
 
     limit_s: float
     look_s: float
@@ -63,8 +66,10 @@ class Hands(Protocol):
         """Write down what was seen of an act (``fault_effect``)."""
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
-        """Do it, and return what it changed of the stored tensors (of ``surface``, if it has one) by ``before`` and
-        ``after``; None: nothing is measured. LookupError: what it acts on does not exist yet."""
+        """Do it, and return what it changed of the stored tensors (of ``surface``, if it has one)
+        by ``before`` and ``after``; None: nothing is measured. LookupError: what it acts on does
+        not exist yet.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,9 @@ class _Next:
 class Agenda:
     """Of one rank. ``lock``: where one thread listens and another trains.
 
-    ``rank``, ``step``, ``seed``: of the rank at the last point that it had something to do at; ``command``: the one
-    that it carries out, or did last; ``data_delay_s``: how much longer the data phase of each step takes.
+    ``rank``, ``step``, ``seed``: of the rank at the last point that it had something to do at;
+    ``command``: the one that it carries out, or did last; ``data_delay_s``: how much longer the
+    data phase of each step takes.
     """
 
     def __init__(self, hands: Hands, *, lock: AbstractContextManager[object] | None = None) -> None:
@@ -124,8 +130,9 @@ class Agenda:
         return self._answer is not None
 
     def hear(self, topic: str, payload: Mapping[str, Any]) -> bool:
-        """``arm``: {"points": [...], "standing": [...]} replaces what is armed; ``go``: act now (or not, ``act``
-        False); all else is not for it. Whether whoever holds is answered by that."""
+        """``arm``: {"points": [...], "standing": [...]} replaces what is armed; ``go``: act now (or
+        not, ``act`` False); all else is not for it. Whether whoever holds is answered by that.
+        """
         if topic == "arm":
             armed: dict[tuple[int, str], list[Command]] = {}
             for point in payload["points"]:
@@ -145,8 +152,9 @@ class Agenda:
     # ---- by whoever trains
 
     def at(self, step: int, phase: str, *, rank: int) -> Generator[Wait, None, None]:
-        """The rank is in this phase of this step: does what is due there, between the waits. To be closed by whoever
-        cannot go on with it, as the generation is lost."""
+        """The rank is in this phase of this step: does what is due there, between the waits. To be
+        closed by whoever cannot go on with it, as the generation is lost.
+        """
         for command in self._take_standing():
             if (command["fault"], command["occurrence"]) not in self._installed:
                 self.rank, self.seed = rank, command["seed"]
@@ -183,12 +191,19 @@ class Agenda:
             raise RuntimeError("only an act has a next step")
         phase, surface = self._acting.point("forward"), getattr(self._acting, "surface", None)
         self._next.append(
-            _Next(phase=phase, after_step=self.step, surface=surface, command=self.command, action=action)
+            _Next(
+                phase=phase,
+                after_step=self.step,
+                surface=surface,
+                command=self.command,
+                action=action,
+            )
         )
 
     def wanted(self, what: str, value: Any) -> list[Any]:
-        """What all faults want now of something that they set, the newest last. ``value``: what the one wants that acts
-        or ends at this moment, None: nothing any more."""
+        """What all faults want now of something that they set, the newest last. ``value``: what the
+        one wants that acts or ends at this moment, None: nothing any more.
+        """
         by = (self.command.get("fault"), self.command.get("occurrence"))
         if value is None:
             return self._wanted.end(what, "", by)
@@ -246,7 +261,8 @@ class Agenda:
         done: dict[str, Any] = {}
         try:
             measured = self._hands.do(lambda: done.update(fault.act(self._hands)), fault.changes())
-        except LookupError as error:  # as an optimizer's state before its first step: it does not land
+        # as an optimizer's state before its first step: it does not land
+        except LookupError as error:
             self.effect(command, {"nothing": str(error)})
             return
         finally:

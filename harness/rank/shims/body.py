@@ -32,22 +32,27 @@ class BodyShim:
     def check(self) -> None:
         """Raise DeviceError if the (emulated) device is broken."""
         if self.broken:
-            raise DeviceError("emulated: the device is in an error state, as after an illegal memory access")
+            raise DeviceError(
+                "emulated: the device is in an error state, as after an illegal memory access"
+            )
 
     def segfault(self) -> None:
         """See chaos.fault.targets.Body."""
         ctypes.string_at(0)
 
     def hold_interpreter(self, seconds: float) -> None:
-        """See chaos.fault.targets.Body. A call through PyDLL keeps the interpreter's lock; a signal may end
-        it early."""
+        """See chaos.fault.targets.Body. A call through PyDLL keeps the interpreter's lock; a signal
+        may end it early.
+        """
         libc = ctypes.PyDLL(None)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             libc.poll(None, 0, max(1, int(left * 1000)))
 
     def block(self, seconds: float) -> None:
-        """See chaos.fault.targets.Body: a kernel that spins, where there is CUDA; else a C call without the lock."""
+        """See chaos.fault.targets.Body: a kernel that spins, where there is CUDA; else a C call
+        without the lock.
+        """
         if self._on_cuda():
             _spin(seconds, self._job.device)
             return
@@ -56,7 +61,9 @@ class BodyShim:
             time.sleep(left)
 
     def hang(self, how: str, seconds: float) -> str:
-        """See chaos.fault.targets.Body. What is done is logged afterwards only, if there is an afterwards."""
+        """See chaos.fault.targets.Body. What is done is logged afterwards only, if there is an
+        afterwards.
+        """
         if how == "kernel" and self._on_cuda():
             _spin(seconds, self._job.device)
             return "kernels that spin"
@@ -74,12 +81,16 @@ class BodyShim:
         return None
 
     def break_device(self) -> str:
-        """See chaos.fault.targets.Body. Never by a device assert: that would hit other users of the GPU under MPS."""
+        """See chaos.fault.targets.Body. Never by a device assert: that would hit other users of the
+        GPU under MPS.
+        """
         self.broken = True
         return "emulated"
 
     def exhaust_device(self) -> None:
-        """See chaos.fault.targets.Body. On CUDA the allocator itself refuses; elsewhere its exception is raised."""
+        """See chaos.fault.targets.Body. On CUDA the allocator itself refuses; elsewhere its
+        exception is raised.
+        """
         import torch
 
         if self._on_cuda():
@@ -98,14 +109,20 @@ class BodyShim:
 
 
 class NeverWork:
-    """Stands for a collective that was never begun: waiting for it ends only with the generation."""
+    """Stands for a collective that was never begun: waiting for it ends only with the
+    generation.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait. Raises RuntimeError when the time is up, GenerationLost when the generation is aborted."""
-        deadline = time.monotonic() + (timeout.total_seconds() if timeout is not None else float("inf"))
+        """Wait. Raises RuntimeError when the time is up, GenerationLost when the generation is
+        aborted.
+        """
+        deadline = time.monotonic() + (
+            timeout.total_seconds() if timeout is not None else float("inf")
+        )
         while time.monotonic() < deadline:
             self._job.check()
             time.sleep(LOOK_S / 4)
@@ -123,7 +140,9 @@ def _take(at_most_mib: int) -> None:
 
 
 def _spin(seconds: float, device: str) -> None:
-    """Keep a device's stream busy for so long, in slices so that no kernel runs for minutes, and wait."""
+    """Keep a device's stream busy for so long, in slices so that no kernel runs for minutes, and
+    wait.
+    """
     import torch
 
     # Not every torch for CUDA 13 says how fast it is: a slice is then of about the length.

@@ -1,4 +1,5 @@
-"""The disk as a rank's saves see it: errors, slowness, and a process or a machine that dies in the middle of one.
+"""The disk as a rank's saves see it: errors, slowness, and a process or a machine that dies in the
+middle of one.
 
 The same code serves real ranks and simulated ones; how to sleep and how to die is theirs.
 """
@@ -22,13 +23,17 @@ RECORD_SUFFIX = ".json"
 class DiskShim:
     """Implements ``recovery.checkpoint.files.checkpoints.Disk``.
 
-    ``sleep``: let so many seconds pass; ``die``: end this process at once; ``say``: log what was done, before.
+    ``sleep``: let so many seconds pass; ``die``: end this process at once; ``say``: log what was
+    done, before.
     """
 
     def __init__(
-        self, *, sleep: Callable[[float], None], die: Callable[[], None],
+        self,
+        *,
+        sleep: Callable[[float], None],
+        die: Callable[[], None],
         say: Callable[[Mapping[str, Any], Mapping[str, Any]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sleep = sleep
         self._die = die
         self._say = say
@@ -52,12 +57,19 @@ class DiskShim:
         ]
 
     def break_next_save(self, command: Mapping[str, Any]) -> None:
-        """Die in the next save. ``command``: fault, occurrence, stage, and whether to lose what is not synced."""
+        """Die in the next save. ``command``: fault, occurrence, stage, and whether to lose what is
+        not synced.
+        """
         self._breakage = command
 
     def delay_s(self, operations: Sequence[str]) -> float:
         """How much longer these take, seconds."""
-        return sum(one.delay_s for what in operations for one, _ in self._troubles if what in one.operations)
+        return sum(
+            one.delay_s
+            for what in operations
+            for one, _ in self._troubles
+            if what in one.operations
+        )
 
     def __call__(self, what: str, path: Path) -> None:
         """See recovery.checkpoint.files.checkpoints.Disk. Raises OSError."""
@@ -76,7 +88,9 @@ class DiskShim:
             raise OSError(number, os.strerror(number))
 
     def _follow(self, what: str, path: Path) -> None:
-        """Keep book of what is on the disk and what only in memory. It hears before, so a sync is done by the next."""
+        """Keep book of what is on the disk and what only in memory. It hears before, so a sync is
+        done by the next.
+        """
         if what == "mkdir":
             self._written, self._synced, self._syncing = {}, set(), None
         if self._syncing is not None:
@@ -107,7 +121,9 @@ class DiskShim:
         self._die()
 
     def _lose(self, path: Path) -> list[str]:
-        """What a power failure leaves of files that were never synced: their names, and nothing in them."""
+        """What a power failure leaves of files that were never synced: their names, and nothing in
+        them.
+        """
         lost = []
         for name, where in self._written.items():
             found = where if where.exists() else self._renamed(path, name)

@@ -1,4 +1,6 @@
-"""Ways to make a rank compute slowly: sleeping, real competition for its core or its GPU, a real quota."""
+"""Ways to make a rank compute slowly: sleeping, real competition for its core or its GPU, a real
+quota.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ JOIN_LIMIT_S = 5.0
 
 
 class Slowness:
-    """Of one rank. ``sleep``: shows progress meanwhile; ``group``: name of the arm's control groups, if it has any.
+    """Of one rank. ``sleep``: shows progress meanwhile; ``group``: name of the arm's control
+    groups, if it has any.
 
     The training thread calls everything but ``began``.
     """
@@ -67,8 +70,9 @@ class Slowness:
             self._groups.release(self._process)
 
     def _compete(self, factor: float) -> str:
-        """Threads that burn one core, and the training thread bound to the same one. Twice as many as the factor asks
-        for: where ranks share cores already, fewer would hardly be noticed."""
+        """Threads that burn one core, and the training thread bound to the same one. Twice as many
+        as the factor asks for: where ranks share cores already, fewer would hardly be noticed.
+        """
         self._cores = os.sched_getaffinity(0)
         core = sorted(self._cores)[os.getpid() % len(self._cores)]
         count = 2 * math.ceil(factor) - 1

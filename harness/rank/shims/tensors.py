@@ -1,4 +1,6 @@
-"""Tensors of a rank as faults reach them: stored ones by name, passing ones by hooks, the seed of random numbers."""
+"""Tensors of a rank as faults reach them: stored ones by name, passing ones by hooks, the seed of
+random numbers.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ class TensorShim:
         self._job = job
 
     def stored(self, surface: str) -> dict[str, Tensor]:
-        """See chaos.fault.targets.RankTarget.tensors. Raises KeyError for a surface that is not stored."""
+        """See chaos.fault.targets.RankTarget.tensors. Raises KeyError for a surface that is not
+        stored.
+        """
         state = self._job.state
         if surface == "optimizer_state":
             found = {n: t for n, t in state.parts().items() if n.startswith("optimizer.")}
             return {name: part for name, part in found.items() if part.numel()}
-        # Of what the optimizer trains: in the midst of a pass a sharded model shows what it has gathered.
+        # Of what the optimizer trains: in the midst of a pass a sharded model shows what it has
+        # gathered.
         trained = state.trained
         if surface == "parameter":
             parts = {name: local(parameter.data) for name, parameter in trained.items()}
@@ -47,7 +52,9 @@ class TensorShim:
             return None
         return digest(list(self.stored(surface).values()))
 
-    def change_forward(self, surface: str, change: Callable[[Any], None], seed: int, say: Say) -> None:
+    def change_forward(
+        self, surface: str, change: Callable[[Any], None], seed: int, say: Say
+    ) -> None:
         """Change what goes into the model, or comes out of one module, once."""
         hooks: list[Any] = []
 

@@ -1,4 +1,6 @@
-"""Hears what a command says: its output and its beacon, and holds reports back until it is known who is there."""
+"""Hears what a command says: its output and its beacon, and holds reports back until it is known
+who is there.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,17 @@ class Listener:
         return bool(self._pending)
 
     def listen(self, *, to_end: bool = False) -> None:
-        """Take in what was said since the last time, of a flood a part. ``to_end``: all that is there now."""
+        """Take in what was said since the last time, of a flood a part. ``to_end``: all that is
+        there now.
+        """
         if self._reader.source == "beacon":
             for _ in self._looks(self._output, to_end):
                 for _ in self._output.read():  # its last lines are kept, for when it goes wrong
                     pass
         lines = self._reports if self._reader.source == "beacon" else self._output
-        found = self._timed([one for _ in self._looks(lines, to_end) for one in self._reader.read()])
+        found = self._timed(
+            [one for _ in self._looks(lines, to_end) for one in self._reader.read()]
+        )
         self._kept.cut(self._output.taken)
         self.hints.update(
             (one.pid, one.rank or 0)
@@ -88,9 +94,13 @@ class Listener:
         """Whether reports have waited too long for all ranks to be found."""
         return bool(self._pending) and (self._now_ns() - self._pending_ns) / NS > PENDING_S
 
-    def take(self, pids: Set[int] | None = None, *, beyond: int | None = None) -> Sequence[Progress]:
-        """The reports that waited, in the order in which they were made. ``pids``: of these processes only, and with
-        ``beyond`` of those that say not whose they are the first, as long as each is of a later step than the last."""
+    def take(
+        self, pids: Set[int] | None = None, *, beyond: int | None = None
+    ) -> Sequence[Progress]:
+        """The reports that waited, in the order in which they were made. ``pids``: of these
+        processes only, and with ``beyond`` of those that say not whose they are the first, as long
+        as each is of a later step than the last.
+        """
         waiting, self._pending = self._pending, []
         if pids is None:
             return waiting
@@ -113,11 +123,15 @@ class Listener:
         return range(lines.looks_left() if to_end else min(lines.looks_left(), LOOKS_AT_ONCE))
 
     def _timed(self, found: list[Progress]) -> list[Progress]:
-        """Lines of the output bear no time: those of one look were written one after the other since the last."""
+        """Lines of the output bear no time: those of one look were written one after the other
+        since the last.
+        """
         before, now = self._look_ns, self._now_ns()
         self._look_ns = now
         share = (now - before) // max(1, len(found))
         return [
-            replace(one, time_ns=now - share * (len(found) - number)) if one.time_ns is None else one
+            replace(one, time_ns=now - share * (len(found) - number))
+            if one.time_ns is None
+            else one
             for number, one in enumerate(found, start=1)
         ]

@@ -1,8 +1,9 @@
-"""Numbers as programs print them: what a group of an expression, or a word of the beacon, says, or that it says none.
+"""Numbers as programs print them: what a group of an expression, or a word of the beacon, says, or
+that it says none.
 
-A loss is read from ``4.47``, ``4.47,``, ``tensor(4.47, device='cuda:0')``, ``np.float32(4.47)``, ``'nan'``,
-``-nan(ind)``, ``1,234.5``. ``4,47`` is not read: it may be 4.47 or two numbers; nor are two values, a percentage, or a
-number with its unit.
+A loss is read from ``4.47``, ``4.47,``, ``tensor(4.47, device='cuda:0')``, ``np.float32(4.47)``,
+``'nan'``, ``-nan(ind)``, ``1,234.5``. ``4,47`` is not read: it may be 4.47 or two numbers; nor are
+two values, a percentage, or a number with its unit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ MOST_DIGITS = 19
 
 @dataclass(frozen=True, kw_only=True)
 class Real:
-    """``value``: None where there is none; ``unread``: what was there instead of a number, empty where nothing was."""
+    """``value``: None where there is none; ``unread``: what was there instead of a number, empty
+    where nothing was.
+    """
 
     value: float | None = None
     unread: str = ""
@@ -49,7 +52,9 @@ def real(text: str | None) -> Real:
 
 
 def whole(text: str | None, limit: int) -> int | None:
-    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``; else None."""
+    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``; else
+    None.
+    """
     found = _WHOLE.fullmatch((text or "")[:TEXT_LIMIT].strip())
     digits = re.sub("[,_]", "", found[1]) if found else ""
     if not digits or len(digits) > MOST_DIGITS:

@@ -1,17 +1,20 @@
 """What a command's processes and reports mean: generations, failures, how far training is.
 
-An observer decides nothing and steers nothing. A *generation* is an uninterrupted stretch of progress by one set of
-rank processes; a new one begins when
+An observer decides nothing and steers nothing. A *generation* is an uninterrupted stretch of
+progress by one set of rank processes; a new one begins when
 
 - rank processes are found for the first time (``start``) or some are new (``restart``);
 - steps are reported again after a hang, by the same processes (``resumed``);
-- steps beyond the interrupted one are reported after a rank was lost: the others go on without it (``shrunk``);
-- the same after a rank's script said that it raised, or any step of that rank, if all live on (``resumed``);
+- steps beyond the interrupted one are reported after a rank was lost: the others go on without it
+  (``shrunk``);
+- the same after a rank's script said that it raised, or any step of that rank, if all live on
+  (``resumed``);
 - a rank reports a step below its last one: the script went back by itself (``rollback``).
 
-A failure is what can be seen from outside: a rank that ends with an error, one whose script said at its point that it
-raises, or no step for longer than the bound learned from the steps so far. What follows within a generation from the
-first (peers that fail as well) is no failure of its own, but for ranks killed within ``SAME_BLOW_S`` of it.
+A failure is what can be seen from outside: a rank that ends with an error, one whose script said at
+its point that it raises, or no step for longer than the bound learned from the steps so far. What
+follows within a generation from the first (peers that fail as well) is no failure of its own, but
+for ranks killed within ``SAME_BLOW_S`` of it.
 """
 
 from __future__ import annotations
@@ -46,10 +49,18 @@ class Record(Protocol):
 
 
 class Observer:
-    """One arm's job as seen from outside. ``record``: writes events; ``state_of``: the kernel's word on a process."""
+    """One arm's job as seen from outside. ``record``: writes events; ``state_of``: the kernel's
+    word on a process.
+    """
 
     def __init__(
-        self, record: Record, state_of: Callable[[str], str], *, steps: int, deadline_s: float, source: str
+        self,
+        record: Record,
+        state_of: Callable[[str], str],
+        *,
+        steps: int,
+        deadline_s: float,
+        source: str,
     ) -> None:
         self._record = record
         self._state_of = state_of
@@ -73,11 +84,14 @@ class Observer:
         self._failed_ns = self._failed_step = 0
         self._failed_rank: int | None = None
         self._failures = 0
-        self._late: list[tuple[str, int | None, int | None, int]] = []  # who ended badly after the last step
+        # who ended badly after the last step
+        self._late: list[tuple[str, int | None, int | None, int]] = []
         self._zero_based = False
-        self._busy: dict[int | None, int] = {}  # rank -> until when it says that it does something else
+        # rank -> until when it says that it does something else
+        self._busy: dict[int | None, int] = {}
         self._doing: dict[int | None, tuple[str, int]] = {}  # what that is, and since when
-        self._paused = False  # somebody was busy since the last step: the time to the next is no step's
+        # somebody was busy since the last step: the time to the next is no step's
+        self._paused = False
 
     @property
     def failing(self) -> bool:
@@ -106,8 +120,14 @@ class Observer:
 
     @property
     def resumed_after(self) -> int:
-        """The step this generation began with, as far as the reports' spacing tells; 0 in the first."""
-        return 0 if self.generation <= 1 or self._first_step is None else self._first_step - self._stride
+        """The step this generation began with, as far as the reports' spacing tells; 0 in the
+        first.
+        """
+        return (
+            0
+            if self.generation <= 1 or self._first_step is None
+            else self._first_step - self._stride
+        )
 
     def process_of(self, rank: int) -> str | None:
         """Who holds a rank and lives."""
@@ -138,19 +158,30 @@ class Observer:
             self._late.append((process, exit_code, signum, now_ns))
             return
         same_blow = (
-            self._cause == "exit" and signum in KILLED and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
+            self._cause == "exit"
+            and signum in KILLED
+            and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
         )
         if not self._cause or same_blow:
             self._fail("exit", process, self.rank_of(process), _how(exit_code, signum), now_ns)
 
     def on_error(self, process: str, detail: str, now_ns: int) -> None:
-        """A rank's script said that it raises: whatever becomes of its process, that step has failed."""
-        if process in self.members.values() and not self._cause and self.reports and not self.finished:
+        """A rank's script said that it raises: whatever becomes of its process, that step has
+        failed.
+        """
+        if (
+            process in self.members.values()
+            and not self._cause
+            and self.reports
+            and not self.finished
+        ):
             self._fail("error", process, self.rank_of(process), detail, now_ns)
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
-        """The command itself ended with an error; a failure unless a rank's was seen. After the last step the first
-        rank that was killed, or else failed, is to blame for that, if there is one."""
+        """The command itself ended with an error; a failure unless a rank's was seen. After the
+        last step the first rank that was killed, or else failed, is to blame for that, if there is
+        one.
+        """
         if self._cause or not self.reports:
             return
         first = min(self._late, key=lambda one: (one[2] not in KILLED, one[3]), default=None)
@@ -180,16 +211,24 @@ class Observer:
             return
         self._turn_page(step, progress.rank, now_ns)
         started = self._last_ns
-        self.nonfinite = self.nonfinite or (progress.loss is not None and not math.isfinite(progress.loss))
+        self.nonfinite = self.nonfinite or (
+            progress.loss is not None and not math.isfinite(progress.loss)
+        )
         said = progress.time_ns
         when = said if said is not None and started <= said <= now_ns else now_ns
         self.reports += 1
         self._reports_here += 1
         odd: dict[str, Any] = {"unread": dict(progress.unread)} if progress.unread else {}
         self._record(
-            Kind.STEP_REPORTED, step=step, rank=progress.rank, loss=_plain(progress.loss), samples=progress.samples,
-            reported_ns=when, source=self._source, **odd,
-        )  # fmt: skip
+            Kind.STEP_REPORTED,
+            step=step,
+            rank=progress.rank,
+            loss=_plain(progress.loss),
+            samples=progress.samples,
+            reported_ns=when,
+            source=self._source,
+            **odd,
+        )
         if self._first_step is None:
             self._first_step = step
         if progress.rank is not None:
@@ -198,7 +237,9 @@ class Observer:
             if self._last_step is not None:
                 if not self._paused:
                     self._intervals.append((when - started) / NS)
-                self._stride = min(step - self._last_step, self._stride if self.reports > 2 else step)
+                self._stride = min(
+                    step - self._last_step, self._stride if self.reports > 2 else step
+                )
             self._last_step, self._last_ns, self.committed = step, when, step
             self._paused = bool(self._busy)
 
@@ -210,10 +251,19 @@ class Observer:
         waited = (now_ns - max(self._last_ns, self.busy_until_ns)) / NS
         if self._last_step is not None and not self._cause and not self.finished and waited > bound:
             rank = self._suspect()
-            usual = f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
+            usual = (
+                f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
+            )
             detail = f"no step reported for {waited:.1f} s (usual: {usual})"
             measured = {"silent_s": round(waited, 6), "limit_s": round(bound, 6)}
-            self._fail("hang", None if rank is None else self.members[rank], rank, detail, now_ns, **measured)
+            self._fail(
+                "hang",
+                None if rank is None else self.members[rank],
+                rank,
+                detail,
+                now_ns,
+                **measured,
+            )
 
     @property
     def busy_until_ns(self) -> int:
@@ -236,7 +286,9 @@ class Observer:
             self._record(Kind.BUSY_ENDED, rank=rank, what=doing[0], seconds=seconds)
 
     def stall_bound_s(self) -> float:
-        """How long without a step is a hang: learned from the gaps so far, at most the progress deadline."""
+        """How long without a step is a hang: learned from the gaps so far, at most the progress
+        deadline.
+        """
         if len(self._intervals) < LEARNED_FROM:
             return self._deadline_s
         learned = max(
@@ -260,10 +312,15 @@ class Observer:
         elif self._cause in ("exit", "error") and living:
             beyond = step > self._failed_step + self._stride
             own_word = (
-                self._cause == "error" and step > last and rank is not None and rank == self._failed_rank
+                self._cause == "error"
+                and step > last
+                and rank is not None
+                and rank == self._failed_rank
             )
             if beyond or (own_word and rank in living):
-                self._begin("shrunk" if len(living) < len(self.members) else "resumed", living, now_ns)
+                self._begin(
+                    "shrunk" if len(living) < len(self.members) else "resumed", living, now_ns
+                )
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
         self.generation += 1
@@ -280,7 +337,13 @@ class Observer:
         )
 
     def _fail(
-        self, cause: str, process: str | None, rank: int | None, detail: str, now_ns: int, **measured: Any
+        self,
+        cause: str,
+        process: str | None,
+        rank: int | None,
+        detail: str,
+        now_ns: int,
+        **measured: Any,
     ) -> None:
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failed_rank = rank
@@ -296,8 +359,12 @@ class Observer:
         )
 
     def _suspect(self) -> int | None:
-        """Who hangs: the one the kernel shows stopped, or the one whose reports are behind all others'."""
-        stopped = [rank for rank, name in self.members.items() if self._state_of(name) in ("T", "t")]
+        """Who hangs: the one the kernel shows stopped, or the one whose reports are behind all
+        others'.
+        """
+        stopped = [
+            rank for rank, name in self.members.items() if self._state_of(name) in ("T", "t")
+        ]
         if stopped:
             return stopped[0] if len(stopped) == 1 else None
         if len(self._steps_of) == len(self.members) > 1:

@@ -1,7 +1,9 @@
-"""Keeps a command's output log small: its beginning and its end stay, what lies between is given back to the disk.
+"""Keeps a command's output log small: its beginning and its end stay, what lies between is given
+back to the disk.
 
-The command writes to the file itself, so it cannot be cut while the command lives: what has been read is punched out
-of it, which leaves its length as it is, and at the end the file is written anew without the hole.
+The command writes to the file itself, so it cannot be cut while the command lives: what has been
+read is punched out of it, which leaves its length as it is, and at the end the file is written anew
+without the hole.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class OutputLog:
         self._refused = False
 
     def cut(self, taken: int) -> None:
-        """Give back what lies between beginning and end; ``taken``: bytes read, beyond which nothing is touched."""
+        """Give back what lies between beginning and end; ``taken``: bytes read, beyond which
+        nothing is touched.
+        """
         end = taken - KEPT_TAIL
         if self._refused or end - self._hole_end < CUT_AT_ONCE:
             return
@@ -37,7 +41,8 @@ class OutputLog:
             self._refused = True
 
     def close(self) -> None:
-        """Nobody writes any more: leave beginning, end, and a line between them that says how much is missing.
+        """Nobody writes any more: leave beginning, end, and a line between them that says how much
+        is missing.
 
         Where there is no room for that, the log stays as it is.
         """
@@ -49,7 +54,10 @@ class OutputLog:
             short = self._path.with_suffix(".short")
             with open(self._path, "rb") as whole, open(short, "wb") as kept:
                 _copy(whole.fileno(), kept.fileno(), 0, KEPT_HEAD)
-                os.write(kept.fileno(), f"\n[chaos: {left_out} bytes of output are left out here]\n".encode())
+                os.write(
+                    kept.fileno(),
+                    f"\n[chaos: {left_out} bytes of output are left out here]\n".encode(),
+                )
                 _copy(whole.fileno(), kept.fileno(), size - KEPT_TAIL, KEPT_TAIL)
             os.replace(short, self._path)
         except OSError:

@@ -1,6 +1,8 @@
-"""What a command says of its progress: lines of the beacon's file, or its output read with a regular expression.
+"""What a command says of its progress: lines of the beacon's file, or its output read with a
+regular expression.
 
-Both come from a program that is not ours: lines are bounded, numbers are checked, nothing is evaluated.
+Both come from a program that is not ours: lines are bounded, numbers are checked, nothing is
+evaluated.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said;
-    ``busy_s``: no step, but for how long at most the process does something else (0: not any more), ``what``: as it
-    calls that; ``unread``: name ->
-    what was said of it and is no number; ``group``: the replica group that ``rank`` counts in."""
+    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock,
+    None: not said; ``busy_s``: no step, but for how long at most the process does something else
+    (0: not any more), ``what``: as it calls that; ``unread``: name -> what was said of it and is no
+    number; ``group``: the replica group that ``rank`` counts in.
+    """
 
     step: int
     rank: int | None = None
@@ -58,9 +61,11 @@ class Reader(Protocol):
 
 
 class Lines:
-    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how many there were.
+    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how
+    many there were.
 
-    ``taken``: bytes read so far; ``raised``: the newest that tell of an exception that a point raised.
+    ``taken``: bytes read so far; ``raised``: the newest that tell of an exception that a point
+    raised.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,8 +155,9 @@ class RegexReader:
 
 
 def parse_beacon(line: str) -> Progress | None:
-    """A line of the beacon, or None when it is not one: ``version time pid rank step loss samples``, or ``version time
-    pid rank busy seconds word``."""
+    """A line of the beacon, or None when it is not one: ``version time pid rank step loss
+    samples``, or ``version time pid rank busy seconds word``.
+    """
     words = line.split(" ")
     if len(words) != 7 or words[0] != str(VERSION):
         return None
@@ -170,9 +176,14 @@ def parse_beacon(line: str) -> Progress | None:
     if step is None:
         return None
     return Progress(
-        step=step, rank=rank, pid=pid, loss=value.value, samples=_word(words[6], SAMPLES_LIMIT), time_ns=time_ns,
+        step=step,
+        rank=rank,
+        pid=pid,
+        loss=value.value,
+        samples=_word(words[6], SAMPLES_LIMIT),
+        time_ns=time_ns,
         unread={"loss": value.unread} if value.unread else {},
-    )  # fmt: skip
+    )
 
 
 def _given(word: str) -> numbers.Real:
@@ -182,7 +193,11 @@ def _given(word: str) -> numbers.Real:
 
 def _word(text: str, limit: int) -> int | None:
     """A whole number as the beacon writes it."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit else None
+    return (
+        int(text)
+        if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit
+        else None
+    )
 
 
 def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
@@ -198,4 +213,6 @@ def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
         if value is None and said:
             unread[name] = said[: numbers.SHOWN]
     group = group_number(groups.get("group"))
-    return Progress(step=step, rank=rank, loss=loss.value, samples=samples, unread=unread, group=group)
+    return Progress(
+        step=step, rank=rank, loss=loss.value, samples=samples, unread=unread, group=group
+    )

@@ -1,4 +1,6 @@
-"""A command under way: started through its guard, asked how it goes, ended with everything it started."""
+"""A command under way: started through its guard, asked how it goes, ended with everything it
+started.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Ended:
 
 
 class Command:
-    """One start of a command. Use ``start``; ``close`` always. ``lost``: its guard was killed, and it with it."""
+    """One start of a command. Use ``start``; ``close`` always. ``lost``: its guard was killed, and
+    it with it.
+    """
 
     def __init__(self, holder: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._holder = holder
@@ -57,11 +61,13 @@ class Command:
         self.lost = False
 
     @classmethod
-    def start(cls, argv: Sequence[str], *, directory: Path, env: Mapping[str, str], output: Path) -> Command:
+    def start(
+        cls, argv: Sequence[str], *, directory: Path, env: Mapping[str, str], output: Path
+    ) -> Command:
         """Start it with standard output and error appended to ``output``.
 
-        ``error`` of the result says why it could not be started. Raises InfrastructureError when not even the
-        guard could.
+        ``error`` of the result says why it could not be started. Raises InfrastructureError when
+        not even the guard could.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -69,13 +75,17 @@ class Command:
                 fds = [str(theirs.fileno()), str(stream.fileno())]
                 holder = subprocess.Popen(
                     [sys.executable, "-E", "-s", "-S", guard.__file__, *fds, *argv],
-                    cwd=directory, env=dict(env), pass_fds=[theirs.fileno(), stream.fileno()],
-                    start_new_session=True, stdin=subprocess.DEVNULL,
-                )  # fmt: skip
+                    cwd=directory,
+                    env=dict(env),
+                    pass_fds=[theirs.fileno(), stream.fileno()],
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                )
         except OSError as error:
             ours.close()
             raise InfrastructureError(
-                f"cannot start Python in {directory}: {error.strerror}", hint="free memory or processes"
+                f"cannot start Python in {directory}: {error.strerror}",
+                hint="free memory or processes",
             ) from error
         finally:
             theirs.close()
@@ -129,7 +139,9 @@ class Command:
     def _end_marked(self, mark: str) -> list[int]:
         """Kill what still carries the mark; those that stay."""
         entry = f"{MARK}={mark}"
-        found = [row for row in processes.since(self._since) if processes.environment_has(row[0], entry)]
+        found = [
+            row for row in processes.since(self._since) if processes.environment_has(row[0], entry)
+        ]
         return [
             pid
             for pid, start in found
@@ -162,7 +174,9 @@ class Command:
             self.error, self.left = str(message["error"]), 0
         elif "ended" in message:
             self.ended = Ended(
-                **dict(zip(("exit_code", "signal"), tree.how(int(str(message["ended"]))), strict=True))
+                **dict(
+                    zip(("exit_code", "signal"), tree.how(int(str(message["ended"]))), strict=True)
+                )
             )
         elif "left" in message:
             self.left, self.killed = int(str(message["left"])), int(str(message["killed"]))

@@ -22,7 +22,9 @@ _OURS = re.compile(r"\$(CHAOS_[A-Z]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A command ready to be started. ``scratch``: an empty directory of the arm, kept over restarts."""
+    """A command ready to be started. ``scratch``: an empty directory of the arm, kept over
+    restarts.
+    """
 
     argv: tuple[str, ...]
     directory: Path
@@ -35,25 +37,41 @@ class Prepared:
 
 
 def prepare(setup: ArmSetup) -> Prepared:
-    """Work out what to start. ``$CHAOS_...`` is replaced in the command, in ``env`` and in the checkpoint directory."""
+    """Work out what to start. ``$CHAOS_...`` is replaced in the command, in ``env`` and in the
+    checkpoint directory.
+    """
     spec: WorkloadSpec = setup.cell.scenario.workload
     logs, scratch = setup.run.logs(setup.id).absolute(), setup.checkpoints.absolute()
     mark = f"{setup.id}-{secrets.token_hex(4)}"
     ours = {
-        MARK: mark, "CHAOS_ARM": setup.arm, "CHAOS_SEED": str(setup.seed), "CHAOS_RANKS": str(spec.ranks),
-        "CHAOS_STEPS": str(spec.steps), "CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(logs / "beacon.txt"),
-    } | ({beacon.POINTS: str(logs / "points.txt")} if spec.points else {})  # fmt: skip
+        MARK: mark,
+        "CHAOS_ARM": setup.arm,
+        "CHAOS_SEED": str(setup.seed),
+        "CHAOS_RANKS": str(spec.ranks),
+        "CHAOS_STEPS": str(spec.steps),
+        "CHAOS_SCRATCH": str(scratch),
+        beacon.VARIABLE: str(logs / "beacon.txt"),
+    } | ({beacon.POINTS: str(logs / "points.txt")} if spec.points else {})
     # a harness that itself runs in a job must not make everything below it rank 0 of that job
     foreign = {*RANK_NAMES, *WORLD_NAMES, beacon.POINTS, *([spec.group] if spec.group else ())}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
-    env |= {"PYTHONUNBUFFERED": "1"} | {name: _fill(value, ours) for name, value in spec.env.items()} | ours
+    env |= (
+        {"PYTHONUNBUFFERED": "1"}
+        | {name: _fill(value, ours) for name, value in spec.env.items()}
+        | ours
+    )
     env["PATH"] = search_path(spec.env)
     where = Path(spec.directory).absolute()
     return Prepared(
-        argv=tuple(_fill(word, ours) for word in spec.command or ()), directory=where, env=env, mark=mark,
-        scratch=scratch, output=logs / "output.log", reports=logs / "beacon.txt",
+        argv=tuple(_fill(word, ours) for word in spec.command or ()),
+        directory=where,
+        env=env,
+        mark=mark,
+        scratch=scratch,
+        output=logs / "output.log",
+        reports=logs / "beacon.txt",
         points=logs / "points.txt",
-    )  # fmt: skip
+    )
 
 
 def checkpoint_directory(setup: ArmSetup) -> Path | None:
@@ -70,7 +88,9 @@ def checkpoint_directory(setup: ArmSetup) -> Path | None:
 
 
 def search_path(env: Mapping[str, str]) -> str:
-    """Where the program is looked for: PATH, then beside the Python that runs the harness (torchrun lies there)."""
+    """Where the program is looked for: PATH, then beside the Python that runs the harness (torchrun
+    lies there).
+    """
     return os.pathsep.join(
         [env.get("PATH") or os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
     )

@@ -1,11 +1,12 @@
-"""Holds a command for the harness: starts it, collects all its descendants, and kills them when told, or when the
-harness is gone.
+"""Holds a command for the harness: starts it, collects all its descendants, and kills them when
+told, or when the harness is gone.
 
-Runs as a process of its own (``python guard.py <control fd> <output fd> <program> ...``), with the standard library
-only. It is a child subreaper: whatever the command leaves behind, in whatever session, becomes a child of this
-process. On the control socket it says, one JSON line each: ``{"started": pid}`` or ``{"error": text}``,
-``{"ended": wait status}`` and ``{"left": n, "killed": n}``. It is told ``term`` (SIGTERM to the command's process
-group) and ``kill`` (all of it, at once); the end of the socket means ``kill``.
+Runs as a process of its own (``python guard.py <control fd> <output fd> <program> ...``), with the
+standard library only. It is a child subreaper: whatever the command leaves behind, in whatever
+session, becomes a child of this process. On the control socket it says, one JSON line each:
+``{"started": pid}`` or ``{"error": text}``, ``{"ended": wait status}`` and ``{"left": n, "killed":
+n}``. It is told ``term`` (SIGTERM to the command's process group) and ``kill`` (all of it, at
+once); the end of the socket means ``kill``.
 """
 
 from __future__ import annotations
@@ -61,9 +62,13 @@ class Guard:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
                 preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as error:
             self._say({"error": getattr(error, "strerror", None) or str(error)})
             return False
@@ -125,7 +130,11 @@ def stat(pid: int) -> tuple[str, int, int] | None:
 
 def descendants() -> list[tuple[int, int]]:
     """(pid, start time) of all living descendants of this process."""
-    rows = {int(name): row for name in os.listdir("/proc") if name.isdigit() and (row := stat(int(name)))}
+    rows = {
+        int(name): row
+        for name in os.listdir("/proc")
+        if name.isdigit() and (row := stat(int(name)))
+    }
     ours = {os.getpid()}
     grown = True
     while grown:

@@ -1,8 +1,10 @@
-"""What a command leaves behind when it ends: processes that live on, shared memory that nobody uses any more.
+"""What a command leaves behind when it ends: processes that live on, shared memory that nobody uses
+any more.
 
-Only what is known to be the command's counts. Its processes are those below its guard, in whatever session: it collects
-what detaches. A file in /dev/shm, or a System V segment, that was not there before is the command's when one of its
-processes was seen to have it open or mapped, or made it, or gave it its number; other programs make such files too.
+Only what is known to be the command's counts. Its processes are those below its guard, in whatever
+session: it collects what detaches. A file in /dev/shm, or a System V segment, that was not there
+before is the command's when one of its processes was seen to have it open or mapped, or made it, or
+gave it its number; other programs make such files too.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ NameOf = Callable[[int], str | None]
 
 @dataclass(kw_only=True)
 class _Found:
-    """Something new. ``by``: who of the command was seen to have it; ``tries``: looks without an answer."""
+    """Something new. ``by``: who of the command was seen to have it; ``tries``: looks without an
+    answer.
+    """
 
     by: set[str] = field(default_factory=set)
     tries: int = 0
@@ -51,7 +55,9 @@ class Leavings:
         self._found: dict[str, _Found] = {}
 
     def look(self, root: int, name_of: NameOf) -> None:
-        """Take note of what is new, and who of the processes below ``root`` has it. Cheap where nothing is."""
+        """Take note of what is new, and who of the processes below ``root`` has it. Cheap where
+        nothing is.
+        """
         ids = self._ids()
         for new in (*self._names(), *ids):
             if new not in self._before:
@@ -69,18 +75,24 @@ class Leavings:
             one.by |= {_owner(pid, rows, name_of) for pid in holders}
 
     def processes(self, root: int, session: int) -> list[dict[str, Any]]:
-        """Those that live on although their command has ended well; they have a moment. One that is stopped does not
-        count: that was done to it. ``session``: the command's."""
+        """Those that live on although their command has ended well; they have a moment. One that is
+        stopped does not count: that was done to it. ``session``: the command's.
+        """
         deadline = time.monotonic() + LINGER_S
         while True:
             rows = [row for row in tree.below(root).values() if row.state not in "Tt"]
             if not rows or time.monotonic() > deadline:
                 break
             time.sleep(LOOK_S)
-        return [{"pid": row.pid, "name": row.name, "detached": _session(row.pid) != session} for row in rows]
+        return [
+            {"pid": row.pid, "name": row.name, "detached": _session(row.pid) != session}
+            for row in rows
+        ]
 
     def memory(self) -> list[dict[str, Any]]:
-        """Shared memory of the command that is still there and that no living process has; it is removed."""
+        """Shared memory of the command that is still there and that no living process has; it is
+        removed.
+        """
         kept = [name for name, one in self._found.items() if one.by]
         paths = [self._shm / name for name in kept if (self._shm / name).exists()]
         left = {path.name for path in processes.unheld(paths)}
@@ -105,7 +117,9 @@ class Leavings:
             return []
 
     def _ids(self, *, unused: bool = False) -> dict[str, int]:
-        """System V segments -> the process that made each. ``unused``: those that nobody has attached."""
+        """System V segments -> the process that made each. ``unused``: those that nobody has
+        attached.
+        """
         try:
             head, *lines = self._segments.read_text().splitlines()
         except (OSError, ValueError):
@@ -113,9 +127,10 @@ class Leavings:
         columns = head.split()
         rows = [dict(zip(columns, line.split(), strict=False)) for line in lines]
         return {
-            f"{SEGMENT}{row['shmid']}": int(row["cpid"]) for row in rows
+            f"{SEGMENT}{row['shmid']}": int(row["cpid"])
+            for row in rows
             if {"shmid", "cpid", "nattch"} <= row.keys() and not (unused and int(row["nattch"]))
-        }  # fmt: skip
+        }
 
     def _held(self, pid: int) -> set[str]:
         """Names of the files there that a process has open or mapped."""
@@ -128,7 +143,9 @@ class Leavings:
                 found.add(os.readlink(entry.path))
         except OSError:  # it is gone, or was in between
             pass
-        return {path[len(str(self._shm)) + 1 :] for path in found if path.startswith(f"{self._shm}/")}
+        return {
+            path[len(str(self._shm)) + 1 :] for path in found if path.startswith(f"{self._shm}/")
+        }
 
 
 def _owner(pid: int, rows: Mapping[int, Process], name_of: NameOf) -> str:

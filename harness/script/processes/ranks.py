@@ -12,7 +12,9 @@ from harness.script.processes import tree
 from harness.script.processes.tree import Found
 
 WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
-"""Signals for a rank with all that it started; others are for those it stands for, who may tell their children."""
+"""Signals for a rank with all that it started; others are for those it stands for, who may tell
+their children.
+"""
 BLINK_S = 0.2  # who lives shorter is a helper of a wrapper, and no rank
 ROUNDS = 10  # until nobody new is found: a process may fork while it is looked for
 
@@ -42,12 +44,15 @@ class Ranks:
     def __init__(self) -> None:
         self._ranks: dict[str, Rank] = {}
         self._known: dict[tuple[int, int], str] = {}
-        self._seen_s: dict[tuple[int, int], float] = {}  # those not held, by when they were seen first
+        # those not held, by when they were seen first
+        self._seen_s: dict[tuple[int, int], float] = {}
         self._poll = select.poll()
         self.world: int | None = None
 
     def hold(self, found: Mapping[int, Found]) -> tuple[dict[int, str], list[Rank]]:
-        """Take hold of what was found: rank -> process name for those that live, and those that are new."""
+        """Take hold of what was found: rank -> process name for those that live, and those that are
+        new.
+        """
         members: dict[int, str] = {}
         new: list[Rank] = []
         for number, one in sorted(found.items()):
@@ -67,16 +72,19 @@ class Ranks:
     ) -> tuple[dict[int, Found], bool]:
         """Those of the found that are ranks beyond doubt, and whether there are others.
 
-        Known ones are; new ones behind a wrapper when they have lived for longer than a blink, and where nothing says
-        that they are ranks, when a step has been reported. ``spoken``: one has, so that whoever is there now is meant.
+        Known ones are; new ones behind a wrapper when they have lived for longer than a blink, and
+        where nothing says that they are ranks, when a step has been reported. ``spoken``: one has,
+        so that whoever is there now is meant.
         """
         keys = {one: (one.pid, one.started) for one in found.values()}
         self._seen_s = {key: self._seen_s.get(key, now_s) for key in keys.values()}
         sure = {
-            rank: one for rank, one in found.items()
-            if spoken or keys[one] in self._known
+            rank: one
+            for rank, one in found.items()
+            if spoken
+            or keys[one] in self._known
             or (one.sure and (one.direct or now_s - self._seen_s[keys[one]] >= BLINK_S))
-        }  # fmt: skip
+        }
         return sure, len(sure) < len(found)
 
     def register(self, fd: int) -> None:
@@ -90,12 +98,17 @@ class Ranks:
     def wait(self, timeout_s: float) -> list[Gone]:
         """Wait for an end or another descriptor; the processes that ended."""
         ready = {fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)}
-        return [self._end(rank) for rank in self._ranks.values() if rank.pidfd in ready and rank.pidfd >= 0]
+        return [
+            self._end(rank)
+            for rank in self._ranks.values()
+            if rank.pidfd in ready and rank.pidfd >= 0
+        ]
 
     def signal(self, name: str, signum: int) -> None:
         """Signal a rank, never a wrapper in front of it alone; one that is gone is no error.
 
-        Who is to be killed is stopped first, so that nobody escapes by a fork or by losing its parent.
+        Who is to be killed is stopped first, so that nobody escapes by a fork or by losing its
+        parent.
         """
         rank = self._ranks.get(name)
         if rank is None or rank.pidfd < 0:
@@ -136,7 +149,9 @@ class Ranks:
 
     def name_of(self, pid: int) -> str | None:
         """The rank that is, or was the last to be, the process ``pid``; None: it is none."""
-        return next((rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None)
+        return next(
+            (rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None
+        )
 
     def ended(self, names: Iterable[str]) -> frozenset[int]:
         """Those of these that were seen to end, by their pids."""

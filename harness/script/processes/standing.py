@@ -1,4 +1,6 @@
-"""Threads of a command that said they hang: what the kernel counts of them, as a witness other than their word."""
+"""Threads of a command that said they hang: what the kernel counts of them, as a witness other than
+their word.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from recovery.process.starvation import Thread, threads_of
 
 WATCH_S = 0.2
 LEAST_S = 0.03
-"""A stack that kills who hangs sooner leaves less to see: three clock ticks of the kernel, with which it counts. Below
-the shortest time-out that any stack is swept with (50 ms)."""
+"""A stack that kills who hangs sooner leaves less to see: three clock ticks of the kernel, with
+which it counts. Below the shortest time-out that any stack is swept with (50 ms).
+"""
 NS = 1e9
 Key = tuple[str, int, int]
 """Fault, occurrence, step."""
@@ -39,17 +42,23 @@ class Standing:
         self._watched: list[_Watched] = []
 
     def watch(self, key: Key, *, pid: int, tid: int, now_ns: int) -> None:
-        """Follow a thread; its process's main one where it is not known (0, or of another namespace)."""
+        """Follow a thread; its process's main one where it is not known (0, or of another
+        namespace).
+        """
         found = self._threads(pid)
         tid = tid if tid in found else pid
         if tid in found:
             then = found[tid]
             self._watched.append(
-                _Watched(key=key, pid=pid, tid=tid, since_ns=now_ns, then=then, last_ns=now_ns, last=then)
+                _Watched(
+                    key=key, pid=pid, tid=tid, since_ns=now_ns, then=then, last_ns=now_ns, last=then
+                )
             )
 
     def seen(self, now_ns: int) -> list[tuple[Key, dict[str, Any]]]:
-        """(fault, occurrence, step) and the processor time of those watched for long enough, or until they ended."""
+        """(fault, occurrence, step) and the processor time of those watched for long enough, or
+        until they ended.
+        """
         rows, still = [], []
         for row in self._watched:
             now = self._threads(row.pid).get(row.tid)

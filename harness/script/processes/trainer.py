@@ -1,9 +1,10 @@
 """Which process of a command of one rank trains: the command itself, or one that it started.
 
-Who says so by its beacon is it, and nobody asks here. Of a command that prints its progress, a process that has not
-even written as much as was printed is a launcher: what it started, and has written most, trains. One that has may
-still pass on what another program prints into a pipe that it reads; then that works at least half as much as it does.
-Whatever a process starts beside that (a tracker, the workers of a data loader) neither prints nor computes so much.
+Who says so by its beacon is it, and nobody asks here. Of a command that prints its progress, a
+process that has not even written as much as was printed is a launcher: what it started, and has
+written most, trains. One that has may still pass on what another program prints into a pipe that it
+reads; then that works at least half as much as it does. Whatever a process starts beside that (a
+tracker, the workers of a data loader) neither prints nor computes so much.
 """
 
 from __future__ import annotations
@@ -22,22 +23,30 @@ HELPERS = ("multiprocessing", "compile_worker")
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a process with all below it did. ``written``: bytes, of files too; ``ticks``: of processor time."""
+    """What a process with all below it did. ``written``: bytes, of files too; ``ticks``: of
+    processor time.
+    """
 
     written: int
     ticks: int
 
 
 class Trainer:
-    """Finds it once and stays with it; when it has ended, the next one that its launcher starts is meant."""
+    """Finds it once and stays with it; when it has ended, the next one that its launcher starts is
+    meant.
+    """
 
     def __init__(self) -> None:
         self._chosen: Process | None = None
         self._launchers: set[tuple[int, int]] = set()
 
-    def of(self, top: int, rows: Mapping[int, Process], printed: int, *, settled: bool) -> int | None:
-        """The process, ``top`` or one below it, or None while a launcher has none. ``printed``: bytes of output so far;
-        ``settled``: steps are reported, so that whoever is there now is meant from now on."""
+    def of(
+        self, top: int, rows: Mapping[int, Process], printed: int, *, settled: bool
+    ) -> int | None:
+        """The process, ``top`` or one below it, or None while a launcher has none. ``printed``:
+        bytes of output so far; ``settled``: steps are reported, so that whoever is there now is
+        meant from now on.
+        """
         known = self._chosen
         if known is not None and known.pid in rows and rows[known.pid].started == known.started:
             return known.pid
@@ -58,9 +67,15 @@ class Trainer:
         return pid
 
 
-def _below(row: Process, rows: Mapping[int, Process], printed: int, *, launches: bool) -> int | None:
-    """The child that trains instead of a process; None: it trains itself, or, as a launcher, has nobody."""
-    children = [child for child in rows.values() if child.parent == row.pid and child.name not in PLUMBING]
+def _below(
+    row: Process, rows: Mapping[int, Process], printed: int, *, launches: bool
+) -> int | None:
+    """The child that trains instead of a process; None: it trains itself, or, as a launcher, has
+    nobody.
+    """
+    children = [
+        child for child in rows.values() if child.parent == row.pid and child.name not in PLUMBING
+    ]
     work = {child.pid: _all_work(child.pid, rows) for child in children}
     own = _work(row.pid)
     if not children or own is None:

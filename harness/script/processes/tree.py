@@ -1,4 +1,6 @@
-"""The processes of a command, as the kernel shows them: who is there, which of them is which rank, how one ended."""
+"""The processes of a command, as the kernel shows them: who is there, which of them is which rank,
+how one ended.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,22 @@ WRAPPERS = frozenset(
 )
 """Programs that stand in front of a rank; what they started is meant."""
 PLUMBING = frozenset(
-    {"tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "ts", "tail", "head", "logger", "sleep", "tr", "cut"}
+    {
+        "tee",
+        "cat",
+        "grep",
+        "sed",
+        "awk",
+        "gawk",
+        "mawk",
+        "ts",
+        "tail",
+        "head",
+        "logger",
+        "sleep",
+        "tr",
+        "cut",
+    }
 )
 """What a shell puts beside a rank, to see to its output or to wait."""
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info) with its first 64 bytes
@@ -40,11 +57,13 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A process that is a rank. ``world``: how many there are, by its environment; None: it does not say.
+    """A process that is a rank. ``world``: how many there are, by its environment; None: it does
+    not say.
 
-    ``top``: the wrapper in front of it that has its rank, if there is one, else itself. ``sure``: it, or its
-    environment, says which rank it is; else it is only the one that a command of one rank has. ``direct``: no wrapper
-    is involved, whose helpers could be taken for it. ``size``: ranks in its replica group, where there are groups.
+    ``top``: the wrapper in front of it that has its rank, if there is one, else itself. ``sure``:
+    it, or its environment, says which rank it is; else it is only the one that a command of one
+    rank has. ``direct``: no wrapper is involved, whose helpers could be taken for it. ``size``:
+    ranks in its replica group, where there are groups.
     """
 
     rank: int
@@ -71,13 +90,19 @@ def process(pid: int) -> Process | None:
     start, end = text.find("("), text.rfind(")")
     fields = text[end + 2 :].split()
     return Process(
-        pid=pid, parent=int(fields[1]), started=int(fields[19]), state=fields[0], name=text[start + 1 : end]
+        pid=pid,
+        parent=int(fields[1]),
+        started=int(fields[19]),
+        state=fields[0],
+        name=text[start + 1 : end],
     )
 
 
 def below(root: int) -> dict[int, Process]:
     """All living processes below ``root``, itself left out, parents before children."""
-    rows = {p.pid: p for name in os.listdir("/proc") if name.isdigit() and (p := process(int(name)))}
+    rows = {
+        p.pid: p for name in os.listdir("/proc") if name.isdigit() and (p := process(int(name)))
+    }
     children: dict[int, list[Process]] = {}
     for row in rows.values():
         children.setdefault(row.parent, []).append(row)
@@ -85,7 +110,10 @@ def below(root: int) -> dict[int, Process]:
     front = [root]
     while front:
         front = [
-            child.pid for parent in front for child in children.get(parent, []) if child.pid not in found
+            child.pid
+            for parent in front
+            for child in children.get(parent, [])
+            if child.pid not in found
         ]
         found.update((pid, rows[pid]) for pid in front)
     return {pid: row for pid, row in found.items() if row.state not in "ZX"}
@@ -103,16 +131,22 @@ def environment(pid: int) -> Mapping[str, str]:
 
 
 def find_ranks(
-    root: int, expected: int, hints: Mapping[int, int], command: int | None = None, *, group: str | None = None,
+    root: int,
+    expected: int,
+    hints: Mapping[int, int],
+    command: int | None = None,
+    *,
+    group: str | None = None,
     choose: Choose | None = None,
-) -> dict[int, Found]:  # fmt: skip
+) -> dict[int, Found]:
     """Rank -> its process, among those below ``root``.
 
-    A rank is the topmost process with that rank in its environment, or what a wrapper that is started. ``hints``: pid
-    -> rank, as the processes said themselves: who says so is the one. A command of one rank whose environment names
-    none is that rank itself, or who ``choose`` says; ``command``: its process, whose death leaves none. Of two
-    processes with one rank (an old one on its way out) the younger counts. ``group``: variable that says which replica
-    group a process is in, where each group counts its ranks from 0.
+    A rank is the topmost process with that rank in its environment, or what a wrapper that is
+    started. ``hints``: pid -> rank, as the processes said themselves: who says so is the one. A
+    command of one rank whose environment names none is that rank itself, or who ``choose`` says;
+    ``command``: its process, whose death leaves none. Of two processes with one rank (an old one on
+    its way out) the younger counts. ``group``: variable that says which replica group a process is
+    in, where each group counts its ranks from 0.
     """
     rows = below(root)
     said = {pid: _said(pid, group) for pid in rows}
@@ -170,7 +204,9 @@ def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
 
 
 def group_number(text: str | None) -> int | None:
-    """The number of a replica group, with which its name ends: ``3``, ``replica_3``; None for a name without one."""
+    """The number of a replica group, with which its name ends: ``3``, ``replica_3``; None for a
+    name without one.
+    """
     digits = re.search(r"[0-9]+$", (text or "").strip())
     return number(digits[0]) if digits else None
 
@@ -183,7 +219,9 @@ def number(text: str | None) -> int | None:
 
 
 def behind(pid: int, rows: Mapping[int, Process]) -> list[int]:
-    """The processes that a wrapper stands in front of, oldest first; a process that is none stands for itself."""
+    """The processes that a wrapper stands in front of, oldest first; a process that is none stands
+    for itself.
+    """
     if not _is_wrapper(rows[pid]):
         return [pid]
     children = sorted((row.started, row.pid) for row in rows.values() if row.parent == pid)
@@ -192,7 +230,8 @@ def behind(pid: int, rows: Mapping[int, Process]) -> list[int]:
 
 
 def struck_with(found: Found, *, whole: bool) -> dict[int, Process]:
-    """The processes that are hit with a rank: all that its wrapper started, never the wrapper alone.
+    """The processes that are hit with a rank: all that its wrapper started, never the wrapper
+    alone.
 
     ``whole``: with all that they started in turn.
     """
@@ -228,21 +267,35 @@ def _is_below(pid: int, top: int, rows: Mapping[int, Process]) -> bool:
 
 
 def _take(
-    found: dict[int, Found], rank: int, world: int | None, row: Process, *, top: int, sure: bool = True, size: int = 1,
-) -> None:  # fmt: skip
+    found: dict[int, Found],
+    rank: int,
+    world: int | None,
+    row: Process,
+    *,
+    top: int,
+    sure: bool = True,
+    size: int = 1,
+) -> None:
     known = found.get(rank)
     if known is None or row.started >= known.started:
         found[rank] = Found(
-            rank=rank, world=world, pid=row.pid, started=row.started, top=top, sure=sure,
-            direct=top == row.pid and not _is_wrapper(row), size=size,
-        )  # fmt: skip
+            rank=rank,
+            world=world,
+            pid=row.pid,
+            started=row.started,
+            top=top,
+            sure=sure,
+            direct=top == row.pid and not _is_wrapper(row),
+            size=size,
+        )
 
 
 def wait_status(pid: int, started: int, pidfd: int) -> int | None:
-    """How a process that is no child of this one ended, as ``wait`` would say; None when nobody can tell.
+    """How a process that is no child of this one ended, as ``wait`` would say; None when nobody can
+    tell.
 
-    While its parent has not reaped it, its row says; afterwards the kernel (6.15 and later) still tells those who
-    hold a pidfd.
+    While its parent has not reaped it, its row says; afterwards the kernel (6.15 and later) still
+    tells those who hold a pidfd.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -266,5 +319,7 @@ def how(status: int | None) -> tuple[int | None, int | None]:
     if status is None:
         return None, None
     return (
-        (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.waitstatus_to_exitcode(status), None)
+        (None, os.WTERMSIG(status))
+        if os.WIFSIGNALED(status)
+        else (os.waitstatus_to_exitcode(status), None)
     )

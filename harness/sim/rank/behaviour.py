@@ -37,7 +37,9 @@ class Behaviour:
         return order.batch(step, config.global_batch, config.samples, config.seed)
 
     def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
-        """What the rank's random generators give in a step: derivable from seed, micro-batch (the rank) and step."""
+        """What the rank's random generators give in a step: derivable from seed, micro-batch (the
+        rank) and step.
+        """
         return digest("rng", rank.state.seed, micro, step)
 
     def learning_rate(self, rank: SimRank, lr: float) -> float:

@@ -1,6 +1,7 @@
 """The fault injector's hand inside a simulated rank: how that waits, and what its body does.
 
-What is due when is ``harness.rank.shims.agenda``'s, as in a real rank (``harness.rank.fault_agent``).
+What is due when is ``harness.rank.shims.agenda``'s, as in a real rank
+(``harness.rank.fault_agent``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class TrainingError(Exception):
 
 
 class SimFaultAgent:
-    """Holds its rank at armed points, acts when told to, and implements ``chaos.fault.targets.RankTarget``."""
+    """Holds its rank at armed points, acts when told to, and implements
+    ``chaos.fault.targets.RankTarget``.
+    """
 
     def __init__(self, job: SimRank) -> None:
         self._job = job
@@ -104,7 +107,9 @@ class SimFaultAgent:
     # ---- called by the body
 
     def at(self, step: int, phase: str) -> Sleeping:
-        """Hold at each fault armed for this point until the supervisor answers, and do what is due here."""
+        """Hold at each fault armed for this point until the supervisor answers, and do what is due
+        here.
+        """
         with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
             for wait in waits:
                 match wait:
@@ -240,11 +245,14 @@ class SimFaultAgent:
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
         """See Hands."""
-        self._job.write(Kind.FAULT_EFFECT, step=step, evidence=evidence, fault=fault, occurrence=occurrence)
+        self._job.write(
+            Kind.FAULT_EFFECT, step=step, evidence=evidence, fault=fault, occurrence=occurrence
+        )
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any]:
-        """See Hands: has what it changed of the stored tensors follow into the state. Raises TrainingError for what
-        would end training."""
+        """See Hands: has what it changed of the stored tensors follow into the state. Raises
+        TrainingError for what would end training.
+        """
         attempt = self._job.attempt
         assert attempt is not None
         state = self._job.state

@@ -1,4 +1,6 @@
-"""Simulated keepers of checkpoints in memory: they outlive ranks, and a lost node takes its own with it."""
+"""Simulated keepers of checkpoints in memory: they outlive ranks, and a lost node takes its own
+with it.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ class _Keeper:
 
 
 class SimKeepers:
-    """Implements ``harness.launch.launcher.KeeperControl``. ``every``: steps between saves; ``replicate``:
-    the next node has a copy."""
+    """Implements ``harness.launch.launcher.KeeperControl``. ``every``: steps between saves;
+    ``replicate``: the next node has a copy.
+    """
 
     def __init__(self, clock: Clock, *, nodes: int, every: int, replicate: bool) -> None:
         self.every = every
@@ -97,7 +100,9 @@ class SimKeepers:
 
     def _start(self, node: int) -> None:
         number = next(self._numbers)
-        keeper = self._keepers[node] = _Keeper(process=f"k{number}", pid=FIRST_PID + number, node=node)
+        keeper = self._keepers[node] = _Keeper(
+            process=f"k{number}", pid=FIRST_PID + number, node=node
+        )
         self._news.append(KeeperStarted(process=keeper.process, pid=keeper.pid, node=node))
 
     def _ended(self, keeper: _Keeper, *, follows: bool) -> None:
@@ -109,9 +114,12 @@ class SimKeepers:
     # ---- the ranks' side
 
     def take(self, node: int, key: Key, state: State) -> Copies | None:
-        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own keeper is stopped, or
-        the part is of what was to be forgotten, and came too late."""
-        if self._keepers[node].stopped or in_doubt(self._doubts, generation=key.generation, step=key.step):
+        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own
+        keeper is stopped, or the part is of what was to be forgotten, and came too late.
+        """
+        if self._keepers[node].stopped or in_doubt(
+            self._doubts, generation=key.generation, step=key.step
+        ):
             return None
         other = (node + 1) % self._nodes
         copies = (other,) if self._replicate and not self._keepers[other].stopped else ()
@@ -119,7 +127,9 @@ class SimKeepers:
             self._keepers[holder].held[key] = state
         whole = complete(self._keys())
         for keeper in self._keepers.values() if len(whole) > KEPT else ():
-            keeper.held = {key: value for key, value in keeper.held.items() if key.moment >= whole[-KEPT]}
+            keeper.held = {
+                key: value for key, value in keeper.held.items() if key.moment >= whole[-KEPT]
+            }
         return copies
 
     def newest(self) -> Moment | None:
@@ -139,8 +149,9 @@ class SimKeepers:
         return [held[shard] for shard in range(shards)]
 
     def forget(self, step: int, before: int) -> list[int]:
-        """Let go of what generations ``before`` this one saved after ``step``, and take no more of it: those steps. One
-        that is stopped does it before it answers anything else."""
+        """Let go of what generations ``before`` this one saved after ``step``, and take no more of
+        it: those steps. One that is stopped does it before it answers anything else.
+        """
         self._doubts = together([*self._doubts, (before, step)])
         gone = {key for key in self._keys() if key.step > step and key.generation < before}
         for keeper in self._keepers.values():
@@ -177,10 +188,14 @@ class SimRemembering:
         key = Key(generation=job.generation, step=number, shard=shard, shards=shards)
         state, began = job.state, job.process.clock.now_ns
         yield job.about(COPY_MS * MS)
-        job.process.clock.after(job.about(KEEP_MS * MS), lambda: self._keep(key, state, began, part))
+        job.process.clock.after(
+            job.about(KEEP_MS * MS), lambda: self._keep(key, state, began, part)
+        )
 
     def restored(self, newer_than: int) -> tuple[str, bytes, dict[str, Any]] | None:
-        """Name, data and scalars of the newest one, as those on disk have them, unless the disk has a newer one."""
+        """Name, data and scalars of the newest one, as those on disk have them, unless the disk has
+        a newer one.
+        """
         moment = self._keepers.newest()
         if moment is None or moment[1] < newer_than:
             return None
@@ -190,7 +205,9 @@ class SimRemembering:
     def distrust(self, step: int, before: int) -> None:
         """Have the keepers let go of what is doubtful."""
         for gone in self._keepers.forget(step, before):
-            self._job.write(Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE)
+            self._job.write(
+                Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE
+            )
 
     def _keep(self, key: Key, state: State, began: int, part: dict[str, Any]) -> None:
         job = self._job

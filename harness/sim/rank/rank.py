@@ -1,5 +1,7 @@
-"""A simulated rank: what ``recovery.rank.job``, ``recovery.rank.agent`` and ``harness.rank.rank`` do, event by
-event. What it says to the supervisor, and when, is ``recovery.rank.membership``'s, as theirs is."""
+"""A simulated rank: what ``recovery.rank.job``, ``recovery.rank.agent`` and ``harness.rank.rank``
+do, event by event. What it says to the supervisor, and when, is ``recovery.rank.membership``'s, as
+theirs is.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,17 @@ from harness.sim.world.settings import MS, RankConfig
 from recovery.policy.layout import Layout
 from recovery.rank.membership import Heard, Membership, Order, Why, stays_connected
 from recovery.transport import progress_counters
-from recovery.transport.wire import Abort, Extra, Inquiry, Join, Joined, LeaveOut, Message, Notice, Ready
+from recovery.transport.wire import (
+    Abort,
+    Extra,
+    Inquiry,
+    Join,
+    Joined,
+    LeaveOut,
+    Message,
+    Notice,
+    Ready,
+)
 
 EXIT_ERROR = 1
 BOOT_MS = 2.0
@@ -31,12 +43,19 @@ Sleeping = Generator[float | None, Any, None]
 
 
 class SimRank:
-    """One rank. ``group_of``: the group of a generation and its size; ``send``: to the supervisor."""
+    """One rank. ``group_of``: the group of a generation and its size; ``send``: to the
+    supervisor.
+    """
 
     def __init__(
-        self, config: RankConfig, process: Process, *, behaviour: Behaviour,
-        group_of: Callable[[int, int], Group], send: Callable[[Message], None],
-    ) -> None:  # fmt: skip
+        self,
+        config: RankConfig,
+        process: Process,
+        *,
+        behaviour: Behaviour,
+        group_of: Callable[[int, int], Group],
+        send: Callable[[Message], None],
+    ) -> None:
         self.config = config
         self.process = process
         self.mark = process.mark
@@ -48,7 +67,8 @@ class SimRank:
         self.world = 0
         self.layout = Layout(world=1)
         self.member = Membership(Heard(), steps=config.steps)
-        self.told: tuple[int, Reduced] | None = None  # the last step applied, to tell others the end of it
+        # the last step applied, to tell others the end of it
+        self.told: tuple[int, Reduced] | None = None
         self.group: Group | None = None
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
@@ -115,9 +135,13 @@ class SimRank:
     def body(self, mode: str) -> Body:
         """Everything from birth to exit code."""
         yield self.about(BOOT_MS * MS)
-        self.writer = self.behaviour.writer(self.config.events, self.process.name, self.process.clock.read)
+        self.writer = self.behaviour.writer(
+            self.config.events, self.process.name, self.process.clock.read
+        )
         self.started_ns = self.process.clock.now_ns
-        self.write(Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=self.config.wall_ns)
+        self.write(
+            Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=self.config.wall_ns
+        )
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
         self._announced = True
@@ -171,7 +195,11 @@ class SimRank:
     def _refuse_end(self) -> None:
         """As ``recovery.rank.job`` refuses it."""
         self.write(
-            Kind.NONFINITE_CAUGHT, step=self.state.step, rank=self.rank, blamed=[self.rank], what="state"
+            Kind.NONFINITE_CAUGHT,
+            step=self.state.step,
+            rank=self.rank,
+            blamed=[self.rank],
+            what="state",
         )
         self._park("nonfinite", blamed=[self.rank])
 
@@ -198,7 +226,11 @@ class SimRank:
             blamed = self.behaviour.blamed(self, list(error.blamed))
             step = self.state.step + 1
             self.write(
-                Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what="loss or gradient"
+                Kind.NONFINITE_CAUGHT,
+                step=step,
+                rank=self.rank,
+                blamed=blamed,
+                what="loss or gradient",
             )
             samples = yield from self.attempt.examined(error.blamed)
             self._park("nonfinite", blamed=blamed, samples=samples)
@@ -250,7 +282,9 @@ class SimRank:
         self.checkpoints.since = self.state.step
         self.mark.commit(self.state.step)
         held = self.behaviour.held(self) if self.layout.replicas > 1 else ""
-        self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name, digest=held))
+        self.send(
+            Joined(generation=self.generation, step=self.state.step, checkpoint=name, digest=held)
+        )
         self.member.joined()
 
     def _take_seat(self, layout: Layout) -> None:
@@ -259,11 +293,15 @@ class SimRank:
         if self._shard is None and layout.shards > 1:
             self.state = self.state.of_shard(shard)
         if self._shard not in (None, shard) or layout.shards != self.config.shards:
-            raise AssertionError(f"{self.process.name} holds shard {self._shard}, and was asked for {shard}")
+            raise AssertionError(
+                f"{self.process.name} holds shard {self._shard}, and was asked for {shard}"
+            )
         self.layout, self._shard = layout, shard
 
     def _finish(self, order: Join, group: Group) -> Sleeping:
-        """Whoever has applied the step tells all others the end of it; those who only lack that apply it too."""
+        """Whoever has applied the step tells all others the end of it; those who only lack that
+        apply it too.
+        """
         mine = self.told if self.told and self.told[0] == order.finish == self.state.step else None
         group.meet(self.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
         told = yield None
@@ -272,7 +310,8 @@ class SimRank:
             raise AssertionError(f"nobody can tell the end of step {order.finish}")
         if self.member.holding.pending == order.finish and self.state.step == order.finish - 1:
             assert self.attempt is not None and self.attempt.number == order.finish
-            done = replace(told[1], pause=False, save=False)  # those who tell it have parked and saved for it
+            # those who tell it have parked and saved for it
+            done = replace(told[1], pause=False, save=False)
             self.attempt.commit(done)
         self.told = told
 
@@ -294,19 +333,25 @@ class SimRank:
             yield from self._copy_state(group, order)
         held.valid = True
         self.write(
-            Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
+            Kind.STATE_READY,
+            step=self.state.step,
+            rank=self.rank,
+            origin=origin,
             source=order.source if order.receives else name,
             seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
-        )  # fmt: skip
+        )
         return name
 
     def _copy_state(self, group: Group, order: Join) -> Sleeping:
-        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is over."""
+        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is
+        over.
+        """
         receives, shard = order.receives, self.layout.shard_of(self.rank)
         sent = self.behaviour.snapshot(self) if self.rank == order.source else None
         if receives:
             self.state = self.state.torn()
-            self.told = self.told if order.finish else None  # of a step that others may have done otherwise
+            # of a step that others may have done otherwise
+            self.told = self.told if order.finish else None
         transfer_ns = self.about(self.config.timings.transfer_ms * MS)
         self.check()
         group.meet(self.rank, sent, dict, transfer_ns, among=self.layout.holders(shard))
@@ -316,8 +361,9 @@ class SimRank:
             self.state = received[order.source]
 
     def _restore(self, group: Group, *, anew: bool) -> Generator[float | None, Any, str | None]:
-        """Load the newest good checkpoint, all ranks of a replica the same; without one, training begins anew, as in
-        fresh processes."""
+        """Load the newest good checkpoint, all ranks of a replica the same; without one, training
+        begins anew, as in fresh processes.
+        """
         found = self.told = None
         if self.rank == 0:
             yield self.about(self.config.timings.checkpoint_ms * MS)
@@ -355,7 +401,9 @@ class SimRank:
             self.leave()
             self.checkpoints.timetable.lost()
         self.write(Kind.PARKED, step=self.state.step, valid=self.member.holding.valid, why=why)
-        said = self.member.parked(why, step=self.state.step, error=error, blamed=blamed, samples=samples)
+        said = self.member.parked(
+            why, step=self.state.step, error=error, blamed=blamed, samples=samples
+        )
         self.send(said)
 
     def leave(self) -> None:

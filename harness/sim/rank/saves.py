@@ -1,5 +1,7 @@
-"""The checkpoints of one simulated rank, small but real. Who writes, what may be restored and what goes is decided as
-for a real rank: ``recovery.checkpoint.files.custody``, ``recovery.checkpoint.files.saving``."""
+"""The checkpoints of one simulated rank, small but real. Who writes, what may be restored and what
+goes is decided as for a real rank: ``recovery.checkpoint.files.custody``,
+``recovery.checkpoint.files.saving``.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,19 @@ class SimSaves:
         directory, clock = job.config.checkpoint_dir, job.process.clock
         self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
         self.timetable = Timetable(
-            job.config.checkpoint_every, mtbf_s=job.config.checkpoint_mtbf_s, now_s=clock.now_ns / 1e9
+            job.config.checkpoint_every,
+            mtbf_s=job.config.checkpoint_mtbf_s,
+            now_s=clock.now_ns / 1e9,
         )
         self._custody = Custody(
-            directory, job=JOB, fresh=False, saving=self._saving, write=job.write, send=job.send,
+            directory,
+            job=JOB,
+            fresh=False,
+            saving=self._saving,
+            write=job.write,
+            send=job.send,
             forget=self._forget,
-        )  # fmt: skip
+        )
         assert self._custody.fence is not None
         self._fence = self._custody.fence
         self.choosing = self._custody.choosing
@@ -62,8 +71,9 @@ class SimSaves:
         return writers(self._job.layout, sharded=self._job.config.checkpoint_sharded)
 
     def joining(self, order: Join) -> None:
-        """A new generation; what may hold a corrupted state is put out of the way by rank 0. Raises TrainingError where
-        somebody newer writes."""
+        """A new generation; what may hold a corrupted state is put out of the way by rank 0. Raises
+        TrainingError where somebody newer writes.
+        """
         try:
             self._custody.joined(self._job.rank, self._job.generation)
         except Fenced as error:
@@ -119,7 +129,10 @@ class SimSaves:
         job = self._job
         staging = job.config.checkpoint_dir / f".staging-{job.process.name}"
         staging.mkdir(parents=True, exist_ok=True)
-        path, record = staging / f"rank-{job.rank:04d}.bin", staging / f".part-{job.rank:04d}{RECORD_SUFFIX}"
+        path, record = (
+            staging / f"rank-{job.rank:04d}.bin",
+            staging / f".part-{job.rank:04d}{RECORD_SUFFIX}",
+        )
         try:
             self._fill(path, job.state.data())
             self._fill(record, b"{}")
@@ -135,19 +148,27 @@ class SimSaves:
                 stream.flush()
 
     def commit(self, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
-        """Write it, and delete what retention says; False: it failed. ``parts``: of all that save, by rank; where the
-        ranks hold the same, that of rank 0 is the whole state."""
+        """Write it, and delete what retention says; False: it failed. ``parts``: of all that save,
+        by rank; where the ranks hold the same, that of rank 0 is the whole state.
+        """
         config = self._job.config
         if not self._saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
             return False
         agreed = agreement(
-            self._job.member.heard.agreed, every=config.verify_every, world=config.world, shards=config.shards
+            self._job.member.heard.agreed,
+            every=config.verify_every,
+            world=config.world,
+            shards=config.shards,
         )
         recorded = {checkpoints.name_of(step)}
         self._saving.prune(
-            config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk,
+            config.checkpoint_dir,
+            config.checkpoint_keep,
+            agreed=agreed,
+            recorded=recorded,
+            disk=self._disk,
             guard=self._fence.held,
-        )  # fmt: skip
+        )
         return True
 
     def _write(self, step: int, parts: Mapping[int, Part]) -> tuple[Checkpoint, int]:
@@ -168,7 +189,9 @@ class SimSaves:
         self._fill(path, data)
         origin = {"epoch": epoch, "generation": job.generation, "since": self.since, "job": JOB}
         facts = {**origin, "scalars": job.state.scalars()}
-        return checkpoints.commit(staging, directory, step, facts, disk=self._disk, guard=self._fence.held)
+        return checkpoints.commit(
+            staging, directory, step, facts, disk=self._disk, guard=self._fence.held
+        )
 
     def _disk(self, what: str, path: Path) -> None:
         """The simulated disk's voice, and then a fault's in this rank."""

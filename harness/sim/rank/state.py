@@ -1,8 +1,10 @@
-"""What a simulated rank trains: a rolling hash in place of tensors, in which anything done differently shows.
+"""What a simulated rank trains: a rolling hash in place of tensors, in which anything done
+differently shows.
 
-``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a hash of
-its parameters, samples and random numbers. The loss is a smooth curve plus noise of the samples, summed in
-rank order, so that another partition of the same batch gives another rounding and no more, as in real training.
+``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a
+hash of its parameters, samples and random numbers. The loss is a smooth curve plus noise of the
+samples, summed in rank order, so that another partition of the same batch gives another rounding
+and no more, as in real training.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ def learning_rate(scheduler_step: int, steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one rank brings to the all-reduce, of its last micro-batch; ``before``: loss and gradient of those before
-    it. ``bad``: not finite; ``huge``: finite, and too large to be squared."""
+    """What one rank brings to the all-reduce, of its last micro-batch; ``before``: loss and
+    gradient of those before it. ``bad``: not finite; ``huge``: finite, and too large to be squared.
+    """
 
     loss_sum: float
     count: int
@@ -90,8 +93,12 @@ class Reduced:
 
 
 def combine(parts: dict[int, Part]) -> Reduced:
-    """Sum over the ranks, in their order, or over the micro-batches in theirs, which is the same."""
-    each = [one for part in parts.values() for one in (*part.before, (part.loss_sum, part.gradient))]
+    """Sum over the ranks, in their order, or over the micro-batches in theirs, which is
+    the same.
+    """
+    each = [
+        one for part in parts.values() for one in (*part.before, (part.loss_sum, part.gradient))
+    ]
     samples = sum(part.count for part in parts.values())
     return Reduced(
         loss=sum(loss for loss, _ in each) / max(1, samples),
@@ -123,7 +130,9 @@ class State:
     @classmethod
     def initial(cls, seed: int) -> State:
         """As built from the seed, the same on every rank."""
-        return cls(seed=seed, parameters=digest("parameters", seed), optimizer=digest("optimizer", seed))
+        return cls(
+            seed=seed, parameters=digest("parameters", seed), optimizer=digest("optimizer", seed)
+        )
 
     def of_shard(self, shard: int) -> State:
         """What one of several ranks holds of the initial state."""
@@ -134,13 +143,17 @@ class State:
     def torn(self) -> State:
         """Half overwritten: what a receiver holds until it has received all."""
         return replace(
-            self, parameters=digest("torn", self.parameters), optimizer=digest("torn", self.optimizer)
+            self,
+            parameters=digest("torn", self.parameters),
+            optimizer=digest("torn", self.optimizer),
         )
 
     def part(
         self, samples: list[int], random_word: bytes, *, pause: bool, others: Sequence[State] = ()
     ) -> Part:
-        """This rank's share of the batch, forward and backward. ``others``: all shards, in order, if there are any."""
+        """This rank's share of the batch, forward and backward. ``others``: all shards, in order,
+        if there are any.
+        """
         parameters: object = [state.parameters for state in others] if others else self.parameters
         bad = any(state.bad for state in (self, *others))
         gradient = digest(parameters, samples, random_word)
@@ -153,11 +166,15 @@ class State:
     def applied(self, reduced: Reduced, lr: float) -> State:
         """The state one step later."""
         return replace(
-            self, step=self.step + 1, parameters=digest(self.parameters, reduced.gradient, lr),
-            optimizer=digest(self.optimizer, reduced.gradient), progress=self.progress + lr / BASE_LR,
-            optimizer_step=self.optimizer_step + 1, scheduler_step=self.scheduler_step + 1,
+            self,
+            step=self.step + 1,
+            parameters=digest(self.parameters, reduced.gradient, lr),
+            optimizer=digest(self.optimizer, reduced.gradient),
+            progress=self.progress + lr / BASE_LR,
+            optimizer_step=self.optimizer_step + 1,
+            scheduler_step=self.scheduler_step + 1,
             bad=self.bad or not reduced.finite,
-        )  # fmt: skip
+        )
 
     def digests(self) -> dict[str, str]:
         """Of each part, as ``TrainState.digests``."""
@@ -175,12 +192,20 @@ class State:
     def scalars(self) -> dict[str, Any]:
         """What its manifest holds."""
         return {
-            "step": self.step, "seed": self.seed, "progress": self.progress, "bad": self.bad,
-            "optimizer_step": self.optimizer_step, "scheduler_step": self.scheduler_step,
-        }  # fmt: skip
+            "step": self.step,
+            "seed": self.seed,
+            "progress": self.progress,
+            "bad": self.bad,
+            "optimizer_step": self.optimizer_step,
+            "scheduler_step": self.scheduler_step,
+        }
 
     @classmethod
     def restored(cls, data: bytes, scalars: dict[str, Any], shard: int = 0) -> State:
-        """Put back what ``data`` and ``scalars`` gave; of several shards, one after the other, only one."""
+        """Put back what ``data`` and ``scalars`` gave; of several shards, one after the other, only
+        one.
+        """
         mine = data[shard * STATE_BYTES :]
-        return cls(parameters=mine[:16].ljust(16, b"\0"), optimizer=mine[16:32].ljust(16, b"\0"), **scalars)
+        return cls(
+            parameters=mine[:16].ljust(16, b"\0"), optimizer=mine[16:32].ljust(16, b"\0"), **scalars
+        )

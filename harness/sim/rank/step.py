@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.events.log import Kind
 from harness.sim.rank.faults import TrainingError
-from harness.sim.rank.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
+from harness.sim.rank.state import (
+    Part,
+    Reduced,
+    State,
+    after_each_other,
+    digest,
+    learning_rate,
+    uniform,
+)
 from harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge
 from harness.sim.world.clock import NS_PER_S
 from harness.sim.world.settings import MS
@@ -24,7 +32,8 @@ if TYPE_CHECKING:
 
 Sleeping = Generator[float | None, Any, None]
 COPY_SHARE = 0.1  # of a save, the copy in memory that training waits for
-OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")  # of a save
+# of a save
+OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")
 
 
 class NonFinite(Exception):
@@ -36,16 +45,21 @@ class NonFinite(Exception):
 
 
 class Attempt:
-    """``part``: this rank's share of the all-reduce, from backward on; ``change_loss``: set by a fault."""
+    """``part``: this rank's share of the all-reduce, from backward on; ``change_loss``: set by a
+    fault.
+    """
 
     def __init__(self, job: SimRank) -> None:
         self.number = job.state.step + 1
         self.change_loss: Callable[[SimLoss], SimLoss] | None = None
         self.change_forward: list[tuple[str, Callable[[list[float]], list[float]]]] = []
         self.samples: list[int] = []
-        self._usual_seed = int.from_bytes(digest("seed", job.state.seed, job.rank, self.number)[:4], "big")
+        self._usual_seed = int.from_bytes(
+            digest("seed", job.state.seed, job.rank, self.number)[:4], "big"
+        )
         self.seed = self._usual_seed  # of the step's random numbers
-        self._late: list[list[float]] = []  # what the optimizer will do with a state that a fault changed
+        # what the optimizer will do with a state that a fault changed
+        self._late: list[list[float]] = []
         self.part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
         self._job = job
         self._phase = "data"
@@ -60,7 +74,9 @@ class Attempt:
         job.mark.begin(job.generation, number)
         job.mark.enter(progress_counters.DATA)
         micros = self._share()
-        samples = self.samples = [sample for micro in micros for sample in micro.samples[: micro.count]]
+        samples = self.samples = [
+            sample for micro in micros for sample in micro.samples[: micro.count]
+        ]
         epoch = (number - 1) * job.config.global_batch // job.config.samples
         job.write(Kind.BATCH_TAKEN, step=number, rank=job.rank, samples=samples, epoch=epoch)
         if job.faults.active:
@@ -95,7 +111,9 @@ class Attempt:
         """Which samples are non-finite by themselves; see recovery.rank.examine."""
         job = self._job
         if job.config.nonfinite == "skip" and self.number != job.examine:
-            names = job.rank in blamed and len(blamed) < job.world and len(self.samples) <= MOST_BLAMED
+            names = (
+                job.rank in blamed and len(blamed) < job.world and len(self.samples) <= MOST_BLAMED
+            )
             return self.samples if names else []
         if job.rank not in blamed or self.number != job.examine:
             return []
@@ -140,9 +158,13 @@ class Attempt:
         ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
         config = job.config
         return order.micro_batches(
-            ids, rank=job.rank, world=job.world, full=config.world, shrink=config.batch == "shrink",
+            ids,
+            rank=job.rank,
+            world=job.world,
+            full=config.world,
+            shrink=config.batch == "shrink",
             elastic=config.determinism == "elastic",
-        )  # fmt: skip
+        )
 
     def _enter(self, phase: str) -> Sleeping:
         """End one phase and begin the next."""
@@ -153,7 +175,9 @@ class Attempt:
         if job.faults.active:
             job.faults.body.check()
         now = clock.now_ns
-        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + (now - self._since_ns) / 1e9
+        self._seconds[self._phase] = (
+            self._seconds.get(self._phase, 0.0) + (now - self._since_ns) / 1e9
+        )
         self._phase, self._since_ns = phase, now
         job.mark.enter(progress_counters.PHASES.index(phase))
         if job.faults.active and phase != "backward":
@@ -185,7 +209,8 @@ class Attempt:
             yield from job.faults.body.before_collective()
         job.collectives += 1
         job.mark.collective(job.collectives)
-        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.collectives.reduce counts it.
+        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.collectives.reduce
+        # counts it.
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
@@ -193,7 +218,9 @@ class Attempt:
         asks = heard.save_wanted or (job.rank == 0 and self._wants_save())
         part = replace(self.part, pause=heard.pause_wanted, save=asks)
         takes_ns = job.config.timings.phase_ns("collective")
-        job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes)
+        job.group.meet(
+            job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes
+        )
         reduced: Reduced = yield None
         if job.layout.shards > 1:
             yield from self._agree()
@@ -209,8 +236,9 @@ class Attempt:
         return list(states.values())
 
     def _agree(self) -> Sleeping:
-        """The last collective, which tells all ranks that all hold their part of the gradients: it may end on some
-        ranks only, and the others then hold gradients that they have not applied."""
+        """The last collective, which tells all ranks that all hold their part of the gradients: it
+        may end on some ranks only, and the others then hold gradients that they have not applied.
+        """
         self._job.member.holding.pending = self.number
         yield from self._meet(None, ())
 
@@ -228,21 +256,32 @@ class Attempt:
         return result
 
     def commit(self, reduced: Reduced) -> bool:
-        """Let the optimizer use the reduced gradients, as ``recovery.rank.job.Job.apply``; whether the step
-        counts as one at which all save. Called too late, by a rank that lacked the others' word, it is all
-        that is done of the step."""
+        """Let the optimizer use the reduced gradients, as ``recovery.rank.job.Job.apply``; whether
+        the step counts as one at which all save. Called too late, by a rank that lacked the others'
+        word, it is all that is done of the step.
+        """
         job, number = self._job, self.number
-        lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
+        lr = job.behaviour.learning_rate(
+            job, learning_rate(job.state.scheduler_step, job.config.steps)
+        )
         job.commit(number, reduced, lr)
         for values in self._late:
             bad = job.state.bad or not finite(values)
             job.state = replace(job.state, parameters=digest(job.state.parameters, values), bad=bad)
         job.write(
-            Kind.STEP_COMMITTED, step=number, rank=job.rank, world=job.world, samples=reduced.samples,
-            loss=reduced.loss, lr=lr, wire_bytes=self._wire_bytes, grad_norm=reduced.grad_norm,
-            optimizer_step=job.state.optimizer_step, scheduler_step=job.state.scheduler_step,
+            Kind.STEP_COMMITTED,
+            step=number,
+            rank=job.rank,
+            world=job.world,
+            samples=reduced.samples,
+            loss=reduced.loss,
+            lr=lr,
+            wire_bytes=self._wire_bytes,
+            grad_norm=reduced.grad_norm,
+            optimizer_step=job.state.optimizer_step,
+            scheduler_step=job.state.scheduler_step,
             seconds={name: round(value, 6) for name, value in self._seconds.items()},
-        )  # fmt: skip
+        )
         job.mark.commit(number)
         job.pausing = reduced.pause
         job.faults.committed(number)
@@ -268,7 +307,9 @@ class Attempt:
 
     def _tell_digest(self, *, saving: bool) -> None:
         job = self._job
-        due = compared(self.number, every=job.config.verify_every, steps=job.config.steps, saving=saving)
+        due = compared(
+            self.number, every=job.config.verify_every, steps=job.config.steps, saving=saving
+        )
         if due and job.layout.replicas > 1:
             digests = job.state.digests()
             text = digests["parameters"] + digests["optimizer"]
@@ -282,8 +323,9 @@ class Attempt:
         return self._job.process.clock.now_ns / 1e9
 
     def _save(self) -> Sleeping:
-        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards. Each other rank that saves
-        writes its part, of which only that it came whole goes into the checkpoint."""
+        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards. Each other
+        rank that saves writes its part, of which only that it came whole goes into the checkpoint.
+        """
         job, number = self._job, self.number
         job.mark.enter(progress_counters.CHECKPOINT)
         if job.rank:
@@ -306,7 +348,9 @@ class Attempt:
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
 
     def _save_part(self) -> Sleeping:
-        """What a rank does that does not commit: its own part, of which it tells the one that does."""
+        """What a rank does that does not commit: its own part, of which it tells the one
+        that does.
+        """
         job, number = self._job, self.number
         since_s = job.checkpoints.begin_part(number)
         if job.faults.active:

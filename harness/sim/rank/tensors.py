@@ -100,7 +100,9 @@ def finite(values: list[float]) -> bool:
 
 
 def huge(values: list[float]) -> bool:
-    """Whether a norm over them, in single precision as they are, is infinite though they are not."""
+    """Whether a norm over them, in single precision as they are, is infinite though they
+    are not.
+    """
     return finite(values) and sum(value * value for value in values) > LARGEST
 
 

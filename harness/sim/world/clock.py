@@ -11,7 +11,9 @@ LOOK_NS = 1_000
 
 
 class Clock:
-    """Runs actions in the order of their times; those of one time in the order they were asked for."""
+    """Runs actions in the order of their times; those of one time in the order they were
+    asked for.
+    """
 
     def __init__(self) -> None:
         self._now = START_NS
@@ -34,7 +36,9 @@ class Clock:
         heapq.heappush(self._heap, (self._now + max(0, int(delay_ns)), self._count, action))
 
     def advance(self, until_ns: int) -> bool:
-        """Run the next action due by ``until_ns``; False, and it is ``until_ns``, when there is none."""
+        """Run the next action due by ``until_ns``; False, and it is ``until_ns``, when there is
+        none.
+        """
         if not self._heap or self._heap[0][0] > until_ns:
             self._now = max(self._now, until_ns)
             return False

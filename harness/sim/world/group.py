@@ -18,7 +18,9 @@ BLOCKED_LOOK_MS = 5
 
 
 class Lost(Exception):
-    """This generation cannot go on: a peer is gone, the link broke, or the supervisor aborted it."""
+    """This generation cannot go on: a peer is gone, the link broke, or the supervisor
+    aborted it.
+    """
 
 
 @dataclass(kw_only=True)
@@ -35,10 +37,18 @@ class _Waiter:
 
 
 class Group:
-    """The group of one generation; every call is made by a member's body, which then yields None to wait."""
+    """The group of one generation; every call is made by a member's body, which then yields None to
+    wait.
+    """
 
     def __init__(
-        self, *, generation: int, size: int, form_ns: float, spread_ns: float, links: SimLinks | None = None
+        self,
+        *,
+        generation: int,
+        size: int,
+        form_ns: float,
+        spread_ns: float,
+        links: SimLinks | None = None,
     ) -> None:
         self._spread_ns = spread_ns
         self.generation = generation
@@ -70,11 +80,13 @@ class Group:
         *,
         among: Iterable[int] = (),
     ) -> None:
-        """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are here.
+        """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are
+        here.
 
         ``size``: bytes over each link; ``among``: the ranks that take part, if not all.
 
-        They have it at slightly different times, and it may break in between: some have it, others never.
+        They have it at slightly different times, and it may break in between: some have it, others
+        never.
         """
         self._formed = True  # whoever is here has formed it
         ranks = frozenset(among)
@@ -98,17 +110,23 @@ class Group:
     def _cannot_form(self, rank: int) -> None:
         waiter = self._waiting[rank]
         delay = waiter.process.rng.uniform(*NOTICE_MS) * MS
-        waiter.process.clock.after(delay, partial(self._break, rank, waiter, "could not form the group"))
+        waiter.process.clock.after(
+            delay, partial(self._break, rank, waiter, "could not form the group")
+        )
 
     def abort(self, rank: int) -> None:
         """Break this member's wait, from its agent."""
         waiter = self._waiting.get(rank)
         if waiter is not None:
             delay = waiter.process.rng.uniform(0, ABORT_MS) * MS
-            waiter.process.clock.after(delay, partial(self._break, rank, waiter, "aborted by the supervisor"))
+            waiter.process.clock.after(
+                delay, partial(self._break, rank, waiter, "aborted by the supervisor")
+            )
 
     def leave(self, rank: int) -> None:
-        """This member closes its connections, willingly or by dying; whoever waits for it may see that."""
+        """This member closes its connections, willingly or by dying; whoever waits for it may see
+        that.
+        """
         if rank in self._gone:
             return
         self._gone.add(rank)
@@ -124,14 +142,20 @@ class Group:
             self._maybe_notice(rank)
 
     def _maybe_notice(self, rank: int) -> None:
-        """A neighbour of the lost member sees the connection close; the others hear of it from elsewhere."""
+        """A neighbour of the lost member sees the connection close; the others hear of it from
+        elsewhere.
+        """
         waiter = self._waiting[rank]
         rng = waiter.process.rng
         if rng.random() < NOTICE:
             delay = rng.uniform(*NOTICE_MS) * MS
-            waiter.process.clock.after(delay, partial(self._break, rank, waiter, "connection closed by peer"))
+            waiter.process.clock.after(
+                delay, partial(self._break, rank, waiter, "connection closed by peer")
+            )
 
-    def _finish_when_open(self, waiters: dict[int, _Waiter], takes_ns: float, value: Any, size: int) -> None:
+    def _finish_when_open(
+        self, waiters: dict[int, _Waiter], takes_ns: float, value: Any, size: int
+    ) -> None:
         """Let them have it, once no link among them is blocked."""
         ring = [self._members[rank].name for rank in sorted(self._members)]
         waiting = [rank for rank in sorted(waiters) if self._waiting.get(rank) is waiters[rank]]

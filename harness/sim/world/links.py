@@ -17,9 +17,10 @@ MBIT_PER_S = 10_000.0
 
 
 class SimLinks:
-    """Implements ``harness.launch.launcher.LinkControl``. Collectives go around a ring of ranks, as gloo's
-    do: a message one way and its answer the other, so that a shaped link hurts whichever way it leads,
-    between neighbours."""
+    """Implements ``harness.launch.launcher.LinkControl``. Collectives go around a ring of ranks, as
+    gloo's do: a message one way and its answer the other, so that a shaped link hurts whichever way
+    it leads, between neighbours.
+    """
 
     def __init__(self, clock: Clock, seed: str) -> None:
         self._clock = clock

@@ -1,7 +1,9 @@
-"""A simulated process: a body that sleeps and waits, signals that stop and kill it, and its progress mark.
+"""A simulated process: a body that sleeps and waits, signals that stop and kill it, and its
+progress mark.
 
-The body is a generator. It yields nanoseconds to sleep, or None to wait until somebody wakes it. Whoever is
-to wake it is given the process's ``ticket`` of that moment, void as soon as the body goes on otherwise.
+The body is a generator. It yields nanoseconds to sleep, or None to wait until somebody wakes it.
+Whoever is to wake it is given the process's ``ticket`` of that moment, void as soon as the body
+goes on otherwise.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ class SimMark:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._generation = self._step = self._phase = self._collective = self._time = self._committed = 0
+        self._generation = self._step = self._phase = self._collective = self._time = (
+            self._committed
+        ) = 0
         self._last_seq = -1
         self._busy_s = 0
         self._hidden: Mark | None = None
-        self._read: Mark | None = None  # as it was read last, until it changes: it is read far more often
+        # as it was read last, until it changes: it is read far more often
+        self._read: Mark | None = None
 
     def hide(self, hidden: bool) -> None:
         """Whether a reader sees nothing new."""
@@ -39,10 +44,15 @@ class SimMark:
             return self._hidden
         if self._read is None:
             self._read = Mark(
-                generation=self._generation, step=self._step, phase=PHASES[self._phase],
-                collective=self._collective, time_ns=self._time, committed=self._committed,
-                last_seq=self._last_seq, busy_s=self._busy_s,
-            )  # fmt: skip
+                generation=self._generation,
+                step=self._step,
+                phase=PHASES[self._phase],
+                collective=self._collective,
+                time_ns=self._time,
+                committed=self._committed,
+                last_seq=self._last_seq,
+                busy_s=self._busy_s,
+            )
         return self._read
 
     def enter(self, phase: int) -> None:
@@ -87,7 +97,9 @@ class SimMark:
 
 
 class Killed(BaseException):
-    """The body kills its own process by a signal. Not an Exception: nothing in the body may handle it."""
+    """The body kills its own process by a signal. Not an Exception: nothing in the body may handle
+    it.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -133,7 +145,9 @@ class Process:
         return True
 
     def signal(self, signum: int) -> None:
-        """SIGSTOP, SIGCONT, SIGKILL and SIGTERM, which it handles; a process that is gone does not care."""
+        """SIGSTOP, SIGCONT, SIGKILL and SIGTERM, which it handles; a process that is gone does not
+        care.
+        """
         if not self.running:
             return
         if signum == signal.SIGKILL:

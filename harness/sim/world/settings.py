@@ -16,8 +16,8 @@ _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "op
 class Timings:
     """How long things take, milliseconds.
 
-    ``jitter``: by how much of itself each varies; ``spread_ms``: between the first and the last member to have the
-    result of one collective; ``wire_bytes``: size of the gradients.
+    ``jitter``: by how much of itself each varies; ``spread_ms``: between the first and the last
+    member to have the result of one collective; ``wire_bytes``: size of the gradients.
     """
 
     step_ms: float

@@ -1,4 +1,6 @@
-"""The simulated file system of the checkpoints: real files, and a disk that says no when a fault wants it."""
+"""The simulated file system of the checkpoints: real files, and a disk that says no when a fault
+wants it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 
 
 class SimStorage:
-    """Implements ``chaos.fault.targets.StorageTarget``; ranks ask ``disk`` before each operation of a save."""
+    """Implements ``chaos.fault.targets.StorageTarget``; ranks ask ``disk`` before each operation of
+    a save.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,6 +41,12 @@ class SimStorage:
 
     def disk(self, what: str, path: Path) -> None:
         """See recovery.checkpoint.files.checkpoints.Disk. Raises OSError."""
-        number = errno.EROFS if self._read_only else errno.ENOSPC if self._full and what == "write" else 0
+        number = (
+            errno.EROFS
+            if self._read_only
+            else errno.ENOSPC
+            if self._full and what == "write"
+            else 0
+        )
         if number:
             raise OSError(number, os.strerror(number))

@@ -11,7 +11,9 @@ REQUESTS = 2  # a member's requests for each other member while a group forms
 
 
 class SimStore:
-    """Implements ``harness.launch.launcher.StoreControl``. ``on_end``: told when the store is killed."""
+    """Implements ``harness.launch.launcher.StoreControl``. ``on_end``: told when the store is
+    killed.
+    """
 
     def __init__(self) -> None:
         self.port = FIRST_PORT
@@ -24,8 +26,11 @@ class SimStore:
         name = f"store{self.port}"
         self.port += 1
         self._ended = {
-            "store": name, "reaped_signal": signum, "reaped_exit_code": None, "next_port": self.port,
-        }  # fmt: skip
+            "store": name,
+            "reaped_signal": signum,
+            "reaped_exit_code": None,
+            "next_port": self.port,
+        }
         self.on_end()
 
     def set_latency(self, seconds: float) -> None:

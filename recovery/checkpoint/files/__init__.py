@@ -1,1 +1,3 @@
-"""Checkpoint directories: names, manifests, verification, who may write, what is kept. No torch here."""
+"""Checkpoint directories: names, manifests, verification, who may write, what is kept. No torch
+here.
+"""

@@ -1,16 +1,19 @@
-"""Checkpoints on disk: names, manifests, verification, retention. No torch here, so a supervisor can verify
-too.
+"""Checkpoints on disk: names, manifests, verification, retention. No torch here, so a supervisor
+can verify too.
 
-A checkpoint is a directory ``step-00000050`` holding data files and ``manifest.json``, which lists the pieces
-of each file with their checksums (``recovery.checkpoint.files.pieces``) and carries a checksum of its own. It
-is written under another name, flushed, and renamed: it exists whole or not at all. Where it replaces one of
-the same step, the two are exchanged in one operation, so that at each moment one of them is there.
+A checkpoint is a directory ``step-00000050`` holding data files and ``manifest.json``, which lists
+the pieces of each file with their checksums (``recovery.checkpoint.files.pieces``) and carries a
+checksum of its own. It is written under another name, flushed, and renamed: it exists whole or not
+at all. Where it replaces one of the same step, the two are exchanged in one operation, so that at
+each moment one of them is there.
 
-A delta checkpoint holds only the pieces that changed; the others lie in the files of older checkpoints, which are kept
-as long as one that is kept refers to them. What is said of a checkpoint holds for all its pieces, wherever they lie.
+A delta checkpoint holds only the pieces that changed; the others lie in the files of older
+checkpoints, which are kept as long as one that is kept refers to them. What is said of a checkpoint
+holds for all its pieces, wherever they lie.
 
-Which checkpoint is newer is a matter of lineage: what a later generation saved comes first, whatever its step, and
-what an earlier one saved beyond the step from which the later one went on was abandoned.
+Which checkpoint is newer is a matter of lineage: what a later generation saved comes first,
+whatever its step, and what an earlier one saved beyond the step from which the later one went on
+was abandoned.
 """
 
 from __future__ import annotations
@@ -43,8 +46,9 @@ _ORIGINS: dict[Any, Any] = {}
 _NEEDS: dict[Any, Any] = {}
 
 Disk = Callable[[str, Path], None]
-"""Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done, and may raise
-OSError in its place: the disk's own voice, or somebody who imitates it."""
+"""Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done,
+and may raise OSError in its place: the disk's own voice, or somebody who imitates it.
+"""
 
 Guard = Callable[[], AbstractContextManager[None]]
 """Around each rename: whoever may not write (any more) gets an error instead. See
@@ -71,8 +75,10 @@ def name_of(step: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Origin:
-    """Who saved a checkpoint. ``epoch``: number of the job in this directory; ``generation``: of the job; ``since``:
-    the step from which that generation went on, -1: not recorded; ``job``: "" if it has none."""
+    """Who saved a checkpoint. ``epoch``: number of the job in this directory; ``generation``: of
+    the job; ``since``: the step from which that generation went on, -1: not recorded; ``job``: ""
+    if it has none.
+    """
 
     epoch: int = 0
     generation: int = 0
@@ -91,7 +97,9 @@ def _read_origin(checkpoint: Checkpoint) -> Origin | None:
         manifest = json.loads((checkpoint.path / MANIFEST).read_bytes())
         if "self" not in manifest:
             return None
-        numbers = [int(manifest.get(key, default)) for key, default in (("epoch", 0), ("generation", 0))]
+        numbers = [
+            int(manifest.get(key, default)) for key, default in (("epoch", 0), ("generation", 0))
+        ]
         since, job = int(manifest.get("since", -1)), str(manifest.get("job", ""))
         return Origin(epoch=numbers[0], generation=numbers[1], since=since, job=job)
     except (OSError, ValueError, TypeError, AttributeError):
@@ -99,8 +107,9 @@ def _read_origin(checkpoint: Checkpoint) -> Origin | None:
 
 
 def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Committed checkpoints of a directory, newest first: those that the newest generation goes back to, and those that
-    were abandoned. Anything else in it is ignored."""
+    """Committed checkpoints of a directory, newest first: those that the newest generation goes
+    back to, and those that were abandoned. Anything else in it is ignored.
+    """
     if not directory.is_dir():
         return [], []
     found = ((path, _NAME.match(path.name)) for path in directory.iterdir())
@@ -129,8 +138,10 @@ def newest_first(directory: Path) -> list[Checkpoint]:
 
 
 def note_refused(checkpoint: Checkpoint, reason: str) -> None:
-    """Leave a note in a checkpoint that did not verify: nothing is built on it, and it counts for nothing. It may
-    verify after all, when reading failed for the moment. A disk that takes no note is no reason to fail."""
+    """Leave a note in a checkpoint that did not verify: nothing is built on it, and it counts for
+    nothing. It may verify after all, when reading failed for the moment. A disk that takes no note
+    is no reason to fail.
+    """
     with suppress(OSError):
         (checkpoint.path / REFUSED).write_text(json.dumps({"reason": reason[:500]}))
 
@@ -147,7 +158,8 @@ def note_verified(checkpoint: Checkpoint) -> None:
 
 
 def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The manifest, its own checksum, and the names and sizes of the files checked; no data is read.
+    """The manifest, its own checksum, and the names and sizes of the files checked; no data is
+    read.
 
     Raises CorruptCheckpoint.
     """
@@ -176,7 +188,9 @@ def stream_of(manifest: Mapping[str, Any], name: str) -> list[Piece]:
     stream = pieces.parse(manifest["files"][name]["pieces"])
     bad = next((p.where for p in stream if p.where and not _NAME.match(p.where)), None)
     if bad is not None or "/" in name:
-        raise CorruptCheckpoint(f"the manifest refers to {bad or name!r}, which is no checkpoint's file")
+        raise CorruptCheckpoint(
+            f"the manifest refers to {bad or name!r}, which is no checkpoint's file"
+        )
     return stream
 
 
@@ -186,8 +200,9 @@ def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
 
 
 def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -> dict[str, Any]:
-    """Check every piece of every file against the manifest and return the manifest. ``progress``: called meanwhile.
-    Raises CorruptCheckpoint."""
+    """Check every piece of every file against the manifest and return the manifest. ``progress``:
+    called meanwhile. Raises CorruptCheckpoint.
+    """
     manifest = manifest_of(checkpoint)
     for name in manifest["files"]:
         pieces.check(stream_of(manifest, name), path_of(checkpoint, name), progress=progress)
@@ -212,43 +227,60 @@ def newest_good(
 
 
 def staging_of(directory: Path, step: int, generation: int, epoch: int = 0) -> Path:
-    """Where the files of a checkpoint that is not committed yet are put, by all ranks that write a part of it."""
+    """Where the files of a checkpoint that is not committed yet are put, by all ranks that write a
+    part of it.
+    """
     return directory / f"{_STAGING}{name_of(step)}-{epoch}-{generation}"
 
 
 def refusal_of(directory: Path, step: int, generation: int, writer: int, job: str = "") -> Path:
-    """Where a rank that may not, or cannot, write its part says so to the one that waits for it. It knows of no epoch,
-    and so of no staging directory."""
+    """Where a rank that may not, or cannot, write its part says so to the one that waits for it. It
+    knows of no epoch, and so of no staging directory.
+    """
     who = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
     return directory / f"{_REFUSAL}{name_of(step)}-{generation}-{who}-{writer:04d}"
 
 
 def sweep(
-    directory: Path, *, but: Path | None = None, until: tuple[int, int] | None = None, step: int = -1,
+    directory: Path,
+    *,
+    but: Path | None = None,
+    until: tuple[int, int] | None = None,
+    step: int = -1,
     progress: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
-    """Remove what saves that never came to their end left behind, except ``but``, what later epochs and generations
-    than ``until`` are writing, and what writers say of the save of ``step``."""
+) -> None:
+    """Remove what saves that never came to their end left behind, except ``but``, what later epochs
+    and generations than ``until`` are writing, and what writers say of the save of ``step``.
+    """
     for path in directory.iterdir() if directory.is_dir() else ():
         writer = _WRITER.search(path.name)
-        newer = writer is not None and until is not None and (int(writer[1]), int(writer[2])) > until
+        newer = (
+            writer is not None and until is not None and (int(writer[1]), int(writer[2])) > until
+        )
         old = path.name.startswith((_STAGING, TRASH)) and path != but and not newer
         if old or (path.name.startswith(_REFUSAL) and f"-{name_of(step)}-" not in path.name):
             remove(path, progress)
 
 
 def commit(
-    staging: Path, directory: Path, step: int, facts: Mapping[str, Any], *,
-    streams: Mapping[str, Sequence[Piece]] | None = None, disk: Disk | None = None, guard: Guard = nullcontext,
+    staging: Path,
+    directory: Path,
+    step: int,
+    facts: Mapping[str, Any],
+    *,
+    streams: Mapping[str, Sequence[Piece]] | None = None,
+    disk: Disk | None = None,
+    guard: Guard = nullcontext,
     progress: Callable[[], None] | None = None,
-) -> tuple[Checkpoint, int]:  # fmt: skip
-    """Seal the files in ``staging`` under a manifest and move them into place; returns the checkpoint and
-    its bytes.
+) -> tuple[Checkpoint, int]:
+    """Seal the files in ``staging`` under a manifest and move them into place; returns the
+    checkpoint and its bytes.
 
-    ``streams``: the pieces of files that are written, checksummed and synced; others are read for it. ``facts`` go
-    into the manifest (JSON). A checkpoint of the same step left from before a rollback is replaced: the staged one
-    belongs to the lineage that survives. ``progress``: called while that is deleted. Raises OSError when the disk
-    refuses, and what ``guard`` raises; then nothing was committed.
+    ``streams``: the pieces of files that are written, checksummed and synced; others are read for
+    it. ``facts`` go into the manifest (JSON). A checkpoint of the same step left from before a
+    rollback is replaced: the staged one belongs to the lineage that survives. ``progress``: called
+    while that is deleted. Raises OSError when the disk refuses, and what ``guard`` raises; then
+    nothing was committed.
     """
     tell = disk or _silent
     files = {}
@@ -339,14 +371,17 @@ def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
 def _read_needs(checkpoint: Checkpoint) -> frozenset[str] | None:
     try:
         manifest = manifest_of(checkpoint)
-        return frozenset(piece.where for name in manifest["files"] for piece in stream_of(manifest, name))
+        return frozenset(
+            piece.where for name in manifest["files"] for piece in stream_of(manifest, name)
+        )
     except CorruptCheckpoint:
         return None
 
 
 def _once(known: dict[Any, Any], checkpoint: Checkpoint, read: Callable[[Checkpoint], Any]) -> Any:
-    """What ``read`` says of a manifest, which is not read again while the file is the same: with each save all of them
-    are asked for. None is not remembered."""
+    """What ``read`` says of a manifest, which is not read again while the file is the same: with
+    each save all of them are asked for. None is not remembered.
+    """
     try:
         stat = os.stat(checkpoint.path / MANIFEST)
     except OSError:
@@ -369,8 +404,12 @@ def _seal_file(path: Path) -> list[Piece]:
 
 
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as text with its own checksum: what ``json.dumps`` with sorted keys makes of it."""
-    parts = {key: f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in manifest.items()}
+    """The manifest as text with its own checksum: what ``json.dumps`` with sorted keys
+    makes of it.
+    """
+    parts = {
+        key: f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in manifest.items()
+    }
     parts["self"] = f'"self": "{_sum("{" + ", ".join(parts[key] for key in sorted(parts)) + "}")}"'
     return ("{" + ", ".join(parts[key] for key in sorted(parts)) + "}").encode()
 
@@ -378,7 +417,8 @@ def _sealed(manifest: Mapping[str, Any]) -> bytes:
 def _is_sealed(raw: bytes, manifest: Mapping[str, Any]) -> bool:
     mark = f'"self": "{manifest.get("self")}", '.encode()
     if raw.count(mark) == 1 and _sum(raw.replace(mark, b"")) == manifest.get("self"):
-        return True  # to the letter; one that somebody has set in another way may say the same all the same
+        # to the letter; one that somebody has set in another way may say the same all the same
+        return True
     return bool(manifest.get("self") == _seal(manifest))
 
 

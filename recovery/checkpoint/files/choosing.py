@@ -12,8 +12,8 @@ from recovery.policy.doubts import Doubt, in_doubt
 
 
 class Choosing:
-    """``job``: its name, "" if it has none; ``fresh``: it was to begin with initial values, so that what was there
-    before it never counts; ``fence``: of its directory, None: it has none.
+    """``job``: its name, "" if it has none; ``fresh``: it was to begin with initial values, so that
+    what was there before it never counts; ``fence``: of its directory, None: it has none.
 
     ``doubts``: what may hold a corrupted state, whether it is out of the way or not.
     """
@@ -25,8 +25,9 @@ class Choosing:
         self._fence = fence
 
     def wanted(self, newer_than: tuple[int, int] | None, checkpoint: Checkpoint) -> bool:
-        """Whether it may be restored: it is not in doubt, not of an earlier job where this one began anew, and newer
-        than generation and step of one in memory."""
+        """Whether it may be restored: it is not in doubt, not of an earlier job where this one
+        began anew, and newer than generation and step of one in memory.
+        """
         origin = checkpoints.origin_of(checkpoint)
         if origin is None:  # it will be refused, and that is said
             return not self._fresh and (newer_than is None or checkpoint.step > newer_than[1])
@@ -40,8 +41,9 @@ class Choosing:
         return mine and (origin.generation, checkpoint.step) > newer_than
 
     def in_doubt(self, checkpoint: Checkpoint) -> bool:
-        """Whether it may hold a corrupted state. What an earlier job has left is older than any generation of this
-        one."""
+        """Whether it may hold a corrupted state. What an earlier job has left is older than any
+        generation of this one.
+        """
         origin = checkpoints.origin_of(checkpoint) or Origin()
         generation = origin.generation if self._is_mine(origin) else 0
         return in_doubt(self.doubts, generation=generation, step=checkpoint.step)
@@ -51,21 +53,29 @@ class Choosing:
         found = aside_in(directory) if directory is not None else []
         if not self._fresh or directory is None:
             return found
-        origins = {name: checkpoints.origin_of(Checkpoint(path=directory / name, step=0)) for name in found}
-        return [name for name, origin in origins.items() if origin is not None and self._is_mine(origin)]
+        origins = {
+            name: checkpoints.origin_of(Checkpoint(path=directory / name, step=0)) for name in found
+        }
+        return [
+            name for name, origin in origins.items() if origin is not None and self._is_mine(origin)
+        ]
 
     @property
     def why(self) -> str:
         """Why something is in doubt."""
-        return f"saved after step {min(step for _, step in self.doubts)}, at which the replicas last agreed"
+        return (
+            f"saved after step {min(step for _, step in self.doubts)}, at which the replicas last"
+            " agreed"
+        )
 
     @property
     def _epoch(self) -> int | None:
         return self._fence.epoch if self._fence is not None else None
 
     def _is_mine(self, origin: Origin) -> bool:
-        """Whether this job saved it. Its name says so whatever the disk takes now; a job without one goes by its epoch,
-        and so does what was saved before names were recorded."""
+        """Whether this job saved it. Its name says so whatever the disk takes now; a job without
+        one goes by its epoch, and so does what was saved before names were recorded.
+        """
         if self._job and origin.job:
             return origin.job == self._job
         return self._epoch == origin.epoch

@@ -1,8 +1,9 @@
-"""What one rank may do with the checkpoints of its job: who writes them, which may be restored, what has to go out of
-the way, and what it means that nothing is left. No torch here, and no state of a model.
+"""What one rank may do with the checkpoints of its job: who writes them, which may be restored,
+what has to go out of the way, and what it means that nothing is left. No torch here, and no state
+of a model.
 
-``recovery.checkpoint.checkpointer`` goes by it, and so do simulated ranks (``harness.sim.rank.saves``); how a
-state comes to a disk and back is theirs.
+``recovery.checkpoint.checkpointer`` goes by it, and so do simulated ranks
+(``harness.sim.rank.saves``); how a state comes to a disk and back is theirs.
 """
 
 from __future__ import annotations
@@ -24,16 +25,24 @@ from recovery.transport.wire import SetAside, Unrecoverable
 
 
 class Custody:
-    """Of one rank. ``directory``: None: it has none; ``job``: its name, "" if it has none; ``fresh``: see
-    ``recovery.checkpoint.files.choosing``; ``send``: to the supervisor.
+    """Of one rank. ``directory``: None: it has none; ``job``: its name, "" if it has none;
+    ``fresh``: see ``recovery.checkpoint.files.choosing``; ``send``: to the supervisor.
 
-    ``forget``: has what is in doubt and held in memory let go of, and says whether none is left there.
+    ``forget``: has what is in doubt and held in memory let go of, and says whether none is left
+    there.
     """
 
     def __init__(
-        self, directory: Path | None, *, job: str, fresh: bool, saving: Saving, write: Write,
-        send: Callable[[Any], object], forget: Callable[[Sequence[Doubt]], bool] = lambda _: True,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path | None,
+        *,
+        job: str,
+        fresh: bool,
+        saving: Saving,
+        write: Write,
+        send: Callable[[Any], object],
+        forget: Callable[[Sequence[Doubt]], bool] = lambda _: True,
+    ) -> None:
         self.fence = Fence(directory, job) if directory is not None else None
         self.choosing = Choosing(job=job, fresh=fresh, fence=self.fence)
         self._directory = directory
@@ -46,8 +55,9 @@ class Custody:
         self._bad: set[str] = set()  # on disk, and said to be so in this restore
 
     def joined(self, rank: int, generation: int) -> None:
-        """A new generation: its rank 0 is who writes now, and nobody of an earlier one. Raises Fenced where somebody
-        newer does."""
+        """A new generation: its rank 0 is who writes now, and nobody of an earlier one. Raises
+        Fenced where somebody newer does.
+        """
         fence, follows = self.fence, generation == self._generation + 1
         self._generation = generation
         if fence is None:
@@ -64,8 +74,9 @@ class Custody:
             fence.give_up()  # a disk that takes nothing now: the next save tries again
 
     def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
-        """Restore none of those from now on: the state may have been corrupted before anybody noticed. ``deletes``:
-        this rank is to put them out of the way, by ``put_aside``."""
+        """Restore none of those from now on: the state may have been corrupted before anybody
+        noticed. ``deletes``: this rank is to put them out of the way, by ``put_aside``.
+        """
         self._unsettled = bool(doubts) and deletes
         if doubts:
             self.choosing.doubts = tuple(doubts)
@@ -73,8 +84,9 @@ class Custody:
     def put_aside(
         self, *, disk: Disk | None, guard: Guard, progress: Callable[[], None] | None = None
     ) -> None:
-        """Put out of the way what is in doubt, and tell the supervisor when all of it is. What cannot be done now is
-        tried again at each save, and by the next generation."""
+        """Put out of the way what is in doubt, and tell the supervisor when all of it is. What
+        cannot be done now is tried again at each save, and by the next generation.
+        """
         if not self._unsettled:
             return
         choosing, directory = self.choosing, self._directory
@@ -82,7 +94,12 @@ class Custody:
         if directory is not None:
             try:
                 done &= self._saving.set_aside(
-                    directory, choosing.in_doubt, choosing.why, disk=disk, guard=guard, progress=progress
+                    directory,
+                    choosing.in_doubt,
+                    choosing.why,
+                    disk=disk,
+                    guard=guard,
+                    progress=progress,
                 )
             except (Fenced, OSError):
                 return  # whoever writes there now knows better, or it is tried again
@@ -95,8 +112,9 @@ class Custody:
         self._bad = set()
 
     def refused(self, bad: Checkpoint, reason: str) -> None:
-        """One does not verify: said once in a restore, though it may be looked at twice, as one that is newer than
-        several in memory."""
+        """One does not verify: said once in a restore, though it may be looked at twice, as one
+        that is newer than several in memory.
+        """
         if bad.name in self._bad:
             return
         self._bad.add(bad.name)
@@ -104,9 +122,11 @@ class Custody:
         self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
 
     def nothing_left(self, *, anew: bool, fresh: bool, where: str = "") -> str | None:
-        """Nothing was restored: None, initial values will do; else why not, which the supervisor is told. ``anew``: it
-        knows of no checkpoint that was ever saved; ``fresh``: this process still holds the initial values. A job that
-        was to begin with them does that once: what it has saved since counts."""
+        """Nothing was restored: None, initial values will do; else why not, which the supervisor is
+        told. ``anew``: it knows of no checkpoint that was ever saved; ``fresh``: this process still
+        holds the initial values. A job that was to begin with them does that once: what it has
+        saved since counts.
+        """
         lost = [*sorted(self._bad), *self.choosing.aside(self._directory)]
         if fresh and anew and not lost:
             return None
@@ -118,12 +138,15 @@ class Custody:
 
 
 def writers(layout: Layout, *, sharded: bool) -> range:
-    """The ranks that write a part of a checkpoint: the first replica, or all where nothing is sharded and all share
-    (``sharded``); rank 0 commits it."""
+    """The ranks that write a part of a checkpoint: the first replica, or all where nothing is
+    sharded and all share (``sharded``); rank 0 commits it.
+    """
     return range(layout.world if layout.shards == 1 and sharded else layout.shards)
 
 
 def agreement(step: int, *, every: int | None, world: int, shards: int) -> Agreement | None:
-    """What is known of the comparison of replicas, for retention; None: they are not compared. ``step``: the last at
-    which they were the same, ``every``: see Agreement, 0: never; ``world``: the full size."""
+    """What is known of the comparison of replicas, for retention; None: they are not compared.
+    ``step``: the last at which they were the same, ``every``: see Agreement, 0: never; ``world``:
+    the full size.
+    """
     return None if every == 0 or world == shards else Agreement(step=step, every=every)

@@ -1,10 +1,12 @@
-"""Who may write in a checkpoint directory: the newest generation of the job that was started last, nobody before.
+"""Who may write in a checkpoint directory: the newest generation of the job that was started last,
+nobody before.
 
-The right is a file, ``fence.json``: the epoch (a number that each new job in the directory counts up), the generation,
-the job, and the jobs before it. Rank 0 of a generation takes it before the group forms. Whoever saves compares it
-before the first byte; and each rename and each deletion is done with a lock held (``flock``, which NFS passes on to
-its server), after one more look, so that a newer writer that has it knows that nothing of an older one follows. Where
-a file system has no locks, the looks alone have to do.
+The right is a file, ``fence.json``: the epoch (a number that each new job in the directory counts
+up), the generation, the job, and the jobs before it. Rank 0 of a generation takes it before the
+group forms. Whoever saves compares it before the first byte; and each rename and each deletion is
+done with a lock held (``flock``, which NFS passes on to its server), after one more look, so that a
+newer writer that has it knows that nothing of an older one follows. Where a file system has no
+locks, the looks alone have to do.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class Right:
 
 
 class Fence:
-    """The right of one process. ``job``: the same for all processes of a job, "" for one that has no name, which is
-    taken for a new one whenever its generation is not newer.
+    """The right of one process. ``job``: the same for all processes of a job, "" for one that has
+    no name, which is taken for a new one whenever its generation is not newer.
 
     Used by the training thread, and ``held`` by the thread that saves too.
     """
@@ -86,17 +88,21 @@ class Fence:
         self._have(mine)
 
     def see(self, generation: int) -> None:
-        """Write a part for whoever has taken it in this generation. Raises Fenced when somebody newer has, OSError when
-        nobody has."""
+        """Write a part for whoever has taken it in this generation. Raises Fenced when somebody
+        newer has, OSError when nobody has.
+        """
         now = self._read()
         self._refuse_if_past(now, generation)
         if now is None or now.generation != generation or now.job != self._job:
-            raise OSError(f"rank 0 of generation {generation} has not taken {self._directory / FENCE}")
+            raise OSError(
+                f"rank 0 of generation {generation} has not taken {self._directory / FENCE}"
+            )
         self._have(now)
 
     def enter(self, generation: int, *, takes: bool) -> int:
-        """Before the first byte of a save, by whoever ``takes`` the right for all or writes a part: returns the epoch.
-        Raises what ``take`` and ``see`` do."""
+        """Before the first byte of a save, by whoever ``takes`` the right for all or writes a part:
+        returns the epoch. Raises what ``take`` and ``see`` do.
+        """
         mine = self._mine
         if mine is not None and mine.generation >= generation:
             self._check()
@@ -117,8 +123,10 @@ class Fence:
                 raise self._refusal(now, generation)
 
     def suspend(self) -> None:
-        """This process has left its generation: nothing of it is renamed or deleted from now on, until it has taken the
-        right again (what it was about to put in place waits for that) or given up."""
+        """This process has left its generation: nothing of it is renamed or deleted from now on,
+        until it has taken the right again (what it was about to put in place waits for that) or
+        given up.
+        """
         with self._changed:
             self._suspended = True
 
@@ -130,11 +138,16 @@ class Fence:
 
     @contextmanager
     def held(
-        self, *, tenure: int | None = None, waits: bool = False, check: Callable[[], None] | None = None
+        self,
+        *,
+        tenure: int | None = None,
+        waits: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> Iterator[None]:
-        """Have the right for as long as the block lasts. ``tenure``: when what is to be renamed was begun, None: now;
-        ``waits``: while it is suspended, with calls of ``check``, which may raise. Raises Fenced, and OSError when the
-        lock cannot be had."""
+        """Have the right for as long as the block lasts. ``tenure``: when what is to be renamed was
+        begun, None: now; ``waits``: while it is suspended, with calls of ``check``, which may
+        raise. Raises Fenced, and OSError when the lock cannot be had.
+        """
         while True:
             with self._locked(patient=True), self._changed:
                 if tenure not in (None, self.tenure):
@@ -188,7 +201,10 @@ class Fence:
             raw = json.loads((self._directory / FENCE).read_bytes())
             past = tuple(str(job) for job in raw["past"])
             return Right(
-                epoch=int(raw["epoch"]), generation=int(raw["generation"]), job=str(raw["job"]), past=past
+                epoch=int(raw["epoch"]),
+                generation=int(raw["generation"]),
+                job=str(raw["job"]),
+                past=past,
             )
         except FileNotFoundError:
             return None
@@ -196,7 +212,9 @@ class Fence:
             return None
 
     def _write(self, right: Right) -> None:
-        """Whole or not at all. It is not synced: after a loss of power nobody older is left to write."""
+        """Whole or not at all. It is not synced: after a loss of power nobody older is left to
+        write.
+        """
         told = {
             "epoch": right.epoch,
             "generation": right.generation,
@@ -212,8 +230,9 @@ class Fence:
 
     @contextmanager
     def _locked(self, *, patient: bool) -> Iterator[None]:
-        """``patient``: raise TimeoutError when somebody else holds the lock for LOCK_LIMIT_S; else go on without it, as
-        whoever does that stands still and has to be fenced."""
+        """``patient``: raise TimeoutError when somebody else holds the lock for LOCK_LIMIT_S; else
+        go on without it, as whoever does that stands still and has to be fenced.
+        """
         fd = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         deadline_s = time.monotonic() + LOCK_LIMIT_S
         try:
@@ -225,7 +244,9 @@ class Fence:
                     if time.monotonic() > deadline_s:
                         if not patient:
                             break
-                        raise TimeoutError(f"{self._directory / LOCK} is held by somebody else") from None
+                        raise TimeoutError(
+                            f"{self._directory / LOCK} is held by somebody else"
+                        ) from None
                     time.sleep(LOOK_S)
                 except OSError:
                     break  # no locks here

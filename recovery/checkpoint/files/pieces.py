@@ -1,10 +1,12 @@
 """Pieces: the unit in which checkpoint files are written, checked and read. No torch here.
 
-A data file is a *stream* of bytes cut into pieces of a few MiB, each with its checksum. A piece lies in the file
-itself, or, in a delta checkpoint, in the file of the same name of an older checkpoint.
+A data file is a *stream* of bytes cut into pieces of a few MiB, each with its checksum. A piece
+lies in the file itself, or, in a delta checkpoint, in the file of the same name of an older
+checkpoint.
 
-The checksum is XXH3-128 (https://github.com/Cyan4973/xxHash): it finds torn writes, bit rot and mixed-up files at
-memory speed. It does not guard against forgery; nothing here does, since who can write the data can write the manifest.
+The checksum is XXH3-128 (https://github.com/Cyan4973/xxHash): it finds torn writes, bit rot and
+mixed-up files at memory speed. It does not guard against forgery; nothing here does, since who can
+write the data can write the manifest.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class CorruptCheckpoint(Exception):
 
 
 class Piece(NamedTuple):
-    """``where``: "" for the checkpoint's own file, else the name of the older checkpoint that holds these bytes;
-    ``offset``, ``size``: bytes in that file; ``sum``: hexadecimal checksum.
+    """``where``: "" for the checkpoint's own file, else the name of the older checkpoint that holds
+    these bytes; ``offset``, ``size``: bytes in that file; ``sum``: hexadecimal checksum.
     """
 
     where: str
@@ -41,19 +43,23 @@ class Piece(NamedTuple):
 
 
 Use = Callable[[int, memoryview], None]
-"""Called with a piece's number and its verified bytes, which it may not keep; by several threads."""
+"""Called with a piece's number and its verified bytes, which it may not keep; by several threads.
+"""
 
 
 def workers() -> int:
-    """Threads that read and check: one for each processor this process may use, at most 4 (a disk is fed by then)."""
+    """Threads that read and check: one for each processor this process may use, at most 4 (a disk
+    is fed by then).
+    """
     return max(1, min(4, len(os.sched_getaffinity(0))))
 
 
 def piece_bytes(total: int) -> int:
-    """Size of the pieces of a stream: within SMALLEST and LARGEST, and at least two pieces, so that progress shows.
+    """Size of the pieces of a stream: within SMALLEST and LARGEST, and at least two pieces, so that
+    progress shows.
 
-    Where there are many it is a multiple of SMALLEST, so of the page size: a write that begins in the middle of a page
-    waits for the one before to reach the disk.
+    Where there are many it is a multiple of SMALLEST, so of the page size: a write that begins in
+    the middle of a page waits for the one before to reach the disk.
     """
     half = max(1, (total + 1) // 2)
     size = min(max(total // PIECES, SMALLEST), LARGEST, half)
@@ -81,14 +87,19 @@ def parse(raw: Any) -> list[Piece]:
     try:
         pieces = [Piece(*entry) for entry in raw]
         sound = all(
-            isinstance(p.where, str) and isinstance(p.sum, str) and type(p.offset) is type(p.size) is int
-            and p.offset >= 0 and p.size >= 0
+            isinstance(p.where, str)
+            and isinstance(p.sum, str)
+            and type(p.offset) is type(p.size) is int
+            and p.offset >= 0
+            and p.size >= 0
             for p in pieces
-        )  # fmt: skip
+        )
     except TypeError as error:
         raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
     if not sound:
-        raise CorruptCheckpoint("the manifest cannot be read: a piece has no offset, size or checksum")
+        raise CorruptCheckpoint(
+            "the manifest cannot be read: a piece has no offset, size or checksum"
+        )
     return pieces
 
 
@@ -105,15 +116,21 @@ def of_file(path: Path) -> list[Piece]:
 
 
 def check(
-    pieces: Sequence[Piece], path_of: Callable[[str], Path], use: Use | None = None, *,
-    threads: int | None = None, progress: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
+    pieces: Sequence[Piece],
+    path_of: Callable[[str], Path],
+    use: Use | None = None,
+    *,
+    threads: int | None = None,
+    progress: Callable[[], None] | None = None,
+) -> None:
     """Read pieces, compare each with its checksum, and hand it to ``use``.
 
-    ``path_of``: a piece's ``where`` -> its file; ``progress``: called after each piece, and may raise to end it.
+    ``path_of``: a piece's ``where`` -> its file; ``progress``: called after each piece, and may
+    raise to end it.
 
-    Of several that are wrong the first piece is named, whichever thread was faster: a failure stops those that read
-    later ones. Raises CorruptCheckpoint, and whatever ``use`` and ``progress`` raise.
+    Of several that are wrong the first piece is named, whichever thread was faster: a failure stops
+    those that read later ones. Raises CorruptCheckpoint, and whatever ``use`` and ``progress``
+    raise.
     """
     count = min(threads or workers(), len(pieces))
     if not count:
@@ -137,7 +154,8 @@ def check(
                 errors[share] = error
 
     others = [
-        threading.Thread(target=work, args=(n,), name=f"check-{n}", daemon=True) for n in range(1, count)
+        threading.Thread(target=work, args=(n,), name=f"check-{n}", daemon=True)
+        for n in range(1, count)
     ]
     for thread in others:
         thread.start()
@@ -172,7 +190,9 @@ class _Files:
         return self._open[where]
 
 
-def _check_one(files: _Files, piece: Piece, number: int, buffer: memoryview, use: Use | None) -> None:
+def _check_one(
+    files: _Files, piece: Piece, number: int, buffer: memoryview, use: Use | None
+) -> None:
     try:
         fd, path = files.get(piece.where)
         length = _fill(fd, buffer[: piece.size], piece.offset)
@@ -210,6 +230,8 @@ def _fill(fd: int, buffer: memoryview, offset: int) -> int:
 
 
 def cut(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Place parts of so many bytes one after the other, aligned; returns their offsets and the end."""
+    """Place parts of so many bytes one after the other, aligned; returns their offsets and
+    the end.
+    """
     ends = list(itertools.accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
     return ends[:-1], ends[-1]

@@ -1,8 +1,10 @@
-"""Which checkpoints of a directory stay, which go, and which are set aside because their state is in doubt.
+"""Which checkpoints of a directory stay, which go, and which are set aside because their state is
+in doubt.
 
-The newest few of the lineage stay, and so does the newest of which the replicas are known to have agreed: a corruption
-may be older than all that were saved since, and then that one is the last that is good. What may hold a corrupted state
-is renamed, not deleted, and never restored; the first few are kept for whoever wants to look.
+The newest few of the lineage stay, and so does the newest of which the replicas are known to have
+agreed: a corruption may be older than all that were saved since, and then that one is the last that
+is good. What may hold a corrupted state is renamed, not deleted, and never restored; the first few
+are kept for whoever wants to look.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ MOST_ASIDE = 3  # set-aside checkpoints that are kept in a directory
 _ASIDE = re.compile(r"^doubtful-(step-(\d{8}))-\d+-\d+$")
 
 Refused = Callable[[Checkpoint, str], None]
-"""Hears of a checkpoint that the disk would not give up, and why; it stays whole, and is tried again next time."""
+"""Hears of a checkpoint that the disk would not give up, and why; it stays whole, and is tried
+again next time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What is known of the comparison of replicas. ``step``: the last at which all were the same, -1: not known;
-    ``every``: they are compared at multiples of it, None: with each checkpoint."""
+    """What is known of the comparison of replicas. ``step``: the last at which all were the same,
+    -1: not known; ``every``: they are compared at multiples of it, None: with each checkpoint.
+    """
 
     step: int
     every: int | None = None
@@ -43,16 +48,24 @@ class Agreement:
 
 
 def prune(
-    directory: Path, keep: int, *, agreed: Agreement | None = None, recorded: Collection[str] = (),
-    refused: Refused | None = None, disk: Disk | None = None, progress: Callable[[], None] | None = None,
+    directory: Path,
+    keep: int,
+    *,
+    agreed: Agreement | None = None,
+    recorded: Collection[str] = (),
+    refused: Refused | None = None,
+    disk: Disk | None = None,
+    progress: Callable[[], None] | None = None,
     guard: Guard = nullcontext,
-) -> list[Checkpoint]:  # fmt: skip
-    """Delete all but the newest ``keep`` of the lineage, the newest that was ``agreed`` on (None: replicas are not
-    compared) with the one to be agreed on next, and what those refer to; returns what is gone.
+) -> list[Checkpoint]:
+    """Delete all but the newest ``keep`` of the lineage, the newest that was ``agreed`` on (None:
+    replicas are not compared) with the one to be agreed on next, and what those refer to; returns
+    what is gone.
 
-    Nothing goes unless one that stays is good: named in ``recorded``, as whoever wrote it says, or else verified.
-    ``progress``: called while one is read, and after each file that is deleted. Nothing goes either while it is not
-    known when the replicas last agreed. Raises what ``guard`` raises.
+    Nothing goes unless one that stays is good: named in ``recorded``, as whoever wrote it says, or
+    else verified. ``progress``: called while one is read, and after each file that is deleted.
+    Nothing goes either while it is not known when the replicas last agreed. Raises what ``guard``
+    raises.
     """
     own, abandoned = checkpoints.by_lineage(directory)
     sound = [checkpoint for checkpoint in own if not checkpoints.is_refused(checkpoint)]
@@ -64,7 +77,9 @@ def prune(
         due = agreed.next_step([checkpoint.step for checkpoint in sound])
         vouched = [checkpoint for checkpoint in sound if checkpoint.step <= agreed.step][:1]
         stay += [*vouched, *(checkpoint for checkpoint in sound if checkpoint.step == due)]
-    needed = {checkpoint.name for checkpoint in stay}.union(*(checkpoints.needed_by(c) for c in stay))
+    needed = {checkpoint.name for checkpoint in stay}.union(
+        *(checkpoints.needed_by(c) for c in stay)
+    )
     old = [checkpoint for checkpoint in (*own, *abandoned) if checkpoint.name not in needed]
     if not old or not any(_is_good(checkpoint, recorded, progress) for checkpoint in stay):
         return []
@@ -80,9 +95,11 @@ def set_aside(
     guard: Guard = nullcontext,
     progress: Callable[[], None] | None = None,
 ) -> tuple[list[Checkpoint], list[str]]:
-    """Rename the checkpoints that may hold a corrupted state: ``doubtful-step-...``. Returns them, oldest first, and
-    the names of those that had been set aside and are deleted, because there are more than MOST_ASIDE: the first of the
-    latest ones stay, as a corruption is more likely in what was saved later."""
+    """Rename the checkpoints that may hold a corrupted state: ``doubtful-step-...``. Returns them,
+    oldest first, and the names of those that had been set aside and are deleted, because there are
+    more than MOST_ASIDE: the first of the latest ones stay, as a corruption is more likely in what
+    was saved later.
+    """
     moved, new = list[Checkpoint](), list[str]()
     for checkpoint in sorted(checkpoints.newest_first(directory), key=lambda c: c.step):
         if not in_doubt(checkpoint):
@@ -112,13 +129,20 @@ def aside_in(directory: Path) -> list[str]:
     if not directory.is_dir():
         return []
     found = (_ASIDE.match(path.name) for path in directory.iterdir())
-    return sorted((match[0] for match in found if match), key=lambda name: (name.split("-")[2], name))
+    return sorted(
+        (match[0] for match in found if match), key=lambda name: (name.split("-")[2], name)
+    )
 
 
 def _delete(
-    directory: Path, old: Sequence[Checkpoint], *, refused: Refused | None, disk: Disk | None, guard: Guard,
+    directory: Path,
+    old: Sequence[Checkpoint],
+    *,
+    refused: Refused | None,
+    disk: Disk | None,
+    guard: Guard,
     progress: Callable[[], None] | None,
-) -> list[Checkpoint]:  # fmt: skip
+) -> list[Checkpoint]:
     gone = []
     for checkpoint in old:
         trash = directory / f"{TRASH}{checkpoint.name}"
@@ -136,7 +160,9 @@ def _delete(
     return gone
 
 
-def _is_good(checkpoint: Checkpoint, recorded: Collection[str], progress: Callable[[], None] | None) -> bool:
+def _is_good(
+    checkpoint: Checkpoint, recorded: Collection[str], progress: Callable[[], None] | None
+) -> bool:
     try:
         if checkpoint.name in recorded:
             checkpoints.manifest_of(checkpoint)  # its files are still there, whole

@@ -1,7 +1,8 @@
-"""One attempt to save a checkpoint, and what is said of it. A failed save is reported and never ends training.
+"""One attempt to save a checkpoint, and what is said of it. A failed save is reported and never
+ends training.
 
-The next interval is the next attempt: the job goes on with the checkpoints it has, none of which is given up
-for one that is not there.
+The next interval is the next attempt: the job goes on with the checkpoints it has, none of which is
+given up for one that is not there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Write(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What retention did. ``kept``: (checkpoint, why) of those that the disk did not give up, None: of all."""
+    """What retention did. ``kept``: (checkpoint, why) of those that the disk did not give up, None:
+    of all.
+    """
 
     gone: tuple[Checkpoint, ...] = ()
     kept: tuple[tuple[Checkpoint | None, str], ...] = ()
@@ -35,8 +38,8 @@ class Pruned:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a save ended. ``saved``: the checkpoint and its bytes, or None and ``error`` says why; ``seconds``: it took;
-    ``blocked_s``: training was held up.
+    """How a save ended. ``saved``: the checkpoint and its bytes, or None and ``error`` says why;
+    ``seconds``: it took; ``blocked_s``: training was held up.
     """
 
     step: int
@@ -51,14 +54,20 @@ class Saving:
     """The saves of one rank. ``send``: to the supervisor; ``clock_s``: seconds, of any origin."""
 
     def __init__(
-        self, *, write: Write, send: Callable[[CheckpointNote], object], clock_s: Callable[[], float]
+        self,
+        *,
+        write: Write,
+        send: Callable[[CheckpointNote], object],
+        clock_s: Callable[[], float],
     ) -> None:
         self._write = write
         self._send = send
         self._clock_s = clock_s
 
     def begin(self, step: int, *, whole: bool = True) -> float:
-        """Say that a save begins; returns the time. ``whole``: not only a part of one, that another rank commits."""
+        """Say that a save begins; returns the time. ``whole``: not only a part of one, that another
+        rank commits.
+        """
         name = name_of(step)
         if not whole:
             self._part(step, "begun", 0.0)
@@ -68,10 +77,15 @@ class Saving:
         return self._clock_s()
 
     def attempt(
-        self, step: int, save: Callable[[], tuple[Checkpoint, int]], *, since_s: float,
+        self,
+        step: int,
+        save: Callable[[], tuple[Checkpoint, int]],
+        *,
+        since_s: float,
         passes: tuple[type[BaseException], ...] = (),
-    ) -> bool:  # fmt: skip
-        """Save; whatever goes wrong is reported and swallowed, but for errors of the kinds in ``passes``.
+    ) -> bool:
+        """Save; whatever goes wrong is reported and swallowed, but for errors of the kinds in
+        ``passes``.
 
         Returns whether the checkpoint is committed.
         """
@@ -80,10 +94,17 @@ class Saving:
         return outcome.saved is not None
 
     def tried(
-        self, step: int, save: Callable[[], tuple[Checkpoint, int] | None], *, since_s: float,
-        passes: tuple[type[BaseException], ...] = (), blocked_s: float | None = None,
-    ) -> Outcome:  # fmt: skip
-        """As ``attempt``, with nothing said yet: safe on any thread. ``blocked_s``: None where all of it was."""
+        self,
+        step: int,
+        save: Callable[[], tuple[Checkpoint, int] | None],
+        *,
+        since_s: float,
+        passes: tuple[type[BaseException], ...] = (),
+        blocked_s: float | None = None,
+    ) -> Outcome:
+        """As ``attempt``, with nothing said yet: safe on any thread. ``blocked_s``: None where all
+        of it was.
+        """
         saved, error = None, ""
         try:
             saved = save()
@@ -99,16 +120,26 @@ class Saving:
         """Say how a save ended, and what retention did after it. ``whole``: see ``begin``."""
         step, name = outcome.step, name_of(outcome.step)
         if not whole:
-            self._part(step, "failed" if outcome.error else "written", outcome.seconds, outcome.error)
+            self._part(
+                step, "failed" if outcome.error else "written", outcome.seconds, outcome.error
+            )
             return
         if outcome.saved is None:
             self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=outcome.error)
-            self._send(CheckpointNote(state="failed", checkpoint=name, step=step, error=outcome.error[:500]))
+            self._send(
+                CheckpointNote(
+                    state="failed", checkpoint=name, step=step, error=outcome.error[:500]
+                )
+            )
         else:
             self._write(
-                Kind.CHECKPOINT_COMMITTED, step=step, checkpoint=outcome.saved[0].name, bytes=outcome.saved[1],
-                seconds=round(outcome.seconds, 6), blocked_s=round(outcome.blocked_s, 6),
-            )  # fmt: skip
+                Kind.CHECKPOINT_COMMITTED,
+                step=step,
+                checkpoint=outcome.saved[0].name,
+                bytes=outcome.saved[1],
+                seconds=round(outcome.seconds, 6),
+                blocked_s=round(outcome.blocked_s, 6),
+            )
             self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
         if outcome.pruned is not None:
             self._report_pruned(outcome.pruned)
@@ -124,8 +155,9 @@ class Saving:
         )
 
     def prune(self, directory: Path, keep: int, **more: Any) -> None:
-        """Delete what retention says; what the disk does not give up stays, and is reported. ``more``: of
-        ``recovery.checkpoint.files.retention.prune``."""
+        """Delete what retention says; what the disk does not give up stays, and is reported.
+        ``more``: of ``recovery.checkpoint.files.retention.prune``.
+        """
         self._report_pruned(pruned(directory, keep, **more))
 
     def set_aside(
@@ -138,8 +170,9 @@ class Saving:
         guard: Guard = nullcontext,
         progress: Callable[[], None] | None = None,
     ) -> bool:
-        """Put checkpoints out of the way that may hold a corrupted state, and say so and ``why``. Whether none is left
-        there."""
+        """Put checkpoints out of the way that may hold a corrupted state, and say so and ``why``.
+        Whether none is left there.
+        """
         left = list[Checkpoint]()
 
         def refused(old: Checkpoint, error: str) -> None:

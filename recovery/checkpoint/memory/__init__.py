@@ -1,9 +1,11 @@
-"""Checkpoints in memory: a keeper, one small process a node, holds what its ranks save and a copy of a peer node's.
+"""Checkpoints in memory: a keeper, one small process a node, holds what its ranks save and a copy
+of a peer node's.
 
-It outlives the ranks, so a restart reads memory instead of a disk; a lost node takes nothing with it that another one
-does not hold. No torch here, and nothing is unpickled. ``header``: what describes a piece of state; ``talk``: messages;
-``holdings``: what a keeper keeps, and for how long; ``keeper``: the process; ``peers``: keepers among themselves;
-``client``: a rank's side; ``keepers``: the supervisor's side.
+It outlives the ranks, so a restart reads memory instead of a disk; a lost node takes nothing with
+it that another one does not hold. No torch here, and nothing is unpickled. ``header``: what
+describes a piece of state; ``talk``: messages; ``holdings``: what a keeper keeps, and for how long;
+``keeper``: the process; ``peers``: keepers among themselves; ``client``: a rank's side;
+``keepers``: the supervisor's side.
 """
 
 ROLE = "keeper"

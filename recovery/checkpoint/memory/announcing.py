@@ -1,9 +1,10 @@
-"""How keepers tell all others what they hold: along a tree, over few connections that stay open for a while.
+"""How keepers tell all others what they hold: along a tree, over few connections that stay open for
+a while.
 
-The others stand in a ring after the one that tells. It speaks to those 1, 2, 4, 8 ... places on, each of which passes
-the word on, in the same way, to all before the next of these: of n keepers each hears it once, after log2(n) hops at
-the most, and each ever speaks to log2(n) others. What waits for the same keeper travels together, and only the newest
-word of each.
+The others stand in a ring after the one that tells. It speaks to those 1, 2, 4, 8 ... places on,
+each of which passes the word on, in the same way, to all before the next of these: of n keepers
+each hears it once, after log2(n) hops at the most, and each ever speaks to log2(n) others. What
+waits for the same keeper travels together, and only the newest word of each.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Failed = Callable[[int, Exception], None]
 
 
 def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Whom to tell, each with those that it passes the word on to; ``nodes``: in the order of the ring."""
+    """Whom to tell, each with those that it passes the word on to; ``nodes``: in the order of the
+    ring.
+    """
     start, size = 0, 1
     while start < len(nodes):
         yield nodes[start], tuple(nodes[start + 1 : start + size])
@@ -34,8 +37,9 @@ def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 class Line:
-    """What is told to one keeper, by a thread of its own, in order. ``told``: called with what it answers, or with why
-    there was no answer and what was not told."""
+    """What is told to one keeper, by a thread of its own, in order. ``told``: called with what it
+    answers, or with why there was no answer and what was not told.
+    """
 
     def __init__(
         self, node: int, peers: Peers, told: Callable[[int, list[Note], Kept | Exception], None]
@@ -70,7 +74,10 @@ class Line:
             ends = None in letters
             said = [letter for letter in letters if letter is not None]
             if said:
-                newest = {note.node: note for note, _ in sorted(said, key=lambda letter: letter[0].version)}
+                newest = {
+                    note.node: note
+                    for note, _ in sorted(said, key=lambda letter: letter[0].version)
+                }
                 self._tell(list(newest.values()))
             for _, future in said:
                 future.set_result(None)
@@ -98,7 +105,9 @@ class Line:
         self._told(self._node, notes, outcome)
 
     def _ask(self, notes: Notes) -> Kept:
-        """Over the connection there is, or once over a new one: the keeper may have closed it since, or be another."""
+        """Over the connection there is, or once over a new one: the keeper may have closed it
+        since, or be another.
+        """
         at = self._peers.addresses.get(self._node)
         if at != self._at:
             self._hang_up()
@@ -124,7 +133,9 @@ class Line:
 
 
 class Announcer:
-    """Thread-safe. ``heard``: told what a keeper answers; ``failed``: which one does not, and why."""
+    """Thread-safe. ``heard``: told what a keeper answers; ``failed``: which one does not,
+    and why.
+    """
 
     def __init__(self, peers: Peers, *, heard: Heard, failed: Failed) -> None:
         self._peers = peers
@@ -135,8 +146,12 @@ class Announcer:
         self._lock = threading.Lock()
 
     def announce(self, note: Note, nodes: Sequence[int]) -> list[Future[None]]:
-        """Have all of these hear it; done when those have that it is told to from here. ``nodes``: by the ring."""
-        return [self._say(head, note.model_copy(update={"on": rest})) for head, rest in branches(nodes)]
+        """Have all of these hear it; done when those have that it is told to from here. ``nodes``:
+        by the ring.
+        """
+        return [
+            self._say(head, note.model_copy(update={"on": rest})) for head, rest in branches(nodes)
+        ]
 
     def tell(self, note: Note, node: int) -> Future[None]:
         """Have one hear it."""

@@ -1,4 +1,6 @@
-"""A rank's side: offer parts of checkpoints to the keeper of its node, ask what there is, and get it back."""
+"""A rank's side: offer parts of checkpoints to the keeper of its node, ask what there is, and get
+it back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from recovery.checkpoint.memory.talk import (
 RETRY_S = 0.01
 SILENCE_S = 60.0  # of a keeper that gets a part from another node
 LOOK_MS = 50
-LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + talk.HELLO_LIMIT_S  # other keepers are asked all at once
+# other keepers are asked all at once
+LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + talk.HELLO_LIMIT_S
 
 
 class KeeperError(Exception):
@@ -38,8 +41,9 @@ class KeeperError(Exception):
 
 
 class KeeperClient:
-    """Thread-safe, one request at a time. ``name``: of the keeper's socket; ``check``: called while waiting, and may
-    raise to end it."""
+    """Thread-safe, one request at a time. ``name``: of the keeper's socket; ``check``: called while
+    waiting, and may raise to end it.
+    """
 
     def __init__(self, name: str, *, check: Callable[[], None] | None = None) -> None:
         self._name = name
@@ -50,7 +54,9 @@ class KeeperClient:
     def offer(self, header: Header, fd: int, *, connect_s: float = 0.0) -> Kept:
         """Have a part kept, and copied to another node if there is one. Raises KeeperError."""
         # The keeper's own limits end a copy; this one is only for a keeper that is stuck itself.
-        limit_s = CONNECT_LIMIT_S + talk.HELLO_LIMIT_S + ASK_LIMIT_S + 2 * transfer_limit_s(header.bytes)
+        limit_s = (
+            CONNECT_LIMIT_S + talk.HELLO_LIMIT_S + ASK_LIMIT_S + 2 * transfer_limit_s(header.bytes)
+        )
         answer, _ = self._ask(Offer(header=header), [fd], limit_s, connect_s)
         if not isinstance(answer, Kept):
             raise KeeperError("the keeper gave no answer to an offer")
@@ -64,7 +70,8 @@ class KeeperClient:
         return answer
 
     def forget(self, step: int, before: int, *, connect_s: float) -> list[Key]:
-        """Have all keepers let go of what generations ``before`` this one saved after ``step``; what is gone.
+        """Have all keepers let go of what generations ``before`` this one saved after ``step``;
+        what is gone.
 
         Raises KeeperError.
         """
@@ -79,8 +86,10 @@ class KeeperClient:
         progress: Callable[[], None] = lambda: None,
         limit_s: float = SILENCE_S,
     ) -> tuple[Header, MemoryFile]:
-        """Get a part, which the caller has to verify and close. ``progress``: called as it comes; ``limit_s``: the
-        longest time in which nothing of it does. Raises KeeperError, what ``check`` raises."""
+        """Get a part, which the caller has to verify and close. ``progress``: called as it comes;
+        ``limit_s``: the longest time in which nothing of it does. Raises KeeperError, what
+        ``check`` raises.
+        """
         answer, fd = self._ask(Fetch(key=key), [], limit_s, connect_s, progress)
         if not isinstance(answer, Found) or fd is None:
             raise KeeperError("the keeper handed nothing over")
@@ -106,10 +115,13 @@ class KeeperClient:
             try:
                 answer, fd = self._try(message, fds, limit_s, connect_s, progress)
             except BaseException as error:
-                self._drop()  # an answer may still come, which the next request must not take for its own
+                # an answer may still come, which the next request must not take for its own
+                self._drop()
                 if not isinstance(error, OSError | TalkError):
                     raise
-                raise KeeperError(f"the keeper of this node: {error or type(error).__name__}") from error
+                raise KeeperError(
+                    f"the keeper of this node: {error or type(error).__name__}"
+                ) from error
         if isinstance(answer, Refused):
             raise KeeperError(answer.reason)
         return answer, fd
@@ -122,7 +134,9 @@ class KeeperClient:
         connect_s: float,
         progress: Callable[[], None] | None,
     ) -> tuple[Answer, int | None]:
-        """Over the connection there is, or once over a new one: the keeper may be another one since."""
+        """Over the connection there is, or once over a new one: the keeper may be another one
+        since.
+        """
         for again in (True, False):
             fresh = self._sock is None
             sock = self._sock = self._sock or self._connect(connect_s)

@@ -1,4 +1,6 @@
-"""Anonymous memory files: bytes that several processes share by a descriptor and that outlive whoever wrote them."""
+"""Anonymous memory files: bytes that several processes share by a descriptor and that outlive
+whoever wrote them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class MemoryFile:
     data: memoryview
 
     def close(self) -> None:
-        """Let the memory go, if nobody else holds the file; a mapping still in use stays until it is not."""
+        """Let the memory go, if nobody else holds the file; a mapping still in use stays until it
+        is not.
+        """
         try:
             self.data.release()
         except BufferError:
@@ -35,9 +39,11 @@ class MemoryFile:
 
 
 def create(size: int, *, name: str) -> MemoryFile:
-    """A new file of so many bytes, at least one, that cannot change its size. Raises OSError when there is no memory.
+    """A new file of so many bytes, at least one, that cannot change its size. Raises OSError when
+    there is no memory.
 
-    Its contents cannot be sealed: the buffers are used again, since fresh memory costs several times a copy.
+    Its contents cannot be sealed: the buffers are used again, since fresh memory costs several
+    times a copy.
     """
     fd = os.memfd_create(f"checkpoint-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -50,16 +56,18 @@ def create(size: int, *, name: str) -> MemoryFile:
 
 
 def view(fd: int, progress: Callable[[], None] | None = None) -> MemoryFile:
-    """A file that came from elsewhere, to be read; its descriptor is then ours. ``progress``: called every 32 MB.
-    Raises OSError."""
+    """A file that came from elsewhere, to be read; its descriptor is then ours. ``progress``:
+    called every 32 MB. Raises OSError.
+    """
     file = MemoryFile(fd=fd, data=_mapped(fd, max(1, os.fstat(fd).st_size), write=False))
     _advise(file, _MADV_POPULATE_READ, progress)
     return file
 
 
 def populate(file: MemoryFile, progress: Callable[[], None] | None = None) -> None:
-    """Have the kernel provide all of its memory now, rather than page by page in a copy; without effect where it
-    cannot. ``progress``: called every 32 MB."""
+    """Have the kernel provide all of its memory now, rather than page by page in a copy; without
+    effect where it cannot. ``progress``: called every 32 MB.
+    """
     _advise(file, _MADV_POPULATE_WRITE, progress)
 
 

@@ -1,4 +1,6 @@
-"""What describes one part of a checkpoint in memory: whose it is, where its tensors lie, what its bytes must be."""
+"""What describes one part of a checkpoint in memory: whose it is, where its tensors lie, what its
+bytes must be.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ MAX_STEP = 10**12
 _PREFIX = "memory-"
 
 Moment = tuple[int, int]
-"""(generation, step): orders checkpoints. What a later generation saved is the truth, whatever its step: it may have
-gone back on purpose."""
+"""(generation, step): orders checkpoints. What a later generation saved is the truth, whatever its
+step: it may have gone back on purpose.
+"""
 
 
 class _Strict(BaseModel):
@@ -25,7 +28,9 @@ class _Strict(BaseModel):
 
 
 class Key(_Strict):
-    """Names a part of a checkpoint: shard ``shard`` of ``shards``, saved after ``step`` by ``generation``."""
+    """Names a part of a checkpoint: shard ``shard`` of ``shards``, saved after ``step`` by
+    ``generation``.
+    """
 
     generation: int = Field(ge=0)
     step: int = Field(ge=0, le=MAX_STEP)
@@ -51,8 +56,9 @@ class Key(_Strict):
 
 
 class Part(_Strict):
-    """One tensor, or this shard's part of it. ``shape``: of the whole tensor; ``start``, ``sizes``: of the part in it,
-    by dimension; ``offset``: of its bytes."""
+    """One tensor, or this shard's part of it. ``shape``: of the whole tensor; ``start``, ``sizes``:
+    of the part in it, by dimension; ``offset``: of its bytes.
+    """
 
     name: str
     dtype: str
@@ -64,9 +70,10 @@ class Part(_Strict):
 
 
 class Header(_Strict):
-    """``job``: of which run; ``bytes``: of the data; ``sums``: checksum of each ``piece_bytes`` of it (XXH3-128: it
-    finds corruption, not forgery); ``scalars``: the rest of the state; ``seat``, ``buffer``: whose memory it is, and
-    which."""
+    """``job``: of which run; ``bytes``: of the data; ``sums``: checksum of each ``piece_bytes`` of
+    it (XXH3-128: it finds corruption, not forgery); ``scalars``: the rest of the state; ``seat``,
+    ``buffer``: whose memory it is, and which.
+    """
 
     version: Literal[1] = 1
     job: str
@@ -120,7 +127,9 @@ def mismatch(
     *,
     numbers: range | None = None,
 ) -> str | None:
-    """Which bytes are not what the header says, or None. ``numbers``: of the pieces to look at, all if left out."""
+    """Which bytes are not what the header says, or None. ``numbers``: of the pieces to look at, all
+    if left out.
+    """
     if len(data) < header.bytes:
         return f"{len(data)} bytes, not {header.bytes}"
     size = header.piece_bytes

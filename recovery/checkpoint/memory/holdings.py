@@ -1,9 +1,9 @@
 """What one keeper holds: parts of checkpoints in memory files, within a limit. No sockets here.
 
-A checkpoint is *complete* when every shard of it is held by some keeper, and *safe* when every shard is held twice.
-The newest ``keep`` complete ones stay, and whatever is newer. When there is no room, older ones go as far as the newest
-safe one (the newest complete one where there is nobody to hold a second copy); then the new part is refused, and
-everything stays as it is.
+A checkpoint is *complete* when every shard of it is held by some keeper, and *safe* when every
+shard is held twice. The newest ``keep`` complete ones stay, and whatever is newer. When there is no
+room, older ones go as far as the newest safe one (the newest complete one where there is nobody to
+hold a second copy); then the new part is refused, and everything stays as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from recovery.checkpoint.memory.header import Header, Key, Moment, complete
 from recovery.policy.doubts import Doubt, in_doubt, together
 
-MOST_SEATS = 1024  # processes that may yet ask for their buffers: twice what a keeper serves at once
+# processes that may yet ask for their buffers: twice what a keeper serves at once
+MOST_SEATS = 1024
 
 
 class Refusal(Exception):
@@ -27,7 +28,9 @@ class Refusal(Exception):
 
 @dataclass(kw_only=True)
 class Entry:
-    """A part that is held. ``copy``: of another node's; ``size``: of the file, bytes; ``readers``: it is being sent."""
+    """A part that is held. ``copy``: of another node's; ``size``: of the file, bytes; ``readers``:
+    it is being sent.
+    """
 
     header: Header
     fd: int
@@ -38,7 +41,9 @@ class Entry:
 
 
 class Holdings:
-    """Thread-safe. ``limit_bytes``: of all files together; ``doubles``: there are keepers to hold second copies."""
+    """Thread-safe. ``limit_bytes``: of all files together; ``doubles``: there are keepers to hold
+    second copies.
+    """
 
     def __init__(self, *, job: str, limit_bytes: int, keep: int, doubles: bool) -> None:
         self.doubles = doubles
@@ -52,7 +57,9 @@ class Holdings:
         self._lock = threading.Lock()
 
     def add(self, header: Header, fd: int, *, copy: bool) -> None:
-        """Take a part, whose file is then ours to close. Raises Refusal: then it is still the caller's."""
+        """Take a part, whose file is then ours to close. Raises Refusal: then it is still the
+        caller's.
+        """
         size = os.fstat(fd).st_size
         with self._lock:
             self._check(header, fd, size)
@@ -70,13 +77,17 @@ class Holdings:
             self._spare_for(header.key, header.bytes)
 
     def heard(self, node: int, held: tuple[Key, ...]) -> None:
-        """Another keeper said what it holds, perhaps before it was told what is doubtful; nothing: it is lost."""
+        """Another keeper said what it holds, perhaps before it was told what is doubtful; nothing:
+        it is lost.
+        """
         with self._lock:
             self._others[node] = self._trusted(held)
             self._retain()
 
     def forget(self, step: int, before: int) -> tuple[Key, ...]:
-        """Let go of what generations ``before`` this one saved after ``step``, and take no more of it; what is gone."""
+        """Let go of what generations ``before`` this one saved after ``step``, and take no more of
+        it; what is gone.
+        """
         with self._lock:
             self._doubts = together([*self._doubts, (before, step)])
             gone = tuple(key for key in self._entries if self._doubtful(key))
@@ -98,7 +109,9 @@ class Holdings:
     def own(self) -> list[Key]:
         """What ranks of this node have saved here, oldest first."""
         return [
-            key for key in self.held() if (entry := self._entries.get(key)) is not None and not entry.copy
+            key
+            for key in self.held()
+            if (entry := self._entries.get(key)) is not None and not entry.copy
         ]
 
     def take_released(self, seat: str) -> tuple[int, ...]:
@@ -133,7 +146,9 @@ class Holdings:
     def _check(self, header: Header, fd: int, size: int) -> None:
         self._check_header(header)
         if size < header.bytes:
-            raise Refusal(f"its file has {size} bytes, and its header says {header.bytes}: the save was torn")
+            raise Refusal(
+                f"its file has {size} bytes, and its header says {header.bytes}: the save was torn"
+            )
         try:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         except OSError:
@@ -167,14 +182,20 @@ class Holdings:
             self._drop(entry)
 
     def _spare_for(self, key: Key, size: int) -> list[Entry]:
-        """Older checkpoints that have to go for a new part, none if there is room. Raises Refusal."""
+        """Older checkpoints that have to go for a new part, none if there is room. Raises
+        Refusal.
+        """
         old = self._entries.get(key)
         used = sum(entry.size for entry in self._entries.values()) - (old.size if old else 0)
         over = used + size - self._limit_bytes
         if over <= 0:
             return []
         newest = self._safe()
-        older = [e for k, e in self._entries.items() if newest is not None and k.moment < newest and k != key]
+        older = [
+            e
+            for k, e in self._entries.items()
+            if newest is not None and k.moment < newest and k != key
+        ]
         older.sort(key=lambda entry: entry.header.key.moment)
         spare = []
         for entry in older:
@@ -183,9 +204,10 @@ class Holdings:
                 spare.append(entry)
         if over > 0:
             raise Refusal(
-                f"the memory for checkpoints is full: {_mb(used)} of {_mb(self._limit_bytes)} are held, and "
-                f"{key.label} needs {_mb(size)}: raise the limit to {_mb(self._limit_bytes + over)} or more, shard "
-                "the state over more ranks, or save to disk instead"
+                f"the memory for checkpoints is full: {_mb(used)} of {_mb(self._limit_bytes)} are"
+                f" held, and {key.label} needs {_mb(size)}: raise the limit to"
+                f" {_mb(self._limit_bytes + over)} or more, shard the state over more ranks, or"
+                " save to disk instead"
             )
         return spare
 
@@ -211,8 +233,12 @@ class Holdings:
         os.close(entry.fd)
         if not entry.copy:
             released = self._released
-            released[entry.header.seat] = [*released.pop(entry.header.seat, ()), entry.header.buffer]
-            while len(released) > MOST_SEATS:  # the oldest; whoever is told nothing gives them up itself
+            released[entry.header.seat] = [
+                *released.pop(entry.header.seat, ()),
+                entry.header.buffer,
+            ]
+            # the oldest; whoever is told nothing gives them up itself
+            while len(released) > MOST_SEATS:
                 del released[next(iter(released))]
 
 

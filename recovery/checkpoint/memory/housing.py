@@ -1,4 +1,6 @@
-"""Where keepers live: what starts their processes and hears of them, on this machine or on the nodes of a job."""
+"""Where keepers live: what starts their processes and hears of them, on this machine or on the
+nodes of a job.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ class Housing(Protocol):
         """Where a keeper of that node is to listen for the others."""
 
     def start(self, process: str, config: KeeperConfig) -> int:
-        """Start a keeper on the node its configuration names, which lacks ``parent`` and ``log``; its pid.
+        """Start a keeper on the node its configuration names, which lacks ``parent`` and ``log``;
+        its pid.
 
-        Raises InfrastructureError, ConnectionError when its node is lost meanwhile."""
+        Raises InfrastructureError, ConnectionError when its node is lost meanwhile.
+        """
 
     def alive(self, process: str) -> bool:
         """Whether its exit has not been reported yet."""
@@ -49,8 +53,10 @@ class Housing(Protocol):
 
 
 class Here:
-    """All nodes are this machine. ``fork``: starts a process that becomes ``be_keeper`` of a configuration; ``log``:
-    directory for what keepers write, None: nowhere of their own. The caller must be a child subreaper."""
+    """All nodes are this machine. ``fork``: starts a process that becomes ``be_keeper`` of a
+    configuration; ``log``: directory for what keepers write, None: nowhere of their own. The caller
+    must be a child subreaper.
+    """
 
     def __init__(self, fork: Fork, *, log: Path | None) -> None:
         self._fork = fork
@@ -75,4 +81,6 @@ class Here:
         """Fork it."""
         log = self._log / f"{process}.log" if self._log is not None else None
         whole = config.model_copy(update={"parent": os.getpid(), "log": log})
-        return self._children.spawn(process, lambda fds: self._fork(whole.model_dump_json().encode(), fds))
+        return self._children.spawn(
+            process, lambda fds: self._fork(whole.model_dump_json().encode(), fds)
+        )

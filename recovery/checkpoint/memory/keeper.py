@@ -1,9 +1,10 @@
-"""The keeper of one node: a process that holds what the node's ranks save in memory, and copies for a peer node.
+"""The keeper of one node: a process that holds what the node's ranks save in memory, and copies for
+a peer node.
 
-``python -m recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any cold start; the
-second is not used), or a fork of the process that forks ranks, which is there in milliseconds. It ends with
-its supervisor. Each connection has a thread; what is wrong with a request is answered or logged, and ends
-nothing but that connection.
+``python -m recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any cold start;
+the second is not used), or a fork of the process that forks ranks, which is there in milliseconds.
+It ends with its supervisor. Each connection has a thread; what is wrong with a request is answered
+or logged, and ends nothing but that connection.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ KEEPER = b'{"be":"keeper"'
 """What a KeeperConfig begins with, as JSON."""
 TOPIC = "keeper"
 PEERS_TOPIC = "peers"
-NOTES_BITS = 40  # of a version: how many notes a keeper may send; above them stands which keeper it is
+# of a version: how many notes a keeper may send; above them stands which keeper it is
+NOTES_BITS = 40
 MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
 TURN_S = 0.1
 LOOK_MS = 60_000
@@ -59,11 +61,13 @@ REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
 
 
 class KeeperConfig(BaseModel):
-    """What a keeper is told at birth. ``parent``: pid that must be its parent; ``name``: of its socket in the abstract
-    namespace, which leaves no file; ``token``: hexadecimal, of the run; ``limit_bytes``: of all it holds; ``keep``:
-    complete checkpoints it keeps; ``replicate``: whether another node gets a copy; ``nodes``: of the job; ``number``:
-    higher than that of any keeper the job had before; ``peers``: where the other keepers are; ``log``: where it writes
-    what it refuses."""
+    """What a keeper is told at birth. ``parent``: pid that must be its parent; ``name``: of its
+    socket in the abstract namespace, which leaves no file; ``token``: hexadecimal, of the run;
+    ``limit_bytes``: of all it holds; ``keep``: complete checkpoints it keeps; ``replicate``:
+    whether another node gets a copy; ``nodes``: of the job; ``number``: higher than that of any
+    keeper the job had before; ``peers``: where the other keepers are; ``log``: where it writes what
+    it refuses.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -90,9 +94,11 @@ class Keeper:
         self._config = config
         self._token = bytes.fromhex(config.token)
         self._holdings = Holdings(
-            job=config.job, limit_bytes=config.limit_bytes, keep=config.keep,
+            job=config.job,
+            limit_bytes=config.limit_bytes,
+            keep=config.keep,
             doubles=config.replicate and config.nodes > 1,
-        )  # fmt: skip
+        )
         self._peers = Peers(config.node, self._token, config.peers)
         self._announcer = Announcer(self._peers, heard=self._hear, failed=self._miss)
         self._versions: dict[int, int] = {}
@@ -115,8 +121,9 @@ class Keeper:
             thread.start()
 
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
-        """The other keepers are there now, and perhaps new: say what is here, and give the successor what it lacks; the
-        thread returned ends when that is done."""
+        """The other keepers are there now, and perhaps new: say what is here, and give the
+        successor what it lacks; the thread returned ends when that is done.
+        """
         changed = self._peers.know(addresses)
         for node in changed:
             with self._lock:
@@ -144,7 +151,9 @@ class Keeper:
 
     # ---- connections
 
-    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None], patient: bool) -> None:
+    def _accept(
+        self, listener: socket.socket, serve: Callable[[socket.socket], None], patient: bool
+    ) -> None:
         """``patient``: whoever is one too many has to, and is not turned away."""
         slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         while True:
@@ -153,7 +162,9 @@ class Keeper:
             except OSError:
                 return  # closed
             while (
-                not (free := slots.acquire(timeout=TURN_S if patient else 0)) and patient and not self._closed
+                not (free := slots.acquire(timeout=TURN_S if patient else 0))
+                and patient
+                and not self._closed
             ):
                 pass
             if not free:
@@ -163,7 +174,10 @@ class Keeper:
             threading.Thread(target=self._attend, args=(sock, serve, slots), daemon=True).start()
 
     def _attend(
-        self, sock: socket.socket, serve: Callable[[socket.socket], None], slots: threading.BoundedSemaphore
+        self,
+        sock: socket.socket,
+        serve: Callable[[socket.socket], None],
+        slots: threading.BoundedSemaphore,
     ) -> None:
         try:
             with sock:
@@ -209,7 +223,8 @@ class Keeper:
         elif isinstance(ask, Notes):
             for note in ask.notes:
                 self._hear(note.node, note)
-                self._announcer.announce(note, note.on)  # those may not have heard what is no news here
+                # those may not have heard what is no news here
+                self._announcer.announce(note, note.on)
             talk.send(sock, self._kept())
         elif isinstance(ask, Ask):
             talk.send(sock, Held(nodes={self._config.node: self._holdings.held()}))
@@ -288,7 +303,9 @@ class Keeper:
         return copies, alone
 
     def _copy_again(self, changed: Sequence[int]) -> None:
-        """``changed``: nodes whose keepers may know nothing yet, nor whom to pass anything on to."""
+        """``changed``: nodes whose keepers may know nothing yet, nor whom to pass anything
+        on to.
+        """
         note = self._note()
         new = [node for node in self._peers.nodes() if node in changed and note.held]
         wait([self._announcer.tell(note, node) for node in new], ASK_LIMIT_S)
@@ -337,7 +354,9 @@ class Keeper:
         reasons = []
         for node in self._peers.nodes():
             try:
-                header, memory = self._peers.fetch(node, key, progress=partial(talk.send, sock, Coming()))
+                header, memory = self._peers.fetch(
+                    node, key, progress=partial(talk.send, sock, Coming())
+                )
             except (OSError, TalkError) as error:
                 reasons.append(f"node {node}: {error}")
                 continue
@@ -347,7 +366,8 @@ class Keeper:
                 memory.close()
             return
         talk.send(
-            sock, Refused(reason=f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"]))
+            sock,
+            Refused(reason=f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"])),
         )
 
     def _say(self, text: str) -> None:
@@ -375,7 +395,9 @@ def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
 def _obey(keeper: Keeper, message: Any) -> None:
     if isinstance(message, Extra) and message.topic == PEERS_TOPIC:
         peers = message.payload["peers"].items()
-        keeper.update({int(node): (str(at[0]), int(at[1])) if at is not None else None for node, at in peers})
+        keeper.update(
+            {int(node): (str(at[0]), int(at[1])) if at is not None else None for node, at in peers}
+        )
 
 
 def _awaited(sock: socket.socket) -> bool:

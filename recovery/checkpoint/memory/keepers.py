@@ -1,4 +1,6 @@
-"""The supervisor's side: one keeper a node, and another one as soon as one is gone and its node takes it."""
+"""The supervisor's side: one keeper a node, and another one as soon as one is gone and its node
+takes it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Started(BaseModel):
 class Keepers:
     """``housing``: where they live; it is closed with this. Raises InfrastructureError."""
 
-    def __init__(self, housing: Housing, *, job: str, nodes: int, limit_bytes: int, replicate: bool) -> None:
+    def __init__(
+        self, housing: Housing, *, job: str, nodes: int, limit_bytes: int, replicate: bool
+    ) -> None:
         self._housing = housing
         self._job = job
         self._nodes = nodes
@@ -64,7 +68,9 @@ class Keepers:
             raise
 
     def socket_of(self, node: int) -> str:
-        """Name of the abstract socket by which ranks of a node reach its keeper, whichever keeps there."""
+        """Name of the abstract socket by which ranks of a node reach its keeper, whichever keeps
+        there.
+        """
         return f"{self._place}-{node}"
 
     def keeper_of(self, node: int) -> str:
@@ -72,7 +78,9 @@ class Keepers:
         return self._keeper[node]
 
     def owns(self, process: str) -> bool:
-        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE are known."""
+        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE
+        are known.
+        """
         return process in self._node_of
 
     def pid_of(self, process: str) -> int:
@@ -92,7 +100,9 @@ class Keepers:
         return self._housing.os_state(process)
 
     def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
-        """Starts and ends since the last look; whoever ended has a successor, which begins empty."""
+        """Starts and ends since the last look; whoever ended has a successor, which begins
+        empty.
+        """
         changed: set[int] = set()
         for report in self._housing.wait(timeout_s):
             if isinstance(report, Exited):
@@ -117,7 +127,8 @@ class Keepers:
         for node in sorted(self._lacking) if not self._ending else ():
             if self._housing.takes(node):
                 self._start(node)
-        while len(self._gone) > KEPT_GONE + len(self._news):  # whoever hears the news asks for their pids
+        # whoever hears the news asks for their pids
+        while len(self._gone) > KEPT_GONE + len(self._news):
             oldest = self._gone.popleft()
             del self._pids[oldest], self._node_of[oldest]
         news, self._news = self._news, []
@@ -131,7 +142,8 @@ class Keepers:
         exits: list[Exited] = []
         deadline_s = time.monotonic() + limit_s
         while (
-            any(self._housing.alive(name) for name in self._keeper.values()) and time.monotonic() < deadline_s
+            any(self._housing.alive(name) for name in self._keeper.values())
+            and time.monotonic() < deadline_s
         ):
             exits += [news for news in self.look(0.1) if isinstance(news, Exited)]
         return exits
@@ -144,10 +156,18 @@ class Keepers:
         process = f"k{self._count}"
         self._count += 1
         config = KeeperConfig(
-            parent=0, node=node, nodes=self._nodes, number=self._count, job=self._job, name=self.socket_of(node),
-            token=self._secret, limit_bytes=self._limit_bytes, replicate=self._replicate, peers=self._peers(),
+            parent=0,
+            node=node,
+            nodes=self._nodes,
+            number=self._count,
+            job=self._job,
+            name=self.socket_of(node),
+            token=self._secret,
+            limit_bytes=self._limit_bytes,
+            replicate=self._replicate,
+            peers=self._peers(),
             host=self._housing.address(node),
-        )  # fmt: skip
+        )
         try:
             pid = self._housing.start(process, config)
         except ConnectionError:
@@ -164,7 +184,9 @@ class Keepers:
         }
 
     def _introduce(self, changed: Collection[int]) -> None:
-        """Tell new keepers where all others are, and the others who is new and who is gone, all in one message each."""
+        """Tell new keepers where all others are, and the others who is new and who is gone, all in
+        one message each.
+        """
         peers = {str(node): list(address) for node, address in self._peers().items()}
         news = {str(node): peers.get(str(node)) for node in changed}
         for node, process in self._keeper.items():

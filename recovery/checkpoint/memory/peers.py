@@ -1,5 +1,6 @@
-"""The keepers of the other nodes, as one keeper sees them: a short connection for each request (announcements have
-others: ``recovery.checkpoint.memory.announcing``)."""
+"""The keepers of the other nodes, as one keeper sees them: a short connection for each request
+(announcements have others: ``recovery.checkpoint.memory.announcing``).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,24 @@ from recovery.checkpoint.memory import talk
 from recovery.checkpoint.memory.files import MemoryFile, create, populate
 from recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
 from recovery.checkpoint.memory.holdings import Entry
-from recovery.checkpoint.memory.talk import Ask, Fetch, Forget, Found, Held, Kept, Note, Put, TalkError
+from recovery.checkpoint.memory.talk import (
+    Ask,
+    Fetch,
+    Forget,
+    Found,
+    Held,
+    Kept,
+    Note,
+    Put,
+    TalkError,
+)
 
 CONNECT_LIMIT_S = 2.0
 ASK_LIMIT_S = 2.0
 SEND_LIMIT_S = 10.0  # for the other side to take or give some bytes more, not for all of them
 SHUN_S = (
-    10.0  # a node that did not answer in time is not asked again for so long: each save would wait for it
+    # a node that did not answer in time is not asked again for so long: each save would wait for it
+    10.0
 )
 AT_ONCE = 16  # nodes that are asked
 MIN_RATE = 10e6  # bytes/s; a transfer slower than this is given up
@@ -44,7 +56,9 @@ class Peers:
         self._lock = threading.Lock()
 
     def know(self, addresses: Mapping[int, Address]) -> list[int]:
-        """Where they are from now on; those that are there anew, and those that are not there any more."""
+        """Where they are from now on; those that are there anew, and those that are not there any
+        more.
+        """
         with self._lock:
             before, self._addresses = self._addresses, dict(addresses)
             self._shunned = {}
@@ -67,7 +81,9 @@ class Peers:
             return sorted(set(self._addresses) - {self._node})
 
     def successor(self) -> int | None:
-        """The node that holds copies of this one's: the next one in a ring of all; None: there is no other."""
+        """The node that holds copies of this one's: the next one in a ring of all; None: there is
+        no other.
+        """
         return next(iter(self.ring()), None)
 
     def held(self) -> tuple[dict[int, tuple[Key, ...]], dict[int, str]]:
@@ -86,17 +102,22 @@ class Peers:
         header = entry.header
         with self._connect(node) as sock:
             talk.send(sock, Put(note=note, header=header))
-            ready, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)  # a full keeper says so before the data
+            # a full keeper says so before the data
+            ready, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if isinstance(ready, talk.Refused):
                 raise TalkError(ready.reason)
             talk.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
             answer, _ = talk.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
         if isinstance(answer, Kept):
             return answer
-        raise TalkError(answer.reason if isinstance(answer, talk.Refused) else "not an answer to a copy")
+        raise TalkError(
+            answer.reason if isinstance(answer, talk.Refused) else "not an answer to a copy"
+        )
 
     def forget(self, step: int, before: int) -> tuple[set[Key], dict[int, str]]:
-        """Have all let go of what is doubtful; what is gone, and who was not told and why. All are told at once."""
+        """Have all let go of what is doubtful; what is gone, and who was not told and why. All are
+        told at once.
+        """
         gone: set[Key] = set()
         lost: dict[int, str] = {}
         for node, answer in self._ask_all(lambda node: self._forget(node, step, before)):
@@ -114,20 +135,28 @@ class Peers:
             return answer.held
         raise TalkError("not an answer")
 
-    def fetch(self, node: int, key: Key, *, progress: Callable[[], None]) -> tuple[Header, MemoryFile]:
-        """Get a part into a memory file of our own, however long that takes as long as it gets on; whoever restores it
-        checks it. ``progress``: called as it gets on. Raises TalkError, OSError, what ``progress`` raises."""
+    def fetch(
+        self, node: int, key: Key, *, progress: Callable[[], None]
+    ) -> tuple[Header, MemoryFile]:
+        """Get a part into a memory file of our own, however long that takes as long as it gets on;
+        whoever restores it checks it. ``progress``: called as it gets on. Raises TalkError,
+        OSError, what ``progress`` raises.
+        """
         progress()
         with self._connect(node, restoring=True) as sock:
             talk.send(sock, Fetch(key=key))
             answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if not isinstance(answer, Found):
                 raise TalkError(
-                    answer.reason if isinstance(answer, talk.Refused) else "not an answer to a fetch"
+                    answer.reason
+                    if isinstance(answer, talk.Refused)
+                    else "not an answer to a fetch"
                 )
             return answer.header, receive_part(sock, answer.header, progress=progress)
 
-    def _ask_all(self, ask: Callable[[int], tuple[Key, ...]]) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
+    def _ask_all(
+        self, ask: Callable[[int], tuple[Key, ...]]
+    ) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
         """Each other node with what it answers, or why it does not."""
 
         def answer(node: int) -> tuple[Key, ...] | str:
@@ -188,8 +217,10 @@ class Peers:
 def receive_part(
     sock: socket.socket, header: Header, *, progress: Callable[[], None] | None = None
 ) -> MemoryFile:
-    """Read a part's data into a memory file. ``progress``: it is wanted however long it takes, called after each
-    PIECE_BYTES; None: the data are worth a limited wait for all of them, and are checked. Raises TalkError, OSError."""
+    """Read a part's data into a memory file. ``progress``: it is wanted however long it takes,
+    called after each PIECE_BYTES; None: the data are worth a limited wait for all of them, and are
+    checked. Raises TalkError, OSError.
+    """
     memory = create(header.bytes, name="copy")
     some = header.bytes if progress is None else PIECE_BYTES
     try:

@@ -1,8 +1,10 @@
-"""Messages of the keepers: a length, a JSON document, and for some a descriptor or raw bytes after it.
+"""Messages of the keepers: a length, a JSON document, and for some a descriptor or raw bytes after
+it.
 
-Over a unix socket within a node, whose ends know each other's user id from the kernel; over TCP between nodes, where
-both ends prove that they know the run's token (``recovery.transport.auth``). What follows is
-neither encrypted nor signed: checksums find corruption, not an attacker in the network.
+Over a unix socket within a node, whose ends know each other's user id from the kernel; over TCP
+between nodes, where both ends prove that they know the run's token (``recovery.transport.auth``).
+What follows is neither encrypted nor signed: checksums find corruption, not an attacker in the
+network.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ class Put(_Message):
 
 
 class Note(_Message):
-    """The keeper of ``node`` holds ``held``; ``version``: higher than that of anything it said before; ``on``: nodes
-    that whoever gets this passes it on to, in the order of the ring."""
+    """The keeper of ``node`` holds ``held``; ``version``: higher than that of anything it said
+    before; ``on``: nodes that whoever gets this passes it on to, in the order of the ring.
+    """
 
     node: int
     version: int
@@ -80,8 +83,10 @@ class Fetch(_Message):
 
 
 class Forget(_Message):
-    """Let go of what generations before ``before`` saved after ``step``, here and everywhere, and take no more of it:
-    the state may have been corrupted before anybody noticed. The answer names what is gone from here."""
+    """Let go of what generations before ``before`` saved after ``step``, here and everywhere, and
+    take no more of it: the state may have been corrupted before anybody noticed. The answer names
+    what is gone from here.
+    """
 
     ask: Literal["forget"] = "forget"
     step: int
@@ -89,8 +94,10 @@ class Forget(_Message):
 
 
 class Kept(_Message):
-    """It is kept. ``released``: buffers of this seat that may be used again; ``copies``: nodes that hold it besides;
-    ``alone``: why there is no copy; ``version``: as of ``Note``, in an answer to a keeper."""
+    """It is kept. ``released``: buffers of this seat that may be used again; ``copies``: nodes that
+    hold it besides; ``alone``: why there is no copy; ``version``: as of ``Note``, in an answer to a
+    keeper.
+    """
 
     answer: Literal["kept"] = "kept"
     held: tuple[Key, ...] = ()
@@ -145,15 +152,19 @@ def send(sock: socket.socket, message: BaseModel, fds: Sequence[int] = ()) -> No
 
 
 def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | None] | None:
-    """A request and the descriptor that came with it, the caller's to close; None: the other side closed.
+    """A request and the descriptor that came with it, the caller's to close; None: the other side
+    closed.
 
-    Raises TalkError, OSError."""
+    Raises TalkError, OSError.
+    """
     got = _receive(sock, limit_s, MAX_MESSAGE)
     return None if got is None else (_parse(_ASKS, got[0], got[1]), got[1])
 
 
 def receive_answer(sock: socket.socket, *, limit_s: float) -> tuple[Answer, int | None]:
-    """An answer and the descriptor that came with it, the caller's to close. Raises TalkError, OSError."""
+    """An answer and the descriptor that came with it, the caller's to close. Raises TalkError,
+    OSError.
+    """
     got = _receive(sock, limit_s, MAX_MESSAGE)
     if got is None:
         raise ConnectionResetError("the keeper closed the connection")
@@ -173,9 +184,11 @@ def receive_into(sock: socket.socket, data: memoryview, *, limit_s: float) -> No
 
 
 def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> None:
-    """Send the first ``size`` bytes of a file; ``limit_s``: longest wait for the other side to take some.
+    """Send the first ``size`` bytes of a file; ``limit_s``: longest wait for the other side to take
+    some.
 
-    Raises OSError."""
+    Raises OSError.
+    """
     if size:
         sock.settimeout(limit_s)
         with open(fd, "rb", closefd=False) as data:

@@ -1,5 +1,5 @@
-"""Asynchronous saves: the state is copied to host memory, which is all that training waits for, and written from there
-by a thread of its own while training goes on.
+"""Asynchronous saves: the state is copied to host memory, which is all that training waits for, and
+written from there by a thread of its own while training goes on.
 
 One save at a time; the memory for the copy is taken once and used again.
 """
@@ -27,13 +27,17 @@ LOOK_S = 0.05
 
 
 class Snapshot:
-    """Host memory that holds a copy of chunks: pinned where they come from a GPU, in huge pages where there are any."""
+    """Host memory that holds a copy of chunks: pinned where they come from a GPU, in huge pages
+    where there are any.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
 
     def prepare(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> None:
-        """Get the memory now. The first touch of fresh memory takes several times as long as a copy."""
+        """Get the memory now. The first touch of fresh memory takes several times as long as a
+        copy.
+        """
         sizes = [end for _, end in _packed(chunks)]
         if len(sizes) > len(self._blocks) or any(
             size > len(block) for size, block in zip(sizes, self._blocks, strict=False)
@@ -49,7 +53,11 @@ class Snapshot:
         for block, (offsets, _) in zip(self._blocks, _packed(chunks), strict=False):
             for offset in offsets:
                 chunk = chunks[len(copies)]
-                into = block[offset : offset + chunk.bytes].view(chunk.data.dtype).view(chunk.data.shape)
+                into = (
+                    block[offset : offset + chunk.bytes]
+                    .view(chunk.data.dtype)
+                    .view(chunk.data.shape)
+                )
                 for target, source in strides.strides(into, chunk.data):
                     target.copy_(source, non_blocking=True)
                     since += source.numel() * source.element_size()
@@ -134,8 +142,9 @@ class Background:
         self._thread.start()
 
     def wait(self, limit_s: float, progress: Progress | None = None) -> bool:
-        """Whether it has ended, after waiting so long for it; with ``progress``, so long from one sign of life to the
-        next: it is called with each."""
+        """Whether it has ended, after waiting so long for it; with ``progress``, so long from one
+        sign of life to the next: it is called with each.
+        """
         moves, until_s = self._moves, time.monotonic() + limit_s
         while self._thread is not None and self.busy:
             now_s = time.monotonic()

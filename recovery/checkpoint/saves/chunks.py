@@ -21,9 +21,9 @@ SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A box of a named tensor. ``shape``: of the whole tensor; ``at``, ``size``: the box in it, one number a
-    dimension; ``data``: the box itself, a live reference; ``replicated``: every rank holds the same; ``learned``:
-    it can hold a NaN or an infinity only by mistake.
+    """A box of a named tensor. ``shape``: of the whole tensor; ``at``, ``size``: the box in it, one
+    number a dimension; ``data``: the box itself, a live reference; ``replicated``: every rank holds
+    the same; ``learned``: it can hold a NaN or an infinity only by mistake.
     """
 
     name: str
@@ -46,27 +46,39 @@ class Chunk:
 
 
 def chunks_of(tensors: Mapping[str, Tensor], learned: Collection[str] | None = None) -> list[Chunk]:
-    """What this rank holds of each tensor, in the given order: of a DTensor its local shard, else all of it.
-    ``learned``: those that are to be finite; all, without it."""
+    """What this rank holds of each tensor, in the given order: of a DTensor its local shard, else
+    all of it. ``learned``: those that are to be finite; all, without it.
+    """
     chunks = [_chunk(name, tensor) for name, tensor in tensors.items()]
-    return chunks if learned is None else [replace(one, learned=one.name in learned) for one in chunks]
+    return (
+        chunks if learned is None else [replace(one, learned=one.name in learned) for one in chunks]
+    )
 
 
 def _chunk(name: str, tensor: Tensor) -> Chunk:
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return Chunk(
-            name=name, shape=shape, at=(0,) * len(shape), size=shape, data=tensor.detach(), replicated=True
+            name=name,
+            shape=shape,
+            at=(0,) * len(shape),
+            size=shape,
+            data=tensor.detach(),
+            replicated=True,
         )
-    size, at = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    size, at = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     local = tensor.to_local().detach()
     replicated = all(placement.is_replicate() for placement in tensor.placements)
-    return Chunk(name=name, shape=shape, at=tuple(at), size=tuple(size), data=local, replicated=replicated)
+    return Chunk(
+        name=name, shape=shape, at=tuple(at), size=tuple(size), data=local, replicated=replicated
+    )
 
 
 def share(chunks: Sequence[Chunk], writer: int, writers: int) -> list[Chunk]:
-    """What of them ``writer`` of ``writers`` writes: of a replicated tensor its rows (small ones go to the first),
-    of a sharded one all it holds.
+    """What of them ``writer`` of ``writers`` writes: of a replicated tensor its rows (small ones go
+    to the first), of a sharded one all it holds.
     """
     mine = []
     for chunk in chunks:
@@ -82,7 +94,9 @@ def share(chunks: Sequence[Chunk], writer: int, writers: int) -> list[Chunk]:
 
 
 def flat(tensor: Tensor) -> Tensor | None:
-    """The bytes of a tensor as a view of its memory, None where they do not lie one after the other in order."""
+    """The bytes of a tensor as a view of its memory, None where they do not lie one after the other
+    in order.
+    """
     return tensor.reshape(-1).view(torch.uint8) if tensor.is_contiguous() else None
 
 

@@ -1,7 +1,8 @@
-"""Delta checkpoints: pieces that an older checkpoint holds already are referred to instead of written again.
+"""Delta checkpoints: pieces that an older checkpoint holds already are referred to instead of
+written again.
 
-What is the same is told by size and checksum alone, so it does not matter who wrote the older one, or in which
-lineage; a reference always leads straight to the checkpoint that holds the bytes.
+What is the same is told by size and checksum alone, so it does not matter who wrote the older one,
+or in which lineage; a reference always leads straight to the checkpoint that holds the bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from recovery.checkpoint.saves.part import Known, file_of
 
 
 def base_of(directory: Path, step: int, writer: int, every: int) -> tuple[Known | None, int]:
-    """What the newest checkpoint of the lineage before ``step`` offers ``writer``, and how many deltas on from a full
-    one the next is: (None, 0) for a full one, which is every ``every``-th.
+    """What the newest checkpoint of the lineage before ``step`` offers ``writer``, and how many
+    deltas on from a full one the next is: (None, 0) for a full one, which is every ``every``-th.
     """
     if every <= 1:
         return None, 0
     lineage, _ = checkpoints.by_lineage(directory)
-    # One that did not verify is no ground to build on: what is referred to may be just what is damaged.
+    # One that did not verify is no ground to build on: what is referred to may be just what is
+    # damaged.
     older = next((c for c in lineage if c.step < step and not checkpoints.is_refused(c)), None)
     if older is None:
         return None, 0
@@ -49,6 +51,12 @@ def _known(older: Checkpoint, stream: list[Piece]) -> Known:
 
 def missing(directory: Path, streams: Mapping[str, Sequence[Piece]]) -> str | None:
     """A file that some piece refers to and that is not there (any more), or None."""
-    wanted = {(piece.where, name) for name, stream in streams.items() for piece in stream if piece.where}
-    gone = (f"{where}/{name}" for where, name in sorted(wanted) if not (directory / where / name).is_file())
+    wanted = {
+        (piece.where, name) for name, stream in streams.items() for piece in stream if piece.where
+    }
+    gone = (
+        f"{where}/{name}"
+        for where, name in sorted(wanted)
+        if not (directory / where / name).is_file()
+    )
     return next(gone, None)

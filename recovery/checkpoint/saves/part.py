@@ -1,6 +1,8 @@
-"""Writes what one rank has to write of a checkpoint: one file, in one pass from the tensors' own memory.
+"""Writes what one rank has to write of a checkpoint: one file, in one pass from the tensors' own
+memory.
 
-Checksums, and whether the values are finite, are worked out on another thread meanwhile; nothing is read back.
+Checksums, and whether the values are finite, are worked out on another thread meanwhile; nothing is
+read back.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ Known = Callable[[int, str], Piece | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one rank wrote. ``tensors``: name -> {"dtype", "shape", "chunks": [{"at", "size", "offset"}]}, the offset
-    being that in the stream of pieces; ``delta``: how many checkpoints on from the last full one this is.
+    """What one rank wrote. ``tensors``: name -> {"dtype", "shape", "chunks": [{"at", "size",
+    "offset"}]}, the offset being that in the stream of pieces; ``delta``: how many checkpoints on
+    from the last full one this is.
     """
 
     file: str
@@ -44,13 +47,22 @@ def file_of(writer: int) -> str:
 
 
 def write_part(
-    staging: Path, writer: int, chunks: Sequence[Chunk], tensors: dict[str, dict[str, Any]], *, disk: Disk,
-    known: Known | None = None, delta: int = 0, progress: Progress = quiet,
-) -> Part:  # fmt: skip
-    """Write and sync ``chunks``; ``tensors``: dtype and shape of every tensor of the state; ``known``: what need not be
-    written again; ``progress``: called, by any thread, at least every 32 MB that are copied, looked at or written.
+    staging: Path,
+    writer: int,
+    chunks: Sequence[Chunk],
+    tensors: dict[str, dict[str, Any]],
+    *,
+    disk: Disk,
+    known: Known | None = None,
+    delta: int = 0,
+    progress: Progress = quiet,
+) -> Part:
+    """Write and sync ``chunks``; ``tensors``: dtype and shape of every tensor of the state;
+    ``known``: what need not be written again; ``progress``: called, by any thread, at least every
+    32 MB that are copied, looked at or written.
 
-    Raises OSError when the disk refuses, RuntimeError for a state that is not finite: restoring it would help nobody.
+    Raises OSError when the disk refuses, RuntimeError for a state that is not finite: restoring it
+    would help nobody.
     """
     offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
     path = staging / file_of(writer)
@@ -106,9 +118,13 @@ def _stream(
 
 
 def _write_stream(
-    path: Path, stream: Sequence[list[memoryview]], pool: ThreadPoolExecutor, disk: Disk, known: Known | None,
+    path: Path,
+    stream: Sequence[list[memoryview]],
+    pool: ThreadPoolExecutor,
+    disk: Disk,
+    known: Known | None,
     progress: Progress,
-) -> list[Piece]:  # fmt: skip
+) -> list[Piece]:
     def checksum(parts: list[memoryview]) -> str:
         digest = pieces.checksum(*parts)
         progress()

@@ -1,11 +1,13 @@
-"""Verified restore: nothing live is touched before everything that is wanted has been read and checked.
+"""Verified restore: nothing live is touched before everything that is wanted has been read and
+checked.
 
-A fresh process holds initial values that nothing else could bring back, and a checkpoint may turn out bad at its last
-byte. So all wanted pieces are read twice: first to check them, then, from the page cache, into the tensors, checked
-again. That takes less time than it looks (the first pass is as fast as the disk) and no memory of its own.
+A fresh process holds initial values that nothing else could bring back, and a checkpoint may turn
+out bad at its last byte. So all wanted pieces are read twice: first to check them, then, from the
+page cache, into the tensors, checked again. That takes less time than it looks (the first pass is
+as fast as the disk) and no memory of its own.
 
-Wanted are boxes of global tensors, and so are saved chunks: what was saved by four ranks is loaded by one, two or
-eight alike.
+Wanted are boxes of global tensors, and so are saved chunks: what was saved by four ranks is loaded
+by one, two or eight alike.
 """
 
 from __future__ import annotations
@@ -43,12 +45,16 @@ class CheckpointMismatch(ChaosError):
 
 
 class HalfLoaded(ChaosError):
-    """Data changed between being checked and being loaded: the state holds some of it, and must not be used."""
+    """Data changed between being checked and being loaded: the state holds some of it, and must not
+    be used.
+    """
 
 
 @dataclass(kw_only=True)
 class _Stream:
-    """What is wanted of one file. ``wanted``: (start, target), the target being flat bytes of that place on."""
+    """What is wanted of one file. ``wanted``: (start, target), the target being flat bytes of that
+    place on.
+    """
 
     pieces: list[Piece]
     starts: list[int]
@@ -56,7 +62,9 @@ class _Stream:
 
     @cached_property
     def targets(self) -> dict[int, list[tuple[Tensor, int, int]]]:
-        """Number of a piece -> what it fills: (target, start in the piece, bytes). All that is wanted is known."""
+        """Number of a piece -> what it fills: (target, start in the piece, bytes). All that is
+        wanted is known.
+        """
         found: dict[int, list[tuple[Tensor, int, int]]] = {}
         for start, target in self.wanted:
             length, done = target.numel(), 0
@@ -71,14 +79,20 @@ class _Stream:
 
 
 class Reading:
-    """The restore of some chunks from one checkpoint, in three acts: made (names, types and shapes are compared),
-    ``verify``, ``load``. ``progress``: called while it goes on. Raises CorruptCheckpoint and CheckpointMismatch.
+    """The restore of some chunks from one checkpoint, in three acts: made (names, types and shapes
+    are compared), ``verify``, ``load``. ``progress``: called while it goes on. Raises
+    CorruptCheckpoint and CheckpointMismatch.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, wanted: Sequence[Chunk], *, manifest: Mapping[str, Any] | None = None,
-        slots: Slots | None = None, progress: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        checkpoint: Checkpoint,
+        wanted: Sequence[Chunk],
+        *,
+        manifest: Mapping[str, Any] | None = None,
+        slots: Slots | None = None,
+        progress: Callable[[], None] | None = None,
+    ) -> None:
         self.checkpoint = checkpoint
         self.manifest = checkpoints.manifest_of(checkpoint) if manifest is None else manifest
         self.slots = slots
@@ -104,7 +118,9 @@ class Reading:
         for name, stream in self._streams.items():
             numbers = sorted(stream.targets)
             chosen = [stream.pieces[number] for number in numbers]
-            pieces.check(chosen, checkpoints.path_of(self.checkpoint, name), progress=self._progress)
+            pieces.check(
+                chosen, checkpoints.path_of(self.checkpoint, name), progress=self._progress
+            )
 
     def load(self) -> None:
         """Fill the wanted chunks. Raises HalfLoaded."""
@@ -113,7 +129,8 @@ class Reading:
                 self._load(name, stream)
         except CorruptCheckpoint as error:
             raise HalfLoaded(
-                f"{self.checkpoint.name} changed while it was read: {error}", hint="start this process anew"
+                f"{self.checkpoint.name} changed while it was read: {error}",
+                hint="start this process anew",
             ) from error
         with torch.no_grad():
             for copy, live in self._boxes:
@@ -133,10 +150,14 @@ class Reading:
                     into.copy_(source[start : start + size])
 
         chosen = [stream.pieces[number] for number in numbers]
-        pieces.check(chosen, checkpoints.path_of(self.checkpoint, name), use, progress=self._progress)
+        pieces.check(
+            chosen, checkpoints.path_of(self.checkpoint, name), use, progress=self._progress
+        )
 
     def _want(self, chunk: Chunk, entry: Mapping[str, Any]) -> None:
-        """Find what the chunk consists of. Raises CorruptCheckpoint when something of it is nowhere."""
+        """Find what the chunk consists of. Raises CorruptCheckpoint when something of it is
+        nowhere.
+        """
         saved = entry["chunks"]
         if _is_whole(chunk, saved):  # as most are: saved in one, and wanted as it was
             origin = (0,) * len(chunk.shape)
@@ -163,10 +184,17 @@ class Reading:
             )
 
     def _take(
-        self, chunk: Chunk, live: Tensor | None, source: Mapping[str, Any], start: tuple[int, ...],
-        into: tuple[int, ...], size: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        """``size``: of the box that lies at ``start`` in the saved chunk and at ``into`` in the live one."""
+        self,
+        chunk: Chunk,
+        live: Tensor | None,
+        source: Mapping[str, Any],
+        start: tuple[int, ...],
+        into: tuple[int, ...],
+        size: tuple[int, ...],
+    ) -> None:
+        """``size``: of the box that lies at ``start`` in the saved chunk and at ``into`` in the
+        live one.
+        """
         element = chunk.data.element_size()
         stream = self._streams.get(source["file"])
         if stream is None:
@@ -174,9 +202,12 @@ class Reading:
         if live is not None and size[1:] == tuple(source["size"][1:]) == chunk.size[1:]:
             row = math.prod(size[1:]) * element
             first, last = (into[0] * row, (into[0] + size[0]) * row) if size else (0, element)
-            stream.wanted.append((source["offset"] + (start[0] * row if size else 0), live[first:last]))
+            stream.wanted.append(
+                (source["offset"] + (start[0] * row if size else 0), live[first:last])
+            )
             return
-        copy = torch.empty(source["size"], dtype=chunk.data.dtype)  # of all of the saved chunk, on the host
+        # of all of the saved chunk, on the host
+        copy = torch.empty(source["size"], dtype=chunk.data.dtype)
         bytes_ = flat(copy)
         assert bytes_ is not None
         stream.wanted.append((source["offset"], bytes_))
@@ -194,21 +225,30 @@ def _is_whole(chunk: Chunk, saved: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def refuse_foreign(name: str, saved: Mapping[str, Mapping[str, Any]], wanted: Sequence[Chunk]) -> None:
-    """Raise CheckpointMismatch, naming the first differences, unless names, types and shapes are the same."""
+def refuse_foreign(
+    name: str, saved: Mapping[str, Mapping[str, Any]], wanted: Sequence[Chunk]
+) -> None:
+    """Raise CheckpointMismatch, naming the first differences, unless names, types and shapes are
+    the same.
+    """
     here = {chunk.name: (chunk.dtype, list(chunk.shape)) for chunk in wanted}
     there = {key: (entry["dtype"], list(entry["shape"])) for key, entry in saved.items()}
     if here == there:
         return
-    differ = [f"{key} is {_words(there[key])} there, {_words(here[key])} here" for key in here
-              if key in there and here[key] != there[key]]  # fmt: skip
+    differ = [
+        f"{key} is {_words(there[key])} there, {_words(here[key])} here"
+        for key in here
+        if key in there and here[key] != there[key]
+    ]
     differ += [f"{key} is only in the checkpoint" for key in there if key not in here]
     differ += [f"{key} is only in the job" for key in here if key not in there]
     more = f" (and {len(differ) - NAMED} more)" if len(differ) > NAMED else ""
     raise CheckpointMismatch(
         f"{name} does not fit this job: {'; '.join(differ[:NAMED])}{more}",
-        hint="use the model, optimizer and types that wrote it (the number of ranks may differ), or another "
-        "checkpoint directory",
+        hint=(
+            "use the model, optimizer and types that wrote it (the number of ranks may differ), or"
+            " another checkpoint directory"
+        ),
     )
 
 
@@ -224,27 +264,34 @@ def refuse_other_scalars(name: str, saved: Mapping[str, Any], here: Mapping[str,
         if there[what] != ours[what]:
             raise CheckpointMismatch(
                 f"{name} does not fit this job: {what}: {there[what]} there, {ours[what]} here",
-                hint="use the optimizer and scheduler that wrote it, or another checkpoint directory",
+                hint=(
+                    "use the optimizer and scheduler that wrote it, or another checkpoint directory"
+                ),
             )
 
 
 def planned(
     name: str, state: TrainState, scalars: Mapping[str, Any], table: Mapping[str, Mapping[str, Any]]
 ) -> Slots:
-    """Slots of the optimizer as a checkpoint has them. ``table``: type and shape of its tensors. Raises
-    CheckpointMismatch."""
+    """Slots of the optimizer as a checkpoint has them. ``table``: type and shape of its tensors.
+    Raises CheckpointMismatch.
+    """
     here = state.scalars()
     refuse_other_scalars(name, scalars, here)
     ours, theirs = here["optimizer"]["made"], scalars.get("optimizer", here["optimizer"])["made"]
     held = {key: tensor for key, tensor in state.tensors().items() if key.startswith("model.")}
     wanted = {chunk.name: chunk for chunk in chunks_of(held)}
     model = {
-        key: (entry["dtype"], list(entry["shape"])) for key, entry in table.items() if key[:6] == "model."
+        key: (entry["dtype"], list(entry["shape"]))
+        for key, entry in table.items()
+        if key[:6] == "model."
     }
     if theirs != ours or model != {key: (c.dtype, list(c.shape)) for key, c in wanted.items()}:
         refuse_foreign(name, table, chunks_of(state.tensors(state.expected())))
     problem = (
-        f"the optimizer keeps {', '.join(theirs)} there, {', '.join(ours)} here" if theirs != ours else ""
+        f"the optimizer keeps {', '.join(theirs)} there, {', '.join(ours)} here"
+        if theirs != ours
+        else ""
     )
     try:
         slots = state.planned(scalars)
@@ -259,8 +306,9 @@ def planned(
 
 
 def _rules(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be the same there and here. The type of the optimizer is not known of older checkpoints, whose slots
-    tell it instead."""
+    """What has to be the same there and here. The type of the optimizer is not known of older
+    checkpoints, whose slots tell it instead.
+    """
     optimizer = scalars.get("optimizer")
     groups = scalars["lr"] if optimizer is None else optimizer["groups"]
     rules = {"parameter groups": len(groups), "scheduler": sorted(scalars["scheduler"])}
@@ -291,6 +339,7 @@ def _box(at: Sequence[int], size: Sequence[int]) -> Box:
 
 def _metadata(chunk: Chunk, saved: Sequence[Mapping[str, Any]]) -> TensorStorageMetadata:
     return TensorStorageMetadata(
-        properties=TensorProperties(dtype=chunk.data.dtype), size=torch.Size(chunk.shape),
+        properties=TensorProperties(dtype=chunk.data.dtype),
+        size=torch.Size(chunk.shape),
         chunks=[_box(entry["at"], entry["size"]) for entry in saved],
-    )  # fmt: skip
+    )

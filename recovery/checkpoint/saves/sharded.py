@@ -1,8 +1,8 @@
 """Parts of one checkpoint, written by several ranks at the same time, become one.
 
-Each rank puts its data file and then a record of it into the staging directory that step and generation name; the
-first one waits for all records and commits. Only the file system is used, so a save is no collective: ranks that have
-written their part train on.
+Each rank puts its data file and then a record of it into the staging directory that step and
+generation name; the first one waits for all records and commits. Only the file system is used, so a
+save is no collective: ranks that have written their part train on.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
 
 
 class Shown:
-    """Progress with a part, also where the waiting writer 0 can see it: the file's time is set, at most once in SHOW_S.
-    A part does not grow while it is hashed, synced, or the same as before. By any thread."""
+    """Progress with a part, also where the waiting writer 0 can see it: the file's time is set, at
+    most once in SHOW_S. A part does not grow while it is hashed, synced, or the same as before. By
+    any thread.
+    """
 
     def __init__(self, part: Path, progress: Callable[[], None]) -> None:
         self._part = part
@@ -60,8 +62,9 @@ class Shown:
 
 
 def give_up(note: Path, why: str) -> None:
-    """Tell the rank that waits not to; a disk that takes not even that makes it wait its time. ``note``: see
-    ``recovery.checkpoint.files.checkpoints.refusal_of``."""
+    """Tell the rank that waits not to; a disk that takes not even that makes it wait its time.
+    ``note``: see ``recovery.checkpoint.files.checkpoints.refusal_of``.
+    """
     hidden = note.with_name(f"{note.name}-{os.getpid()}")
     try:
         hidden.write_text(why)
@@ -71,14 +74,20 @@ def give_up(note: Path, why: str) -> None:
 
 
 def gather(
-    staging: Path, writers: int, *, timeout_s: float, check: Callable[[], None],
-    note_of: Callable[[int], Path], still: Callable[[], None] = lambda: None,
-) -> list[Part]:  # fmt: skip
-    """Wait for the parts of the other writers (1 and up), and read them; the records are removed. ``timeout_s``: in
-    which a part does not change (see ``Shown``); ``note_of``: where a writer says that it gave up; ``still``: asked now
-    and then whether waiting makes sense, and may raise.
+    staging: Path,
+    writers: int,
+    *,
+    timeout_s: float,
+    check: Callable[[], None],
+    note_of: Callable[[int], Path],
+    still: Callable[[], None] = lambda: None,
+) -> list[Part]:
+    """Wait for the parts of the other writers (1 and up), and read them; the records are removed.
+    ``timeout_s``: in which a part does not change (see ``Shown``); ``note_of``: where a writer says
+    that it gave up; ``still``: asked now and then whether waiting makes sense, and may raise.
 
-    Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` and ``still`` raise.
+    Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` and ``still``
+    raise.
     """
     parts = []
     for writer in range(1, writers):
@@ -93,7 +102,9 @@ def gather(
             if seen != last:
                 last, deadline_s = seen, now_s + timeout_s
             if now_s > deadline_s:
-                raise TimeoutError(f"the part of writer {writer} did not come within {timeout_s:g} s")
+                raise TimeoutError(
+                    f"the part of writer {writer} did not come within {timeout_s:g} s"
+                )
             if now_s > due_s:
                 due_s = now_s + STILL_S
                 still()
@@ -104,18 +115,24 @@ def gather(
 
 
 def merge(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
-    """The manifest's facts and the streams of all parts. Raises RuntimeError when they do not make one whole state."""
+    """The manifest's facts and the streams of all parts. Raises RuntimeError when they do not make
+    one whole state.
+    """
     tensors: dict[str, dict[str, Any]] = {}
     for part in parts:
         for name, entry in part.tensors.items():
-            whole = tensors.setdefault(name, {"dtype": entry["dtype"], "shape": entry["shape"], "chunks": []})
+            whole = tensors.setdefault(
+                name, {"dtype": entry["dtype"], "shape": entry["shape"], "chunks": []}
+            )
             if (whole["dtype"], whole["shape"]) != (entry["dtype"], entry["shape"]):
                 raise RuntimeError(f"{part.file} holds another {name} than {parts[0].file}")
             whole["chunks"] += [{**chunk, "file": part.file} for chunk in entry["chunks"]]
     for name, entry in tensors.items():
         held = sum(math.prod(chunk["size"]) for chunk in entry["chunks"])
         if held != math.prod(entry["shape"]):
-            raise RuntimeError(f"the parts hold {held} of {math.prod(entry['shape'])} values of {name}")
+            raise RuntimeError(
+                f"the parts hold {held} of {math.prod(entry['shape'])} values of {name}"
+            )
     facts = {"tensors": tensors, "delta": max(part.delta for part in parts), "writers": len(parts)}
     return facts, {part.file: part.stream for part in parts}
 
@@ -126,8 +143,11 @@ def _read(path: Path) -> Part:
     if raw["self"] != pieces.checksum(json.dumps(record).encode()):
         raise RuntimeError(f"{path.name} does not match its own checksum")
     return Part(
-        file=record["file"], stream=pieces.parse(record["pieces"]), tensors=record["tensors"], delta=record["delta"]
-    )  # fmt: skip
+        file=record["file"],
+        stream=pieces.parse(record["pieces"]),
+        tensors=record["tensors"],
+        delta=record["delta"],
+    )
 
 
 def _record(writer: int) -> str:

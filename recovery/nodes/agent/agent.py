@@ -1,7 +1,8 @@
 """The agent of one node: starts and watches its processes for a coordinator, which it dials.
 
-Away from the coordinator it goes on alone: processes train on, and what they say and how they end is kept and told
-later, in order. It ends when the coordinator says so, or has been away for the lease; its processes end with it.
+Away from the coordinator it goes on alone: processes train on, and what they say and how they end
+is kept and told later, in order. It ends when the coordinator says so, or has been away for the
+lease; its processes end with it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
 SILENT_S = (
-    3.0  # the coordinator asks for the time every second; a cut network may keep a connection dead for long
+    # the coordinator asks for the time every second; a cut network may keep a connection dead for
+    # long
+    3.0
 )
 STRAYS_EVERY_S = 2.0
 ASLEEP_S = 1.0  # between two turns: it is not the coordinator that was silent
@@ -47,10 +50,12 @@ ASLEEP_S = 1.0  # between two turns: it is not the coordinator that was silent
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one from which it
-    reaches the coordinator; ``scratch``: directory for event logs and outputs; ``lease_s``: how long it goes on without
-    a coordinator; ``devices``: as torch names them; ``coordinator_boot``: of its machine: if that is this one too, what
-    ranks share with their agent lies in files, so that nothing they wrote is lost with the node."""
+    """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one
+    from which it reaches the coordinator; ``scratch``: directory for event logs and outputs;
+    ``lease_s``: how long it goes on without a coordinator; ``devices``: as torch names them;
+    ``coordinator_boot``: of its machine: if that is this one too, what ranks share with their agent
+    lies in files, so that nothing they wrote is lost with the node.
+    """
 
     coordinator: tuple[str, int]
     node: int
@@ -65,14 +70,17 @@ class AgentConfig:
 
 
 class Agent:
-    """``run`` is all there is to do, on the main thread of a process of its own. Raises InfrastructureError, and
-    ScenarioError where its scratch directory is its coordinator's."""
+    """``run`` is all there is to do, on the main thread of a process of its own. Raises
+    InfrastructureError, and ScenarioError where its scratch directory is its coordinator's.
+    """
 
     def __init__(self, config: AgentConfig) -> None:
         processes.become_subreaper()
         self._config = config
         self._server = config.recipe.server()
-        self._dialler = Dialler(config.coordinator, config.token, source=config.address, say=self._say)
+        self._dialler = Dialler(
+            config.coordinator, config.token, source=config.address, say=self._say
+        )
         self._link: Link | None = None
         self._welcome = False
         self._epoch = 0
@@ -105,8 +113,9 @@ class Agent:
         self._beat_s = self._looked_s = 0.0
 
     def run(self) -> str:
-        """Serve until told to end; why it ended. Everything it started is gone then. Raises InfrastructureError when
-        processes cannot be started here at all."""
+        """Serve until told to end; why it ended. Everything it started is gone then. Raises
+        InfrastructureError when processes cannot be started here at all.
+        """
         try:
             self._server.await_ready()
             self._away_s = time.monotonic()
@@ -134,7 +143,9 @@ class Agent:
         for fd in (self._ward.fileno(), self._wake, self._dialler.fileno()):
             poll.register(fd, select.POLLIN)
         if self._link is not None:
-            poll.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0))
+            poll.register(
+                self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0)
+            )
         due_s = self._looked_s + (BEAT_S if self._ward.pids else IDLE_BEAT_S)
         poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
         with suppress(BlockingIOError):
@@ -161,17 +172,22 @@ class Agent:
     def _hear(self) -> None:
         reports = self._ward.reports()
         if reports:
-            self._beat(time.monotonic(), at_once=True)  # whoever hears of it looks at the marks next
+            # whoever hears of it looks at the marks next
+            self._beat(time.monotonic(), at_once=True)
         for report in reports:
             self._ward.tell_of(report)
 
     def _beat(self, now_s: float, *, at_once: bool = False) -> None:
-        """What changed; nothing, if nothing was said for long. Dropped when the coordinator does not keep up."""
+        """What changed; nothing, if nothing was said for long. Dropped when the coordinator does
+        not keep up.
+        """
         if not self._keeps_up or self._link is None:
             return
         marks, states = self._ward.marks(), self._ward.states()
         moved = {name: mark for name, mark in marks.items() if self._said_marks.get(name) != mark}
-        turned = {name: state for name, state in states.items() if self._said_states.get(name) != state}
+        turned = {
+            name: state for name, state in states.items() if self._said_states.get(name) != state
+        }
         news = moved or any(
             "t" in (turned[name] + self._said_states.get(name, "")).lower() for name in turned
         )
@@ -180,12 +196,17 @@ class Agent:
             return
         self._said_marks, self._said_states, self._beat_s = marks, states, now_s
         beat = protocol.Beat(
-            time_ns=time.monotonic_ns(), marks=moved, states=turned, pulses=dict(self._ward.pulses())
-        )  # fmt: skip
+            time_ns=time.monotonic_ns(),
+            marks=moved,
+            states=turned,
+            pulses=dict(self._ward.pulses()),
+        )
         self._link.put(beat, got=self._post.received)
 
     def _press(self, now_s: float) -> None:
-        """Tell how short of processors the ranks are; dropped when the coordinator does not keep up."""
+        """Tell how short of processors the ranks are; dropped when the coordinator does not keep
+        up.
+        """
         pids = self._ward.ranks()
         if now_s < self._press_due_s or not pids or not self._keeps_up or self._link is None:
             return
@@ -236,10 +257,16 @@ class Agent:
         self._read.clear()
 
     def _reap_strays(self) -> None:
-        """Orphans become ours, and nobody else waits for them; whoever is seen ended twice is nobody else's."""
+        """Orphans become ours, and nobody else waits for them; whoever is seen ended twice is
+        nobody else's.
+        """
         ours = {*self._ward.pids.values(), self._server.process.pid}
         me = str(os.getpid())
-        ended = {pid for pid, fields in processes.everybody() if fields[:2] == ["Z", me] and pid not in ours}
+        ended = {
+            pid
+            for pid, fields in processes.everybody()
+            if fields[:2] == ["Z", me] and pid not in ours
+        }
         for pid in ended & self._strays:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
@@ -255,10 +282,18 @@ class Agent:
         self._heard_s = time.monotonic()
         config = self._config
         hello = protocol.Hello(
-            node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
-            boot=boot_id(), address=config.address or link.address, devices=config.devices, scratch=str(config.scratch),
-            processes=dict(self._ward.pids), versions=dict(config.versions), lease_s=config.lease_s,
-        )  # fmt: skip
+            node=config.node,
+            incarnation=self._incarnation,
+            epoch=self._epoch,
+            host=os.uname().nodename,
+            boot=boot_id(),
+            address=config.address or link.address,
+            devices=config.devices,
+            scratch=str(config.scratch),
+            processes=dict(self._ward.pids),
+            versions=dict(config.versions),
+            lease_s=config.lease_s,
+        )
         link.put(hello, got=self._post.received)
 
     def _obey(self) -> None:
@@ -337,7 +372,9 @@ class Agent:
         self._post.add(protocol.Cleared(left=left))
 
     def _lose(self, why: str, after_s: float = 0.0) -> None:
-        """The connection is of no use any more. Only the end of this process closes one in order."""
+        """The connection is of no use any more. Only the end of this process closes one in
+        order.
+        """
         if self._link is None:
             return
         self._link.reset()

@@ -1,4 +1,6 @@
-"""The processes of one node as its agent tells of them: what happens to them becomes messages for the coordinator."""
+"""The processes of one node as its agent tells of them: what happens to them becomes messages for
+the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ KEPT_ENDED = 1024  # a coordinator that takes over is told of them again
 
 class Ward:
     """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by
-    ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: who lives; ``ended``: the
-    newest KEPT_ENDED of all others.
+    ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: who lives;
+    ``ended``: the newest KEPT_ENDED of all others.
 
-    Of a process that has ended nothing else is held once the coordinator has confirmed what it wrote, and its files
-    are deleted then.
+    Of a process that has ended nothing else is held once the coordinator has confirmed what it
+    wrote, and its files are deleted then.
     """
 
     def __init__(
@@ -69,9 +71,12 @@ class Ward:
             self._send_files(report.process, last=True)
             self.pids.pop(report.process, None)
             ended = protocol.Ended(
-                process=report.process, exit_code=report.exit_code, signal=report.signal, time_ns=report.time_ns,
+                process=report.process,
+                exit_code=report.exit_code,
+                signal=report.signal,
+                time_ns=report.time_ns,
                 mark=_words(self._node.mark(report.process)),
-            )  # fmt: skip
+            )
             self.ended.append(ended)
             for book in (self._ranks, self._spoken, self._deaf):
                 book.discard(report.process)
@@ -107,7 +112,9 @@ class Ward:
         return {name: astuple(self._node.pulse(name)) for name in silent}
 
     def start(self, start: protocol.Start, waiting: Callable[[], None] | None = None) -> None:
-        """Start a process, and say whether it worked. ``waiting``: called now and then meanwhile."""
+        """Start a process, and say whether it worked. ``waiting``: called now and then
+        meanwhile.
+        """
         try:
             config = json.loads(start.config)
             config["parent"] = os.getpid()
@@ -128,7 +135,9 @@ class Ward:
         self._post.add(protocol.Started(process=start.process, pid=pid))
 
     def tell(self, process: str, message: Message) -> None:
-        """Pass a message on. One that reads nothing would hold everybody up again with each message."""
+        """Pass a message on. One that reads nothing would hold everybody up again with each
+        message.
+        """
         hears = process in self.pids and process not in self._deaf
         if hears and not self._node.send(process, message):
             self._deaf.add(process)
@@ -144,8 +153,9 @@ class Ward:
             self._node.signal(name, signal.SIGTERM)
 
     def clear(self) -> dict[int, str]:
-        """Kill and reap everything; what could not be removed. Messages of what they wrote follow; this is of no use
-        any more."""
+        """Kill and reap everything; what could not be removed. Messages of what they wrote follow;
+        this is of no use any more.
+        """
         left = self._node.close()
         self.forward_rest()
         return left
@@ -175,6 +185,12 @@ class Ward:
 
 def _words(mark: Mark) -> MarkWords:
     return (
-        mark.generation, mark.step, PHASES.index(mark.phase), mark.collective, mark.time_ns, mark.committed,
-        mark.last_seq, mark.busy_s,
-    )  # fmt: skip
+        mark.generation,
+        mark.step,
+        PHASES.index(mark.phase),
+        mark.collective,
+        mark.time_ns,
+        mark.committed,
+        mark.last_seq,
+        mark.busy_s,
+    )

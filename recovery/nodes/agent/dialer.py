@@ -1,4 +1,6 @@
-"""An agent's way to its coordinator: a thread that connects and proves itself, so that nothing else waits for that."""
+"""An agent's way to its coordinator: a thread that connects and proves itself, so that nothing else
+waits for that.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
 
 
 class Dialler:
-    """``address``: of the coordinator; ``source``: of this node, to connect from if it is a loopback address; ``say``:
-    what went wrong, each thing once in a row. ``dial`` begins; then the descriptor is readable once ``link`` has
-    something."""
+    """``address``: of the coordinator; ``source``: of this node, to connect from if it is a
+    loopback address; ``say``: what went wrong, each thing once in a row. ``dial`` begins; then the
+    descriptor is readable once ``link`` has something.
+    """
 
     def __init__(
         self, address: tuple[str, int], token: bytes, *, source: str, say: Callable[[str], None]
@@ -44,7 +47,9 @@ class Dialler:
 
     def dial(self, *, after_s: float = 0.0) -> None:
         """Connect, again and again until it works: at once, or ``after_s`` later."""
-        self._thread = threading.Thread(target=self._dial, args=(after_s,), name="dialler", daemon=True)
+        self._thread = threading.Thread(
+            target=self._dial, args=(after_s,), name="dialler", daemon=True
+        )
         self._thread.start()
 
     def link(self) -> Link | None:
@@ -82,9 +87,12 @@ class Dialler:
             pause_s = min(LATEST_S, pause_s * 2)
 
     def _connect(self) -> Link:
-        # Elsewhere the way to the coordinator need not be that of the ranks, and answers are to come back by it.
+        # Elsewhere the way to the coordinator need not be that of the ranks, and answers are to
+        # come back by it.
         source = (self._source, 0) if self._source.startswith("127.") else None
-        sock = socket.create_connection(self._address, timeout=CONNECT_LIMIT_S, source_address=source)
+        sock = socket.create_connection(
+            self._address, timeout=CONNECT_LIMIT_S, source_address=source
+        )
         try:
             return Link(sock, handshake.enter(sock, self._token), FROM_COORDINATOR)
         except BaseException:
@@ -94,4 +102,6 @@ class Dialler:
     def _tell(self, what: str) -> None:
         if what != self._said:
             self._said = what
-            self._say(f"no way to the coordinator at {self._address[0]}:{self._address[1]} yet: {what}")
+            self._say(
+                f"no way to the coordinator at {self._address[0]}:{self._address[1]} yet: {what}"
+            )

@@ -1,4 +1,6 @@
-"""What a coordinator knows of one node and of the processes there. No sockets are touched here but through ``Link``."""
+"""What a coordinator knows of one node and of the processes there. No sockets are touched here but
+through ``Link``.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ MAX_KEPT = 20_000  # messages that wait for one agent
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
     """One node. ``connected``: its agent is, now; ``silent_s``: for how long we listened and heard
-    nothing; ``lost``: why it was given up, "" while it was not; ``offset_ns``, ``bound_ns``: its monotonic clock minus
-    ours, and how far that can be off (None: not measured yet); the rest as its agent said."""
+    nothing; ``lost``: why it was given up, "" while it was not; ``offset_ns``, ``bound_ns``: its
+    monotonic clock minus ours, and how far that can be off (None: not measured yet); the rest as
+    its agent said.
+    """
 
     node: int
     host: str
@@ -72,8 +76,9 @@ class ClockMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class NotKept:
-    """The disk here did not take ``bytes`` that an agent sent of a file, nor will anything later of it be kept: the
-    file stays a beginning of what its process wrote."""
+    """The disk here did not take ``bytes`` that an agent sent of a file, nor will anything later of
+    it be kept: the file stays a beginning of what its process wrote.
+    """
 
     file: str
     bytes: int
@@ -94,8 +99,10 @@ class NodeGone(InfrastructureError):
 
 @dataclass(kw_only=True)
 class Remote:
-    """One process of a node. ``state``: the kernel's letter; ``pulse``: what it got of the processors; ``pid``
-    0: it is being started; ``error``: why it was not; ``told``: said to be dying."""
+    """One process of a node. ``state``: the kernel's letter; ``pulse``: what it got of the
+    processors; ``pid`` 0: it is being started; ``error``: why it was not; ``told``: said to be
+    dying.
+    """
 
     name: str
     node: int
@@ -110,11 +117,13 @@ class Remote:
 
 @dataclass(kw_only=True)
 class Berth:
-    """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``beat_ns``: when
-    its marks came last; ``pressed``: its newest reading of how short of processors it is, and when that was made;
-    ``left_ns``: since when it is not connected (0: it is), ``how`` that ended and the ``pace`` of
-    the other nodes then; ``asked``: something was to be started on it while it was silent; ``wanted_ns``: since when
-    the job waits for it; ``traffic``: bytes sent and received over earlier connections."""
+    """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came;
+    ``beat_ns``: when its marks came last; ``pressed``: its newest reading of how short of
+    processors it is, and when that was made; ``left_ns``: since when it is not connected (0: it
+    is), ``how`` that ended and the ``pace`` of the other nodes then; ``asked``: something was to be
+    started on it while it was silent; ``wanted_ns``: since when the job waits for it; ``traffic``:
+    bytes sent and received over earlier connections.
+    """
 
     node: int
     hello: Hello
@@ -140,15 +149,25 @@ class Berth:
         """For everybody else. ``heard_ns``: when we listened last."""
         hello, offset = self.hello, self.clock.offset(now_ns)
         return NodeInfo(
-            node=self.node, host=hello.host, boot=hello.boot, address=hello.address, devices=hello.devices,
-            scratch=hello.scratch, incarnation=hello.incarnation, versions=dict(hello.versions),
-            connected=self.link is not None, silent_s=max(0, heard_ns - self.silent_ns) / 1e9,
-            lost=self.lost, offset_ns=offset.offset_ns if offset else None,
+            node=self.node,
+            host=hello.host,
+            boot=hello.boot,
+            address=hello.address,
+            devices=hello.devices,
+            scratch=hello.scratch,
+            incarnation=hello.incarnation,
+            versions=dict(hello.versions),
+            connected=self.link is not None,
+            silent_s=max(0, heard_ns - self.silent_ns) / 1e9,
+            lost=self.lost,
+            offset_ns=offset.offset_ns if offset else None,
             bound_ns=offset.bound_ns if offset else None,
-        )  # fmt: skip
+        )
 
     def ours_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int:
-        """A time of the node on our clock; ``boot``: of our machine, with which it may share one."""
+        """A time of the node on our clock; ``boot``: of our machine, with which it may
+        share one.
+        """
         offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
         return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
 
@@ -158,12 +177,20 @@ class Berth:
         return self.ours_ns(theirs_ns, now_ns, boot) if known else None
 
     def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
-        """A progress mark, its time on our clock. Raises IndexError for a phase that there is not."""
+        """A progress mark, its time on our clock. Raises IndexError for a phase that there
+        is not.
+        """
         generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
         return Mark(
-            generation=generation, step=step, phase=PHASES[phase], collective=collective,
-            time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq, busy_s=busy_s,
-        )  # fmt: skip
+            generation=generation,
+            step=step,
+            phase=PHASES[phase],
+            collective=collective,
+            time_ns=self.ours_ns(time_ns, now_ns, boot),
+            committed=committed,
+            last_seq=last_seq,
+            busy_s=busy_s,
+        )
 
     def want(self, now_ns: int) -> None:
         """The job cannot go on without it."""

@@ -1,7 +1,9 @@
-"""A coordinator's connections to the agents of its nodes: who is there, who is missed, who is lost, who is turned away.
+"""A coordinator's connections to the agents of its nodes: who is there, who is missed, who is lost,
+who is turned away.
 
-Nothing blocks but the wait itself. A node that is not heard of is lost when the platform says so, or as
-``recovery.nodes.coordinator.loss`` judges. An agent that was given up is fenced when it comes back.
+Nothing blocks but the wait itself. A node that is not heard of is lost when the platform says so,
+or as ``recovery.nodes.coordinator.loss`` judges. An agent that was given up is fenced when it comes
+back.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from contextlib import suppress
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.berth import Berth, NodeGone, NodeInfo, NodeJoined, NodeLost, NodeNews, Remote
+from recovery.nodes.coordinator.berth import (
+    Berth,
+    NodeGone,
+    NodeInfo,
+    NodeJoined,
+    NodeLost,
+    NodeNews,
+    Remote,
+)
 from recovery.nodes.coordinator.listener import Door
 from recovery.nodes.coordinator.loss import Absence, Data, FleetLimits, How, judge
 from recovery.nodes.link import protocol
@@ -31,7 +41,8 @@ from recovery.process.output import say
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
 ASLEEP_S = 1.0  # between two turns: then nobody is held silent for it
-AWAY_S = 2.0  # between two turns: agents, which hear of us every second, may have hung up, and dial again
+# between two turns: agents, which hear of us every second, may have hung up, and dial again
+AWAY_S = 2.0
 NOTICED_S = 0.25  # after it was away a coordinator knows whose connection had ended
 LOOK_S = 0.01  # while a connection is missed
 MAX_REFUSALS = 100
@@ -41,14 +52,22 @@ FleetReport = Said | Dying | Exited | NodeNews
 
 
 class Harbour:
-    """Listens at ``host`` for agents that know ``token``. ``port``: 0 for any; ``refused``: told who was turned away
-    and why; ``epoch``: higher than that of any coordinator before. ``gone``: asked about nodes that are missed. Raises
-    InfrastructureError."""
+    """Listens at ``host`` for agents that know ``token``. ``port``: 0 for any; ``refused``: told
+    who was turned away and why; ``epoch``: higher than that of any coordinator before. ``gone``:
+    asked about nodes that are missed. Raises InfrastructureError.
+    """
 
     def __init__(
-        self, *, token: bytes, host: str, port: int = 0, clock_ns: Callable[[], int] = time.monotonic_ns,
-        limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        token: bytes,
+        host: str,
+        port: int = 0,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        limits: FleetLimits = FleetLimits(),
+        refused: Callable[[str], None] | None = None,
+        epoch: int = 1,
+    ) -> None:
         self._token = token
         self._clock_ns = clock_ns
         self._limits = limits
@@ -69,22 +88,39 @@ class Harbour:
     # ---- nodes
 
     def await_nodes(
-        self, nodes: Collection[int], *, limit_s: float, gone: Callable[[int], str | None],
+        self,
+        nodes: Collection[int],
+        *,
+        limit_s: float,
+        gone: Callable[[int], str | None],
         stopped: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
-        """Wait until an agent is there for each, or ``stopped``. ``gone``: why a node is known not to be there; it is
-        asked from now on, whenever one is missed. Raises InfrastructureError, which names who did not come and why."""
+    ) -> None:
+        """Wait until an agent is there for each, or ``stopped``. ``gone``: why a node is known not
+        to be there; it is asked from now on, whenever one is missed. Raises InfrastructureError,
+        which names who did not come and why.
+        """
         self._gone = gone
         until_s = time.monotonic() + limit_s
-        while (missing := [node for node in sorted(nodes) if not self._is_there(node)]) and not stopped():
+        while (
+            missing := [node for node in sorted(nodes) if not self._is_there(node)]
+        ) and not stopped():
             lost = {node: why for node in missing if (why := gone(node))}
             if lost or time.monotonic() >= until_s:
-                what = "; ".join(f"node {n}: {lost.get(n) or 'its agent has not dialled'}" for n in missing)
-                refused = f" (turned away: {'; '.join(list(self.refusals)[-3:])})" if self.refusals else ""
+                what = "; ".join(
+                    f"node {n}: {lost.get(n) or 'its agent has not dialled'}" for n in missing
+                )
+                refused = (
+                    f" (turned away: {'; '.join(list(self.refusals)[-3:])})"
+                    if self.refusals
+                    else ""
+                )
                 waited_s = limit_s - max(0.0, until_s - time.monotonic())
                 raise InfrastructureError(
                     f"not all nodes are there after {waited_s:.1f} s: {what}{refused}",
-                    hint=f"an agent has to reach {self.address[0]}:{self.address[1]}; see what the nodes' agents say",
+                    hint=(
+                        f"an agent has to reach {self.address[0]}:{self.address[1]}; see what the"
+                        " nodes' agents say"
+                    ),
                 )
             self._turn(LOOK_S)
 
@@ -92,7 +128,8 @@ class Harbour:
         """Every node that an agent ever came for."""
         now_ns = self._clock_ns()
         return {
-            node: berth.info(now_ns, heard_ns=self._turned_ns) for node, berth in sorted(self._berths.items())
+            node: berth.info(now_ns, heard_ns=self._turned_ns)
+            for node, berth in sorted(self._berths.items())
         }
 
     def traffic(self) -> Mapping[int, tuple[int, int]]:
@@ -100,8 +137,9 @@ class Harbour:
         return {node: berth.bytes_total() for node, berth in self._berths.items()}
 
     def give_up(self, node: int, why: str) -> None:
-        """Count a node as lost: its processes have ended, and whatever still runs there is killed when it is heard of
-        again."""
+        """Count a node as lost: its processes have ended, and whatever still runs there is killed
+        when it is heard of again.
+        """
         berth = self._berths[node]
         if berth.lost:
             return
@@ -213,16 +251,23 @@ class Harbour:
         ended = berth.link is None
         wanted_ns = max(berth.wanted_ns, berth.silent_ns) if berth.wanted else now_ns
         return Absence(
-            how=(berth.how or "reset") if ended else "", ended_s=(now_ns - berth.left_ns) / 1e9 if ended else 0.0,
-            silent_s=(now_ns - berth.silent_ns) / 1e9, data=self._data(berth) if ended else "unknown",
-            trains=ended and self._trains(berth), wanted_s=(now_ns - wanted_ns) / 1e9,
+            how=(berth.how or "reset") if ended else "",
+            ended_s=(now_ns - berth.left_ns) / 1e9 if ended else 0.0,
+            silent_s=(now_ns - berth.silent_ns) / 1e9,
+            data=self._data(berth) if ended else "unknown",
+            trains=ended and self._trains(berth),
+            wanted_s=(now_ns - wanted_ns) / 1e9,
             ours=since_ns < berth.left_ns <= until_ns + NOTICED_S * 1e9,
             alone=not any(self._is_heard(other) for other in self._berths.values()),
             lease_s=berth.hello.lease_s,
-        )  # fmt: skip
+        )
 
     def _is_heard(self, berth: Berth) -> bool:
-        return berth.link is not None and not berth.lost and self._silent_s(berth) <= self._limits.silence_s
+        return (
+            berth.link is not None
+            and not berth.lost
+            and self._silent_s(berth) <= self._limits.silence_s
+        )
 
     def _warn(self, berth: Berth) -> None:
         """Most likely the agent was killed, and all its processes with it."""
@@ -248,13 +293,19 @@ class Harbour:
         known = berth is not None and berth.hello.incarnation == hello.incarnation
         if hello.epoch > self._epoch:
             self._turn_away(
-                link, hello, f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}"
+                link,
+                hello,
+                f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}",
             )
         elif berth is not None and not known and self._is_heard(berth):
-            self._turn_away(link, hello, f"node {hello.node} has an agent already, at {berth.hello.address}")
+            self._turn_away(
+                link, hello, f"node {hello.node} has an agent already, at {berth.hello.address}"
+            )
         elif known and berth is not None:
             if not berth.lost and berth.told:
-                self.give_up(berth.node, "its connection was lost, and its processes counted as dead")
+                self.give_up(
+                    berth.node, "its connection was lost, and its processes counted as dead"
+                )
             self._again(berth, link, parcel)
         elif hello.processes and not self._inherits(
             hello
@@ -283,7 +334,9 @@ class Harbour:
         berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
         self._berths[hello.node] = berth
         link.put(self._welcome())
-        for stranger in hello.processes.keys() - {process.name for process in self._living(hello.node)}:
+        for stranger in hello.processes.keys() - {
+            process.name for process in self._living(hello.node)
+        }:
             berth.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
         self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns, heard_ns=now_ns)))
 
@@ -327,7 +380,9 @@ class Harbour:
         *,
         silence_s: float = math.inf,
     ) -> None:
-        """Turn until something is done. Raises NodeGone when the node is lost meanwhile, or silent for too long."""
+        """Turn until something is done. Raises NodeGone when the node is lost meanwhile, or silent
+        for too long.
+        """
         until_s = time.monotonic() + limit_s
         while not done():
             self._turn(LOOK_S)  # before the judgement: nobody may have listened for long
@@ -382,7 +437,9 @@ class Harbour:
         """It will have ended in a moment."""
 
     @abstractmethod
-    def _end(self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int) -> None:
+    def _end(
+        self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
+    ) -> None:
         """It has ended."""
 
 

@@ -1,4 +1,6 @@
-"""What the ranks of other nodes show of a node that is not heard of: whether its ranks still answer them."""
+"""What the ranks of other nodes show of a node that is not heard of: whether its ranks still answer
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ class DataPath:
     """Times in nanoseconds of the coordinator's clock."""
 
     def __init__(self) -> None:
-        self._failed_ns: dict[int, int] = {}  # node -> when the connections of one of its ranks failed last
+        # node -> when the connections of one of its ranks failed last
+        self._failed_ns: dict[int, int] = {}
 
     def heard(self, node: int, message: object, now_ns: int) -> None:
         """A rank of a node said something."""
@@ -36,7 +39,9 @@ class DataPath:
         return max((p.mark.committed for p in elsewhere), default=0)
 
     def since(self, node: int, ended_ns: int, pace: int, processes: Iterable[Remote]) -> Data:
-        """Of a node whose connection ended, when ``pace`` was as it was. Nobody commits a step without its ranks."""
+        """Of a node whose connection ended, when ``pace`` was as it was. Nobody commits a step
+        without its ranks.
+        """
         others = (ns for other, ns in self._failed_ns.items() if other != node)
         if any(abs(ns - ended_ns) <= PROOF_S * 1e9 for ns in others):
             return "failed"

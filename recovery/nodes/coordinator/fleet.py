@@ -1,8 +1,8 @@
-"""The coordinator's side of all nodes: to it what ``recovery.process.local.Children`` is to the processes of
-one machine.
+"""The coordinator's side of all nodes: to it what ``recovery.process.local.Children`` is to the
+processes of one machine.
 
-``recovery.nodes.coordinator.connections`` has the connections below. Measured with 8 ranks a node at 25 steps
-a second: see ``docs/clusters.md``.
+``recovery.nodes.coordinator.connections`` has the connections below. Measured with 8 ranks a node
+at 25 steps a second: see ``docs/clusters.md``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,18 @@ from recovery.transport.progress_counters import NEVER, Mark
 from recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
-    "ClockMeasured", "Fleet", "FleetLimits", "FleetReport", "NodeGone", "NodeInfo", "NodeJoined", "NodeLost",
-    "NodeNews", "NodeWarned", "NotKept",
-]  # fmt: skip
+    "ClockMeasured",
+    "Fleet",
+    "FleetLimits",
+    "FleetReport",
+    "NodeGone",
+    "NodeInfo",
+    "NodeJoined",
+    "NodeLost",
+    "NodeNews",
+    "NodeWarned",
+    "NotKept",
+]
 
 BYE_LIMIT_S = 10.0
 KEPT_GONE = 1024  # processes
@@ -53,14 +62,22 @@ NEEDED = (Join, Abort, Stop, Inquiry)
 class Fleet(Harbour):
     """Processes by name, wherever they are. For all else see ``Harbour``.
 
-    Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for what is still to come
-    of what they wrote. A name that is not known is that of a process gone long ago.
+    Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for
+    what is still to come of what they wrote. A name that is not known is that of a process gone
+    long ago.
     """
 
     def __init__(
-        self, *, token: bytes, host: str, port: int = 0, clock_ns: Callable[[], int] = time.monotonic_ns,
-        limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        token: bytes,
+        host: str,
+        port: int = 0,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        limits: FleetLimits = FleetLimits(),
+        refused: Callable[[str], None] | None = None,
+        epoch: int = 1,
+    ) -> None:
         self._directory: Path | None = None
         self._unkept: set[str] = set()
         self._processes: dict[str, Remote] = {}  # those that live, or are being started
@@ -68,11 +85,19 @@ class Fleet(Harbour):
         self._inherited = False
         self._paths = DataPath()
         super().__init__(
-            token=token, host=host, port=port, clock_ns=clock_ns, limits=limits, refused=refused, epoch=epoch
+            token=token,
+            host=host,
+            port=port,
+            clock_ns=clock_ns,
+            limits=limits,
+            refused=refused,
+            epoch=epoch,
         )
 
     def close(self) -> dict[int, str]:
-        """End every agent; what could not be removed, as ``Children.close``: pids are of their nodes."""
+        """End every agent; what could not be removed, as ``Children.close``: pids are of their
+        nodes.
+        """
         left = self.begin("", None)
         for berth in self._berths.values():
             berth.post.add(protocol.Bye())
@@ -86,8 +111,9 @@ class Fleet(Harbour):
     # ---- processes
 
     def begin(self, arm: str, directory: Path | None) -> dict[int, str]:
-        """End all processes of all nodes; files of those to come land below ``directory``. What could not be ended: pid
-        (of its node) -> name. ``arm``: of what is to begin, for people."""
+        """End all processes of all nodes; files of those to come land below ``directory``. What
+        could not be ended: pid (of its node) -> name. ``arm``: of what is to begin, for people.
+        """
         there = [berth for berth in self._berths.values() if self._is_there(berth.node)]
         for berth in there:
             berth.cleared = None
@@ -109,8 +135,10 @@ class Fleet(Harbour):
         return left
 
     def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Instead of ``begin``, of a coordinator that takes a job over: what agents go on with is not ended.
-        ``processes``: that may live, by name: node and pid there; others are killed. Before any agent has dialled."""
+        """Instead of ``begin``, of a coordinator that takes a job over: what agents go on with is
+        not ended. ``processes``: that may live, by name: node and pid there; others are killed.
+        Before any agent has dialled.
+        """
         self._directory = directory
         self._inherited = True
         for name, (node, pid) in processes.items():
@@ -123,24 +151,33 @@ class Fleet(Harbour):
             self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
     def spawn(self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str) -> int:
-        """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its event log, relative
-        to the directory of ``begin``, "" for none. Raises NodeGone, InfrastructureError."""
+        """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its
+        event log, relative to the directory of ``begin``, "" for none. Raises NodeGone,
+        InfrastructureError.
+        """
         berth = self._reachable(node)
         patience_s = self._limits.pass_s
         if self._silent_s(berth) > patience_s:
             berth.want(self._clock_ns())
             berth.asked = True
-            self._until(berth, lambda: self._is_heard(berth), patience_s, f"{name} is not asked for")
+            self._until(
+                berth, lambda: self._is_heard(berth), patience_s, f"{name} is not asked for"
+            )
         process = self._processes[name] = Remote(name=name, node=node)
         text = json.dumps(config, separators=(",", ":"))
-        start = protocol.Start(process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log)
+        start = protocol.Start(
+            process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log
+        )
         berth.want(self._clock_ns())
         berth.post.put(start, needed=True)
         try:
             self._until(
-                berth, lambda: bool(process.pid or process.error), self._limits.start_s, f"start {name}",
+                berth,
+                lambda: bool(process.pid or process.error),
+                self._limits.start_s,
+                f"start {name}",
                 silence_s=self._limits.answer_s,
-            )  # fmt: skip
+            )
         except InfrastructureError:
             self._forget(process)
             berth.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
@@ -157,8 +194,9 @@ class Fleet(Harbour):
         return name in self._processes
 
     def send(self, name: str, message: Message) -> bool:
-        """Send a message, with the next look at the nodes; False when the process is gone. It arrives once the node can
-        be reached."""
+        """Send a message, with the next look at the nodes; False when the process is gone. It
+        arrives once the node can be reached.
+        """
         if (berth := self._reached(name)) is None:
             return False
         if needed := isinstance(message, NEEDED):
@@ -173,17 +211,24 @@ class Fleet(Harbour):
             self._flush(berth)
 
     def mark(self, name: str) -> Mark:
-        """The progress mark as last heard of, on our clock; readable after the process's death too."""
+        """The progress mark as last heard of, on our clock; readable after the process's
+        death too.
+        """
         return process.mark if (process := self._known(name)) is not None else NEVER
 
     def os_state(self, name: str) -> str:
-        """The kernel's word on the process as last heard of, X when gone; "?" while its node is silent: what was true
-        then says nothing about now."""
+        """The kernel's word on the process as last heard of, X when gone; "?" while its node is
+        silent: what was true then says nothing about now.
+        """
         process = self._processes.get(name)
         if process is None:
             return "X"
         berth = self._berths.get(process.node)
-        stale_ns = self._turned_ns - berth.beat_ns if berth is not None and berth.link is not None else None
+        stale_ns = (
+            self._turned_ns - berth.beat_ns
+            if berth is not None and berth.link is not None
+            else None
+        )
         return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
 
     def pulse(self, name: str) -> Pulse:
@@ -191,14 +236,19 @@ class Fleet(Harbour):
         return process.pulse if (process := self._known(name)) is not None else Pulse()
 
     def pressures(self) -> Mapping[int, tuple[int, Reading]]:
-        """Node -> how short of processors it was when it last said so, and when that was, on our clock."""
+        """Node -> how short of processors it was when it last said so, and when that was, on our
+        clock.
+        """
         return {
-            node: berth.pressed for node, berth in self._berths.items() if berth.pressed and not berth.lost
+            node: berth.pressed
+            for node, berth in self._berths.items()
+            if berth.pressed and not berth.lost
         }
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
-        """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
-        before its exit. What cannot be kept of it is dropped, and told."""
+        """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and
+        what it wrote, come before its exit. What cannot be kept of it is dropped, and told.
+        """
         until_s = time.monotonic() + timeout_s
         while True:
             left_s = until_s - time.monotonic()
@@ -229,7 +279,9 @@ class Fleet(Harbour):
                     now_ns = self._clock_ns()
                     process.mark = self._mark(berth, frame.mark)
                     time_ns = berth.ours_ns(frame.time_ns, now_ns, self._boot)
-                    self._end(process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns)
+                    self._end(
+                        process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns
+                    )
             case protocol.Beat():
                 self._beat(berth, frame)
             case protocol.Lines():
@@ -242,13 +294,17 @@ class Fleet(Harbour):
             case protocol.Pong():
                 now_ns = self._clock_ns()
                 berth.clock.answered(
-                    sent_ns=frame.sent_ns, received_ns=frame.received_ns, answered_ns=frame.answered_ns,
+                    sent_ns=frame.sent_ns,
+                    received_ns=frame.received_ns,
+                    answered_ns=frame.answered_ns,
                     back_ns=now_ns,
-                )  # fmt: skip
+                )
                 offset = berth.clock.news(now_ns) if berth.pings >= FIRST_PINGS else None
                 if offset is not None:
                     self._news.append(
-                        ClockMeasured(node=berth.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns)
+                        ClockMeasured(
+                            node=berth.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns
+                        )
                     )
             case protocol.Cleared():
                 berth.cleared = frame.left
@@ -256,7 +312,10 @@ class Fleet(Harbour):
                 read_ns = berth.known_ns(frame.time_ns, self._clock_ns(), self._boot)
                 if read_ns is not None:
                     reading = Reading(
-                        cpus=frame.cpus, some_s=frame.some_s, steal_s=frame.steal_s, ranks=frame.ranks
+                        cpus=frame.cpus,
+                        some_s=frame.some_s,
+                        steal_s=frame.steal_s,
+                        ranks=frame.ranks,
                     )
                     berth.pressed = (read_ns, reading)
             case protocol.Warned():
@@ -293,12 +352,14 @@ class Fleet(Harbour):
             why = f"they could not be written here: {error.strerror}"
             self._news.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
 
-    def _end(self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int) -> None:
+    def _end(
+        self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
+    ) -> None:
         process.told = True
         self._forget(process)
         self._news.append(
             Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
-        )  # fmt: skip
+        )
 
     def _forget(self, process: Remote) -> None:
         """It is gone."""

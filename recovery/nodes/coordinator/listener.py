@@ -1,7 +1,8 @@
-"""Where agents come in: listens, and has each stranger prove itself on a thread of its own, within a bound.
+"""Where agents come in: listens, and has each stranger prove itself on a thread of its own, within
+a bound.
 
-Whoever says nothing, or nonsense, delays nobody: when as many strangers talk as may, the one that came first is shown
-out for the next.
+Whoever says nothing, or nonsense, delays nobody: when as many strangers talk as may, the one that
+came first is shown out for the next.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ CLOSE_LIMIT_S = 2 * LIMIT_S
 
 
 class Door:
-    """``address``: to listen at, port 0 for any; ``refused``: told who was turned away and why. ``fileno`` is readable
-    once ``enter`` has somebody. Raises OSError."""
+    """``address``: to listen at, port 0 for any; ``refused``: told who was turned away and why.
+    ``fileno`` is readable once ``enter`` has somebody. Raises OSError.
+    """
 
-    def __init__(self, address: tuple[str, int], token: bytes, *, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, address: tuple[str, int], token: bytes, *, refused: Callable[[str], None]
+    ) -> None:
         self._token = token
         self._refused = refused
         self._listener = socket.create_server(address, backlog=STRANGERS)

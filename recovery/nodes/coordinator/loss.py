@@ -1,9 +1,11 @@
-"""When a node that is not heard of is lost. Pure: what is seen of it, and for how long, comes in as arguments.
+"""When a node that is not heard of is lost. Pure: what is seen of it, and for how long, comes in as
+arguments.
 
-Silence proves nothing: its ranks train on as long as they reach their peers. What proves the end of a node is that its
-agent's process ended (its connection is closed in order, which an agent that only hangs up never does), or that it is
-gone and its ranks' peers say that their connections broke. An agent killed with something unread leaves a reset, as one
-that hangs up does: that is no proof. Short of a proof it is given up only when the job cannot go on without it.
+Silence proves nothing: its ranks train on as long as they reach their peers. What proves the end of
+a node is that its agent's process ended (its connection is closed in order, which an agent that
+only hangs up never does), or that it is gone and its ranks' peers say that their connections broke.
+An agent killed with something unread leaves a reset, as one that hangs up does: that is no proof.
+Short of a proof it is given up only when the job cannot go on without it.
 """
 
 from __future__ import annotations
@@ -18,18 +20,21 @@ Verdict = tuple[Literal["wait", "dying", "lost"], str]
 
 LEASE_GRACE_S = 10.0  # its agent may have noticed later than we that we do not hear each other
 PROOF_S = 1.0  # between the end of a connection and the failure of others that it explains
-MOVED_STEPS = 2  # by which others have got on: one may have been on its way when a rank of theirs died
+# by which others have got on: one may have been on its way when a rank of theirs died
+MOVED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetLimits:
-    """Seconds. ``hint_s``: after which a node whose peers failed is taken for dead; ``redial_s``: after which it, and
-    any whose agent has ended, is lost; ``return_s``: the same, where nothing tells whether it lives; ``node_s``: for
-    which the job waits for a node that is not heard of; ``silence_s``: after which the platform is asked;
-    ``stale_s``: after which what is known of its processes says nothing about now; ``pass_s``: for which
-    a silent node is waited for before another one is asked to start something; ``answer_s``: of silence of one that was
-    heard of when it was asked, since a fork on a busy machine takes seconds; ``start_s``: for a process to be started;
-    ``clear_s``: for all of a node's to be ended."""
+    """Seconds. ``hint_s``: after which a node whose peers failed is taken for dead; ``redial_s``:
+    after which it, and any whose agent has ended, is lost; ``return_s``: the same, where nothing
+    tells whether it lives; ``node_s``: for which the job waits for a node that is not heard of;
+    ``silence_s``: after which the platform is asked; ``stale_s``: after which what is known of its
+    processes says nothing about now; ``pass_s``: for which a silent node is waited for before
+    another one is asked to start something; ``answer_s``: of silence of one that was heard of when
+    it was asked, since a fork on a busy machine takes seconds; ``start_s``: for a process to be
+    started; ``clear_s``: for all of a node's to be ended.
+    """
 
     hint_s: float = 0.05
     redial_s: float = 0.25
@@ -45,10 +50,11 @@ class FleetLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Absence:
-    """One node that is not heard of. ``how`` its connection ended ("": it did not), and ``ended_s`` ago;
-    ``silent_s``: since it was heard; ``data``: what its ranks' peers on other nodes show of them since; ``trains``: it
-    has ranks in the generation; ``wanted_s``: for how long the job has waited for it (0: it does not); ``ours``: the
-    coordinator itself was away; ``alone``: it hears no node at all; ``lease_s``: after which its agent ends everything.
+    """One node that is not heard of. ``how`` its connection ended ("": it did not), and ``ended_s``
+    ago; ``silent_s``: since it was heard; ``data``: what its ranks' peers on other nodes show of
+    them since; ``trains``: it has ranks in the generation; ``wanted_s``: for how long the job has
+    waited for it (0: it does not); ``ours``: the coordinator itself was away; ``alone``: it hears
+    no node at all; ``lease_s``: after which its agent ends everything.
     """
 
     how: How
@@ -72,7 +78,10 @@ def judge(absence: Absence, limits: FleetLimits) -> Verdict:
     if absence.wanted_s > limits.node_s and not absence.alone:
         return "lost", f"the job needs it, and it was not heard of for {limits.node_s:g} s"
     if absence.silent_s > absence.lease_s + LEASE_GRACE_S:
-        return "lost", f"it was silent for {absence.silent_s:.1f} s, longer than the lease of its agent"
+        return (
+            "lost",
+            f"it was silent for {absence.silent_s:.1f} s, longer than the lease of its agent",
+        )
     return "wait", ""
 
 
@@ -81,7 +90,10 @@ def _of_ended(absence: Absence, limits: FleetLimits) -> Verdict:
         if absence.ended_s > limits.redial_s:
             return (
                 "lost",
-                f"its ranks' peers failed, and its agent has not come back for {limits.redial_s:g} s",
+                (
+                    "its ranks' peers failed, and its agent has not come back for"
+                    f" {limits.redial_s:g} s"
+                ),
             )
         return ("dying", "") if absence.ended_s > limits.hint_s else ("wait", "")
     proven = absence.how == "closed" and not absence.ours

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.events.log import Kind
-from recovery.nodes.coordinator.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeNews, NotKept
+from recovery.nodes.coordinator.berth import (
+    ClockMeasured,
+    NodeInfo,
+    NodeJoined,
+    NodeLost,
+    NodeNews,
+    NotKept,
+)
 
 News = tuple[Kind, Mapping[str, Any]]
 
@@ -44,8 +51,12 @@ def not_kept(file: str, size: int, why: str) -> News:
 
 def _joined(info: NodeInfo) -> News:
     return Kind.NODE_JOINED, {
-        "node": info.node, "host": info.host, "boot": info.boot, "address": info.address, "devices": list(info.devices),
-    }  # fmt: skip
+        "node": info.node,
+        "host": info.host,
+        "boot": info.boot,
+        "address": info.address,
+        "devices": list(info.devices),
+    }
 
 
 def _measured(node: int, offset_ns: int, bound_ns: int) -> News:

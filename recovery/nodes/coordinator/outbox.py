@@ -1,4 +1,6 @@
-"""What a coordinator sends to one agent: messages to several processes of a node, sent together, travel as one line."""
+"""What a coordinator sends to one agent: messages to several processes of a node, sent together,
+travel as one line.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ Letter = tuple[str, Message]
 
 
 class Outbox(Post):
-    """A post whose messages to processes wait for others of their kind until the next look at it, or until something
-    else is to go. ``needed``: the job cannot go on before it has arrived."""
+    """A post whose messages to processes wait for others of their kind until the next look at it,
+    or until something else is to go. ``needed``: the job cannot go on before it has arrived.
+    """
 
     def __init__(self, *, limit: int) -> None:
         super().__init__(limit=limit)
@@ -72,15 +75,19 @@ def together(letters: Sequence[Letter]) -> Iterator[Tell]:
         people = list(group)
         first = vars(people[0][1])
         common = {
-            key: value for key, value in first.items() if all(vars(message)[key] == value for _, message in people)
-        }  # fmt: skip
+            key: value
+            for key, value in first.items()
+            if all(vars(message)[key] == value for _, message in people)
+        }
         apart = [key for key in first if key not in common]
         each: list[tuple[str, dict[str, Any]]] = []
         length = 0
         for process, message in people:
             fields = vars(message)
             own = {key: fields[key] for key in apart}
-            size = len(message.model_dump_json()) if isinstance(message, Extra | LeaveOut) else USUAL
+            size = (
+                len(message.model_dump_json()) if isinstance(message, Extra | LeaveOut) else USUAL
+            )
             if each and length + size > LONGEST:
                 yield Tell.model_construct(common=common, each=tuple(each))
                 each, length = [], 0

@@ -1,5 +1,6 @@
-"""What a lost node leaves where its coordinator can read it: event logs, and behind them the memory that ranks shared
-with their agent, where both were on the coordinator's machine (nodes that are containers).
+"""What a lost node leaves where its coordinator can read it: event logs, and behind them the memory
+that ranks shared with their agent, where both were on the coordinator's machine (nodes that are
+containers).
 
 A node that was another machine leaves only what had reached a shared file system.
 """
@@ -16,8 +17,10 @@ from recovery.transport import progress_counters
 
 
 def gather(log: Path, kept: Path) -> None:
-    """Complete ``kept``, what the agent had forwarded of an event log. ``log``: the one on the node. Whatever is not
-    there any more is left out: sequence numbers show it. Raises OSError when ``kept`` cannot be written."""
+    """Complete ``kept``, what the agent had forwarded of an event log. ``log``: the one on the
+    node. Whatever is not there any more is left out: sequence numbers show it. Raises OSError when
+    ``kept`` cannot be written.
+    """
     with suppress(FileNotFoundError), open(log, "rb") as source, open(kept, "ab") as target:
         source.seek(target.tell())
         shutil.copyfileobj(source, target)

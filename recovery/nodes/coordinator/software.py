@@ -19,7 +19,9 @@ def refuse_other(info: NodeInfo) -> None:
     theirs, ours = info.versions, versions()
     other = {name: theirs.get(name, "none") for name in ours if theirs.get(name) != ours[name]}
     if other:
-        said = ", ".join(f"{name} {version} and not {ours[name]}" for name, version in other.items())
+        said = ", ".join(
+            f"{name} {version} and not {ours[name]}" for name, version in other.items()
+        )
         raise InfrastructureError(
             f"node {info.node} has {said}", hint="install the same versions on all nodes and here"
         )

@@ -1,9 +1,11 @@
-"""How far a node's monotonic clock is from ours, and how sure that is: from questions and answers with four times.
+"""How far a node's monotonic clock is from ours, and how sure that is: from questions and answers
+with four times.
 
     offset = ((t1 - t0) + (t2 - t3)) / 2          the node's clock minus ours
-    bound  = ((t3 - t0) - (t2 - t1)) / 2          the way there and back may be that uneven, and no more
+    bound  = ((t3 - t0) - (t2 - t1)) / 2          how uneven the two ways can be at most
 
-The best of the last answers counts: that with the smallest bound, which grows as it ages, because clocks drift.
+The best of the last answers counts: that with the smallest bound, which grows as it ages, because
+clocks drift.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-DRIFT = 200e-6  # more than two undisciplined clocks of any server drift apart, as a part of the time passed
+# more than two undisciplined clocks of any server drift apart, as a part of the time passed
+DRIFT = 200e-6
 WINDOW = 32
 REPEAT_S = 10.0  # between two lines in the log the bound grows by half of that times DRIFT: 1 ms
 _FIRST_TIME_NAMESPACE = 0xEFFFFFFA  # include/linux/proc_ns.h
@@ -44,8 +47,10 @@ class ClockWatch:
         self._told_ns = 0
 
     def answered(self, *, sent_ns: int, received_ns: int, answered_ns: int, back_ns: int) -> None:
-        """A question went out and came back (our clock) and was received and answered (the node's). An answer that
-        came before its question, or was given before it was received, counts for nothing."""
+        """A question went out and came back (our clock) and was received and answered (the node's).
+        An answer that came before its question, or was given before it was received, counts for
+        nothing.
+        """
         there_and_back = (back_ns - sent_ns) - (answered_ns - received_ns)
         if answered_ns < received_ns or there_and_back < 0:
             return
@@ -61,7 +66,9 @@ class ClockWatch:
         return Offset(offset_ns=round(best.offset_ns), bound_ns=int(grown) + 1)
 
     def news(self, now_ns: int) -> Offset | None:
-        """What is worth a line in the log: the first, one that contradicts what was told, and one every REPEAT_S."""
+        """What is worth a line in the log: the first, one that contradicts what was told, and one
+        every REPEAT_S.
+        """
         now = self.offset(now_ns)
         if now is None:
             return None
@@ -74,8 +81,9 @@ class ClockWatch:
 
 
 def boot_id() -> str:
-    """Of this boot of this machine: processes that share it share a monotonic clock. Where a process has clocks of its
-    own (a time namespace), that is part of it."""
+    """Of this boot of this machine: processes that share it share a monotonic clock. Where a
+    process has clocks of its own (a time namespace), that is part of it.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with suppress(OSError):  # a kernel without time namespaces
         namespace = os.stat("/proc/self/ns/time").st_ino

@@ -1,4 +1,6 @@
-"""Files of a node's processes on their way to the run's directory: what an agent sends of them, and where it lands."""
+"""Files of a node's processes on their way to the run's directory: what an agent sends of them, and
+where it lands.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,20 @@ from recovery.nodes.link.protocol import Lines
 
 CHUNK = 1 << 16
 LOCK = "supervisor.lock"
-"""What a supervisor holds in the directory that its job's files come to (``recovery.cli.takeover_log``)."""
+"""What a supervisor holds in the directory that its job's files come to
+(``recovery.cli.takeover_log``).
+"""
 _ENCODING = "latin-1"  # a character a byte: whatever a process prints arrives as it is
 
 
 def refuse_shared(scratch: Path) -> None:
-    """Raise ScenarioError where a job's files come to this directory too: an agent deletes its own once they have come,
-    and these would be the same."""
+    """Raise ScenarioError where a job's files come to this directory too: an agent deletes its own
+    once they have come, and these would be the same.
+    """
     if (scratch / LOCK).exists():
         raise ScenarioError(
-            f"{scratch} is where a supervisor keeps the event logs of a job (--events): the agent would delete them",
+            f"{scratch} is where a supervisor keeps the event logs of a job (--events): the agent"
+            " would delete them",
             hint="name another --scratch, or none",
         )
 
@@ -38,7 +44,9 @@ class Tail:
         self._offset = 0
 
     def new(self, *, last: bool = False) -> Iterator[Lazy]:
-        """What was added since, in pieces that are read when they are sent. ``last``: nothing more will be added."""
+        """What was added since, in pieces that are read when they are sent. ``last``: nothing more
+        will be added.
+        """
         try:
             size = self.path.stat().st_size
             end = self._end_of_lines(size) if self._whole_lines and not last else size
@@ -69,8 +77,9 @@ def _read(path: Path, name: str, offset: int, length: int) -> Lines:
 
 
 def land(directory: Path, lines: Lines) -> None:
-    """Write bytes where they belong; written twice they are the same. Raises Refused for a place outside of
-    ``directory``, OSError."""
+    """Write bytes where they belong; written twice they are the same. Raises Refused for a place
+    outside of ``directory``, OSError.
+    """
     path = PurePosixPath(lines.file)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise Refused(f"a file outside of the run's directory: {lines.file!r}")
@@ -83,7 +92,8 @@ def land(directory: Path, lines: Lines) -> None:
             data = lines.text.encode(_ENCODING)
         except UnicodeEncodeError as error:
             raise Refused(f"bytes of {lines.file!r} that are none") from error
-        # After a gap nothing is written: the file stays a prefix of what the process wrote, and shows that it is one.
+        # After a gap nothing is written: the file stays a prefix of what the process wrote, and
+        # shows that it is one.
         while data and at <= os.fstat(fd).st_size:
             written = os.pwrite(fd, data, at)
             data, at = data[written:], at + written

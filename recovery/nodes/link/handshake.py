@@ -1,7 +1,8 @@
-"""Lines that nobody else can make, repeat or reorder: after the proof of the token, each carries a running number and a
-code over both, with a key of this connection and direction alone.
+"""Lines that nobody else can make, repeat or reorder: after the proof of the token, each carries a
+running number and a code over both, with a key of this connection and direction alone.
 
-Nothing is encrypted: whoever can listen on the network reads what is said, and can say nothing himself.
+Nothing is encrypted: whoever can listen on the network reads what is said, and can say nothing
+himself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ MAX_HEAD = CODE + 24  # of a line: the code, its number, two spaces, the end
 
 
 class Refused(Exception):
-    """What came is no line of the other side, or not the next one: the connection is of no use any more."""
+    """What came is no line of the other side, or not the next one: the connection is of no use any
+    more.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,9 @@ def opened(key: bytes, number: int, line: bytes) -> bytes:
         raise Refused("a line without a valid code: forged, damaged, or of another connection")
     count, _, body = text.partition(b" ")
     if count != b"%d" % number:
-        raise Refused(f"line {count.decode()} came where {number} was due: repeated or out of order")
+        raise Refused(
+            f"line {count.decode()} came where {number} was due: repeated or out of order"
+        )
     if len(body) > MAX_LINE:
         raise Refused(f"a line of {len(body)} bytes, over {MAX_LINE}")
     return body

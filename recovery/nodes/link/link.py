@@ -1,8 +1,10 @@
-"""One connection between a coordinator and an agent, and what has to arrive whatever becomes of connections.
+"""One connection between a coordinator and an agent, and what has to arrive whatever becomes of
+connections.
 
-A ``Link`` never blocks: what the other side does not take waits in a buffer that its user looks at. A ``Post`` keeps
-what has to arrive until the other side says that it has come, and sends it again on the next connection; each frame
-carries its number in the post (0: it may be lost), so that none is lost, doubled or reordered.
+A ``Link`` never blocks: what the other side does not take waits in a buffer that its user looks at.
+A ``Post`` keeps what has to arrive until the other side says that it has come, and sends it again
+on the next connection; each frame carries its number in the post (0: it may be lost), so that none
+is lost, doubled or reordered.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ LONGEST = MAX_LINE + MAX_HEAD
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """A frame as it came. ``number``: in the sender's post; ``got``: the last of ours that the sender has."""
+    """A frame as it came. ``number``: in the sender's post; ``got``: the last of ours that the
+    sender has.
+    """
 
     number: int
     got: int
@@ -38,7 +42,9 @@ class Parcel:
 
 
 class Closed(ConnectionResetError):
-    """The process at the other end closed the connection, or ended; it did not hang up by a reset."""
+    """The process at the other end closed the connection, or ended; it did not hang up by
+    a reset.
+    """
 
 
 class Link:
@@ -72,7 +78,9 @@ class Link:
 
     def put(self, frame: Frame, *, number: int = 0, got: int = 0) -> None:
         """Have a frame sent by ``flush``."""
-        self._out += self._sending.seal(b"%d %d %b" % (number, got, frame.model_dump_json().encode()))
+        self._out += self._sending.seal(
+            b"%d %d %b" % (number, got, frame.model_dump_json().encode())
+        )
 
     def flush(self) -> None:
         """Send what the other side takes now. Raises OSError."""
@@ -108,7 +116,9 @@ class Link:
         return parcels
 
     def reset(self) -> None:
-        """Give the connection up: not in order, as when a process ends, and the other side sees the difference."""
+        """Give the connection up: not in order, as when a process ends, and the other side sees the
+        difference.
+        """
         with suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._sock.close()
@@ -136,7 +146,9 @@ Lazy = Callable[[], Frame]
 
 
 class Post:
-    """What has to arrive at one other side, over however many connections. ``limit``: of frames that may wait."""
+    """What has to arrive at one other side, over however many connections. ``limit``: of frames
+    that may wait.
+    """
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
@@ -160,8 +172,9 @@ class Post:
         return len(self._kept) > self._limit
 
     def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
-        """Have a frame arrive; a function is asked for it when it is sent, and each time it is. Returns its number.
-        ``then``: called once the other side has confirmed it."""
+        """Have a frame arrive; a function is asked for it when it is sent, and each time it is.
+        Returns its number. ``then``: called once the other side has confirmed it.
+        """
         number = next(self._numbers)
         self._kept.append((number, frame, then))
         self._unsent += 1
@@ -175,7 +188,9 @@ class Post:
         """Give the link what it has room for."""
         while self._unsent and link.waiting < FULL:
             number, frame, _ = self._kept[-self._unsent]
-            link.put(frame if isinstance(frame, Frame) else frame(), number=number, got=self.received)
+            link.put(
+                frame if isinstance(frame, Frame) else frame(), number=number, got=self.received
+            )
             self._unsent -= 1
 
     def confirmed(self, number: int) -> None:
@@ -191,7 +206,9 @@ class Post:
         self._unsent = len(self._kept)
 
     def renumber(self) -> None:
-        """The other side is another one than before, and has nothing of ours; we have nothing of it."""
+        """The other side is another one than before, and has nothing of ours; we have nothing of
+        it.
+        """
         self._numbers = itertools.count(1)
         self._kept = deque((next(self._numbers), frame, then) for _, frame, then in self._kept)
         self._unsent, self.received = len(self._kept), 0
@@ -207,7 +224,9 @@ class Post:
 
 
 def await_parcel(link: Link, *, limit_s: float) -> Parcel:
-    """The first parcel of a connection, read alone. Raises Refused, OSError (TimeoutError: it did not come)."""
+    """The first parcel of a connection, read alone. Raises Refused, OSError (TimeoutError: it did
+    not come).
+    """
     until_s = time.monotonic() + limit_s
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)

@@ -1,9 +1,9 @@
 """Messages between the coordinator of a job and the agents of its nodes.
 
-The agent dials. Both ends prove that they know the run's token (``recovery.nodes.link.handshake``); every
-later line carries a running number and a code made with a key of this one connection, so that what is forged,
-replayed or out of order is refused. JSON, one message a line, nothing is unpickled. Times are nanoseconds of
-the sender's monotonic clock.
+The agent dials. Both ends prove that they know the run's token (``recovery.nodes.link.handshake``);
+every later line carries a running number and a code made with a key of this one connection, so that
+what is forged, replayed or out of order is refused. JSON, one message a line, nothing is unpickled.
+Times are nanoseconds of the sender's monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Frame(BaseModel):
 
 
 class Hello(Frame):
-    """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of
-    a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
-    ``devices``: that torch can see there, such as ``cuda:0``; ``scratch``: where its processes write; ``processes``:
-    that are alive on it, by name; ``versions``: of the software that has to be the same; ``lease_s``: how long it goes
-    on without a coordinator before it ends everything."""
+    """The first message of an agent. ``incarnation``: of the agent's process, new with each;
+    ``epoch``: the highest of a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the
+    machine; ``address``: where its ranks listen; ``devices``: that torch can see there, such as
+    ``cuda:0``; ``scratch``: where its processes write; ``processes``: that are alive on it, by
+    name; ``versions``: of the software that has to be the same; ``lease_s``: how long it goes on
+    without a coordinator before it ends everything.
+    """
 
     type: Literal["hello"] = "hello"
     node: int
@@ -74,11 +76,15 @@ class Sinking(Frame):
 
 
 MarkWords = tuple[int, int, int, int, int, int, int, int]
-"""The fields of ``recovery.transport.progress_counters.Mark`` in their order, the phase as its index."""
+"""The fields of ``recovery.transport.progress_counters.Mark`` in their order, the phase as its
+index.
+"""
 
 
 class Ended(Frame):
-    """A process is reaped; all its lines came before. ``mark``: its last one; ``time_ns``: when it was noticed."""
+    """A process is reaped; all its lines came before. ``mark``: its last one; ``time_ns``: when it
+    was noticed.
+    """
 
     type: Literal["ended"] = "ended"
     process: str
@@ -89,9 +95,10 @@ class Ended(Frame):
 
 
 class Beat(Frame):
-    """The node's heartbeat: what has changed since the last one over this connection. ``marks``: by process;
-    ``states``: process -> the kernel's letter; ``pulses``: of those that are silent, in each beat
-    (``recovery.process.starvation.Pulse``)."""
+    """The node's heartbeat: what has changed since the last one over this connection. ``marks``: by
+    process; ``states``: process -> the kernel's letter; ``pulses``: of those that are silent, in
+    each beat (``recovery.process.starvation.Pulse``).
+    """
 
     type: Literal["beat"] = "beat"
     time_ns: int
@@ -101,7 +108,9 @@ class Beat(Frame):
 
 
 class Pressed(Frame):
-    """How short of processors the node and its ranks are, now and again (``recovery.process.pressure``)."""
+    """How short of processors the node and its ranks are, now and again
+    (``recovery.process.pressure``).
+    """
 
     type: Literal["pressed"] = "pressed"
     time_ns: int
@@ -112,9 +121,10 @@ class Pressed(Frame):
 
 
 class Lines(Frame):
-    """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the node's scratch directory
-    there and to the run's directory here; ``offset``: of the first byte, so that what is there already is written only
-    once; ``text``: a character a byte."""
+    """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the node's
+    scratch directory there and to the run's directory here; ``offset``: of the first byte, so that
+    what is there already is written only once; ``text``: a character a byte.
+    """
 
     type: Literal["lines"] = "lines"
     file: str
@@ -132,7 +142,9 @@ class Pong(Frame):
 
 
 class Cleared(Frame):
-    """The answer to ``Clear``: every process of the arm is gone but those ``left`` (pid -> name)."""
+    """The answer to ``Clear``: every process of the arm is gone but those ``left`` (pid ->
+    name).
+    """
 
     type: Literal["cleared"] = "cleared"
     left: dict[int, str] = {}
@@ -148,8 +160,9 @@ class Warned(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before; ``coordinator``: which one it
-    is: with another than before, the agent numbers its messages anew."""
+    """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before;
+    ``coordinator``: which one it is: with another than before, the agent numbers its messages anew.
+    """
 
     type: Literal["welcome"] = "welcome"
     epoch: int
@@ -157,14 +170,17 @@ class Welcome(Frame):
 
 
 class Fence(Frame):
-    """The node was given up: kill everything and begin anew, as another agent. The connection ends with it."""
+    """The node was given up: kill everything and begin anew, as another agent. The connection ends
+    with it.
+    """
 
     type: Literal["fence"] = "fence"
 
 
 class Start(Frame):
-    """Start a process. ``config``: JSON for its entry, in which the agent sets ``parent`` to its own pid and resolves
-    nothing else; ``log``: its event log, as in ``Lines.file``, "" for none."""
+    """Start a process. ``config``: JSON for its entry, in which the agent sets ``parent`` to its
+    own pid and resolves nothing else; ``log``: its event log, as in ``Lines.file``, "" for none.
+    """
 
     type: Literal["start"] = "start"
     process: str
@@ -174,8 +190,9 @@ class Start(Frame):
 
 
 class Tell(Frame):
-    """Pass messages to processes, in this order. ``common``: fields that all of them have; ``each``: the process and
-    the fields that its message has besides."""
+    """Pass messages to processes, in this order. ``common``: fields that all of them have;
+    ``each``: the process and the fields that its message has besides.
+    """
 
     type: Literal["tell"] = "tell"
     common: dict[str, Any]
@@ -214,7 +231,9 @@ class Bye(Frame):
     type: Literal["bye"] = "bye"
 
 
-FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Pressed | Lines | Pong | Cleared | Warned
+FromAgent = (
+    Hello | Started | Heard | Sinking | Ended | Beat | Pressed | Lines | Pong | Cleared | Warned
+)
 FromCoordinator = Welcome | Fence | Start | Tell | Signal | Ping | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])

@@ -12,7 +12,9 @@ from recovery.policy.strategy import Strategy
 def names() -> list[str]:
     """Every strategy's name: its module's, with dashes."""
     return sorted(
-        info.name.replace("_", "-") for info in pkgutil.iter_modules(__path__) if info.name[0] != "_"
+        info.name.replace("_", "-")
+        for info in pkgutil.iter_modules(__path__)
+        if info.name[0] != "_"
     )
 
 

@@ -16,15 +16,17 @@ from recovery.policy.strategy import (
     Spawn,
     StateFrom,
     Strategy,
-)  # fmt: skip
+)
 
 
 class CheckpointRestart(Strategy):
-    """Kill every rank, start new ones, restore the newest checkpoint that verifies, redo the steps since.
+    """Kill every rank, start new ones, restore the newest checkpoint that verifies, redo the steps
+    since.
 
     Non-finite values and states that differ are answered by the same rollback.
 
-    ``restart``: ``warm`` forks ranks from a process that has imported everything, ``cold`` starts Python.
+    ``restart``: ``warm`` forks ranks from a process that has imported everything, ``cold`` starts
+    Python.
     """
 
     exact: ClassVar[bool] = True
@@ -44,7 +46,9 @@ class CheckpointRestart(Strategy):
             return doubt  # it gives up
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
-        form = Form(members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT)
+        form = Form(
+            members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT
+        )
         reason = f"{self.restart} restart: {fallback.origin(view)}"
         traced = fallback.skip(view)
         if traced is not None:

@@ -9,12 +9,14 @@ from recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, St
 
 
 class DropReplica(Strategy):
-    """Survivors keep their state, form a smaller group, redo the interrupted step; a replacement joins later.
+    """Survivors keep their state, form a smaller group, redo the interrupted step; a replacement
+    joins later.
 
-    A replica of several shards leaves as a whole: what lives of it waits, and comes back with the replacement.
-    ``batch``: ``constant`` keeps the global batch (survivors take over the lost share), ``shrink`` drops
-    the lost share. ``rejoin``: start a replacement, which joins at a step boundary with a peer's state.
-    ``nonfinite``: what to do about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``).
+    A replica of several shards leaves as a whole: what lives of it waits, and comes back with the
+    replacement. ``batch``: ``constant`` keeps the global batch (survivors take over the lost
+    share), ``shrink`` drops the lost share. ``rejoin``: start a replacement, which joins at a step
+    boundary with a peer's state. ``nonfinite``: what to do about a non-finite loss or gradient (see
+    ``recovery.policy.strategy.Nonfinite``).
     """
 
     exact: ClassVar[bool] = False

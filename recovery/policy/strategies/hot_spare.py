@@ -13,10 +13,10 @@ from recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, St
 class HotSpare(Strategy):
     """A waiting spare takes the lost rank's place with a live peer's state.
 
-    Same step, same world, same result bit for bit. ``spares``: processes held ready. ``replenish``: start a
-    new spare for each one used. With none left replicas that cannot be filled are dropped; when no state is
-    left whole either, the newest checkpoint is restored. ``nonfinite``: what to do about a non-finite loss or
-    gradient (see ``recovery.policy.strategy.Nonfinite``).
+    Same step, same world, same result bit for bit. ``spares``: processes held ready. ``replenish``:
+    start a new spare for each one used. With none left replicas that cannot be filled are dropped;
+    when no state is left whole either, the newest checkpoint is restored. ``nonfinite``: what to do
+    about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``).
     """
 
     exact: ClassVar[bool] = True
@@ -53,7 +53,9 @@ class HotSpare(Strategy):
         return Decision(actions=(form,), reason=reason)
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
-        """Start another one, so that the next failure finds its spare and the world is filled again."""
+        """Start another one, so that the next failure finds its spare and the world is filled
+        again.
+        """
         if not self.replenish:
             return Decision(actions=(), reason="spares are not replenished")
         return fallback.replenish(view, spares=self.spares, role="spare")

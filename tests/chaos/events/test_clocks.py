@@ -1,4 +1,6 @@
-"""Ranks on machines with clocks of their own: hours off, drifting, measured well, badly or not at all."""
+"""Ranks on machines with clocks of their own: hours off, drifting, measured well, badly or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def test_a_machine_of_the_same_boot_needs_no_measurement() -> None:
     script = arms.hot_spare()
     script.lines.append(
         Line(
-            ORCHESTRATOR, Kind.ACTOR_STARTED, 0, 0, None, {"pid": 1, "host": "h", "wall_ns": 0, "boot": NEAR}
+            ORCHESTRATOR,
+            Kind.ACTOR_STARTED,
+            0,
+            0,
+            None,
+            {"pid": 1, "host": "h", "wall_ns": 0, "boot": NEAR},
         )
     )
     log = on_nodes(script, Clock(ahead_ns=0), every_ms=None, boot=NEAR).log()
@@ -63,10 +70,13 @@ def test_a_clock_that_nobody_measured_is_inconclusive_and_never_a_pass() -> None
 
 
 def test_a_clock_that_moved_more_than_measured_is_inconclusive() -> None:
-    script = on_nodes(arms.hot_spare(), Clock(), error_ns=lambda at: 7 * MS if at > 1000 * MS else 0)
+    script = on_nodes(
+        arms.hot_spare(), Clock(), error_ns=lambda at: 7 * MS if at > 1000 * MS else 0
+    )
     log = script.log()
     assert any(
-        "the clock of node 0 (host0) moved by 7.000 ms in 0.5 s" in problem for problem in log.problems
+        "the clock of node 0 (host0) moved by 7.000 ms in 0.5 s" in problem
+        for problem in log.problems
     )
 
 
@@ -122,7 +132,15 @@ def test_a_node_that_comes_back_as_another_machine_has_a_clock_of_its_own() -> N
 
     def tell(kind: Kind, time_ns: int, **data: Any) -> None:
         clocks.observe(
-            Event(kind=kind, actor=ORCHESTRATOR, seq=0, time_ns=time_ns, generation=0, step=None, data=data)
+            Event(
+                kind=kind,
+                actor=ORCHESTRATOR,
+                seq=0,
+                time_ns=time_ns,
+                generation=0,
+                step=None,
+                data=data,
+            )
         )
 
     for boot, offset, process in (("one", 1000, "w0"), ("two", 5000, "w1")):
@@ -163,11 +181,17 @@ def test_every_metric_that_reads_a_ranks_clock_has_its_bound() -> None:
 @pytest.mark.parametrize(
     ("clause", "verdict"),
     [
-        ("median < 600ms", "pass"), ("median < 511ms", "pass"), ("median < 509ms", "inconclusive"),
-        ("median < 491ms", "inconclusive"), ("median < 489ms", "fail"), ("all < 509ms", "inconclusive"),
-        ("min > 489ms", "pass"), ("min > 491ms", "inconclusive"), ("min > 511ms", "fail"),
+        ("median < 600ms", "pass"),
+        ("median < 511ms", "pass"),
+        ("median < 509ms", "inconclusive"),
+        ("median < 491ms", "inconclusive"),
+        ("median < 489ms", "fail"),
+        ("all < 509ms", "inconclusive"),
+        ("min > 489ms", "pass"),
+        ("min > 491ms", "inconclusive"),
+        ("min > 511ms", "fail"),
     ],
-)  # fmt: skip
+)
 def test_a_margin_within_the_bound_decides_nothing(clause: str, verdict: str) -> None:
     check = SlaCheck(check=clause)
     found = judge_sla("c", "recovery_time", check, [0.5, 0.5, 0.5], None, "", bound=0.010)
@@ -191,14 +215,23 @@ def test_clauses_of_a_cell_get_the_bound_of_their_metric() -> None:
 
 
 def fenced_by(late_ns: int) -> Script:
-    """w3, of which nothing was heard, commits step 27 for its generation ``late_ns`` after the next one began."""
+    """w3, of which nothing was heard, commits step 27 for its generation ``late_ns`` after the next
+    one began.
+    """
     script = arms.hot_spare()
     (fence,) = script.find(Kind.GENERATION_STARTED, generation=2)
     script.drop(Kind.PARKED, actor="w3")
     script.find(Kind.SURVIVORS_PARKED)[0].data["processes"].pop("w3")
     (last,) = script.find(Kind.STEP_COMMITTED, actor="w3", step=26, generation=1)
     script.lines.append(
-        Line("w3", Kind.STEP_COMMITTED, fence.time_ns + late_ns, 1, 27, {**last.data, "optimizer_step": 27})
+        Line(
+            "w3",
+            Kind.STEP_COMMITTED,
+            fence.time_ns + late_ns,
+            1,
+            27,
+            {**last.data, "optimizer_step": 27},
+        )
     )
     return script
 

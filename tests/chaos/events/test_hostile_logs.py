@@ -1,4 +1,6 @@
-"""Logs that nobody of ours wrote: too large, torn, out of order, of another version, of other types."""
+"""Logs that nobody of ours wrote: too large, torn, out of order, of another version, of other
+types.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ from recovery.cli.takeover_log import read_estate
 from tests.support.simulate import KILL, cell_of, play
 
 LINE = {
-    "kind": "error_raised", "actor": "w0", "seq": 0, "time_ns": 5, "generation": 1, "step": None,
+    "kind": "error_raised",
+    "actor": "w0",
+    "seq": 0,
+    "time_ns": 5,
+    "generation": 1,
+    "step": None,
     "data": {"type": "t", "message": "m"},
-}  # fmt: skip
+}
 
 
 def written(folder: Path, *lines: str | bytes, actor: str = "w0") -> ActorLog:
     path = folder / f"{actor}.jsonl"
-    path.write_bytes(b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines))
+    path.write_bytes(
+        b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+    )
     return read_actor(path)
 
 
@@ -42,7 +51,9 @@ def test_a_log_of_ten_gigabytes_is_not_read_and_proves_nothing(tmp_path: Path) -
     log = read_log(tmp_path)
     assert time.process_time() - before_s < 1.0
     assert log.actors["w0"].unread and log.actors["w0"].events == () and not log.actors["w0"].ended
-    assert any("10000 MB, more than the 537 MB that are read" in problem for problem in log.problems)
+    assert any(
+        "10000 MB, more than the 537 MB that are read" in problem for problem in log.problems
+    )
 
 
 def test_nobody_takes_over_by_a_log_that_was_not_read(
@@ -55,7 +66,9 @@ def test_nobody_takes_over_by_a_log_that_was_not_read(
 
 
 def test_a_line_without_an_end_is_read_up_to_a_bound(tmp_path: Path) -> None:
-    found = written(tmp_path, json.dumps(LINE), b"x" * (MAX_LINE_BYTES + 5), b"\n", json.dumps(LINE))
+    found = written(
+        tmp_path, json.dumps(LINE), b"x" * (MAX_LINE_BYTES + 5), b"\n", json.dumps(LINE)
+    )
     assert len(found.events) == 1
     assert any("a line of more than" in problem for problem in found.problems)
 
@@ -63,21 +76,50 @@ def test_a_line_without_an_end_is_read_up_to_a_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"seq": "0"}, {"seq": None}, {"seq": 0.5}, {"seq": True}, {"time_ns": 10**300}, {"time_ns": "5"},
-        {"time_ns": [5]}, {"generation": {}}, {"step": "1"}, {"step": 2**63}, {"actor": ["w0"]}, {"actor": None},
-        {"data": []}, {"data": "x"}, {"data": None}, {"kind": "of_version_9"}, {"kind": ["x"]}, {"kind": None},
+        {"seq": "0"},
+        {"seq": None},
+        {"seq": 0.5},
+        {"seq": True},
+        {"time_ns": 10**300},
+        {"time_ns": "5"},
+        {"time_ns": [5]},
+        {"generation": {}},
+        {"step": "1"},
+        {"step": 2**63},
+        {"actor": ["w0"]},
+        {"actor": None},
+        {"data": []},
+        {"data": "x"},
+        {"data": None},
+        {"kind": "of_version_9"},
+        {"kind": ["x"]},
+        {"kind": None},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_no_writer_writes_is_no_event(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(LogError, match="not an event"):
         Event.from_line(json.dumps(LINE | change))
-    found = written(tmp_path, json.dumps(LINE), json.dumps(LINE | change), json.dumps(LINE | {"seq": 1}))
+    found = written(
+        tmp_path, json.dumps(LINE), json.dumps(LINE | change), json.dumps(LINE | {"seq": 1})
+    )
     assert [event.seq for event in found.events] == [0, 1] and len(found.problems) == 1
 
 
 @pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"kind":' * 50_000, "9" * 10_000, "null", "[]", "1", "\x00", "\ud7ff", "}{", ""]
+    "line",
+    [
+        "[" * 100_000,
+        '{"kind":' * 50_000,
+        "9" * 10_000,
+        "null",
+        "[]",
+        "1",
+        "\x00",
+        "\ud7ff",
+        "}{",
+        "",
+    ],
 )
 def test_a_line_that_is_no_event_is_a_problem_of_a_few_words(tmp_path: Path, line: str) -> None:
     found = written(tmp_path, json.dumps(LINE), line)
@@ -108,7 +150,9 @@ def doubled(rng: random.Random, lines: list[str]) -> list[str]:
 
 
 def newer(rng: random.Random, lines: list[str]) -> list[str]:
-    return [line.replace('"kind":"', '"kind":"v9_') if rng.random() < 0.3 else line for line in lines]
+    return [
+        line.replace('"kind":"', '"kind":"v9_') if rng.random() < 0.3 else line for line in lines
+    ]
 
 
 @pytest.mark.parametrize("change", [shuffled, halved, doubled, newer])

@@ -1,4 +1,6 @@
-"""Whatever event logs hold, reading and judging them takes no more memory than is said, and soon comes to an end."""
+"""Whatever event logs hold, reading and judging them takes no more memory than is said, and soon
+comes to an end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ LIMIT_S = 20  # of a processor
 
 def event(seq: int, data: str, actor: str = "w0") -> str:
     head = (
-        f'{{"kind":"error_raised","actor":"{actor}","seq":{seq},"time_ns":{seq},"generation":1,"step":null,'
+        f'{{"kind":"error_raised","actor":"{actor}","seq":{seq},"time_ns":{seq},'
+        '"generation":1,"step":null,'
     )
     return f'{head}"data":{{"type":"t","message":"m","x":{data}}}}}\n'
 
@@ -55,17 +58,21 @@ SHAPES: dict[str, Callable[[], Iterator[bytes]]] = {
     "actors": lambda: (event(n, "0", f"a{n}").encode() for n in range(200_000)),
     "gaps": lambda: (event(2 * n, "0").encode() for n in range(200_000)),
     "dropped": lambda: (
-        event(n, '0,"first":0,"last":"' + "x" * 500 + '","why":[0]').replace("error_raised", "events_dropped").encode()
+        event(n, '0,"first":0,"last":"' + "x" * 500 + '","why":[0]')
+        .replace("error_raised", "events_dropped")
+        .encode()
         for n in range(40_000)
     ),
     "empty lines": lambda: iter([b"\n" * FILE]),
     "lines that are no events": lambda: iter([b"0\n" * (FILE // 2)]),
     "white space": lines(lambda n: " " * 100_000 + "0"),
-}  # fmt: skip
+}
 
 
 def alone(said: Path, more: int, act: Callable[[], None]) -> str:
-    """What a process of its own says, which may take so many bytes more than there are, and little time."""
+    """What a process of its own says, which may take so many bytes more than there are, and little
+    time.
+    """
     child = os.fork()
     if child == 0:
         code = 1
@@ -108,7 +115,9 @@ def test_a_log_of_any_shape_stays_within_its_budget(shape: str, memory: Path) ->
 
 def test_logs_that_are_held_together_share_one_budget(memory: Path) -> None:
     for number in range(4):
-        (memory / f"w{number}.jsonl").write_text("".join(event(n, "0", f"w{number}") for n in range(1000)))
+        (memory / f"w{number}.jsonl").write_text(
+            "".join(event(n, "0", f"w{number}") for n in range(1000))
+        )
     budget = Budget(1 << 30)
     assert not read_log(memory, budget).unread and not budget.spent
     takes = budget.charged // 4
@@ -128,15 +137,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("run")
     scenario = root / "s.yaml"
     scenario.write_text(
-        "version: 1\nname: s\nlauncher: sim\nworkload: {kind: mlp, ranks: 2, steps: 100, global_batch: 8}\n"
-        "recovery: drop-replica\nbaseline: paired\nsla: {recovery_time: ['median < 60s']}\n"
-        "faults: [{id: kill, kind: process-kill, at: {step: 40}}]\n"
+        "version: 1\nname: s\nlauncher: sim\nworkload: {kind: mlp, ranks: 2, steps: 100,"
+        " global_batch: 8}\nrecovery: drop-replica\nbaseline: paired\nsla: {recovery_time: ['median"
+        " < 60s']}\nfaults: [{id: kill, kind: process-kill, at: {step: 40}}]\n"
     )
     assert invoke(["run", str(scenario), "--runs", str(root), "-q"]) == 0
     return (root / "s" / "latest").resolve()
 
 
-@pytest.mark.parametrize(("arm", "who"), [("faulted", "w1"), ("faulted", ORCHESTRATOR), ("control", "w0")])
+@pytest.mark.parametrize(
+    ("arm", "who"), [("faulted", "w1"), ("faulted", ORCHESTRATOR), ("control", "w0")]
+)
 def test_a_run_with_a_log_that_is_too_large_is_inconclusive_and_says_so(
     run: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, arm: str, who: str
 ) -> None:
@@ -179,9 +190,17 @@ def test_a_long_run_with_its_control_is_within_the_budget(memory: Path) -> None:
 def test_what_is_wrong_with_a_line_of_other_types_is_told(memory: Path) -> None:
     path = memory / "w0.jsonl"
     first = {
-        "kind": "events_dropped", "actor": "w0", "seq": 0, "time_ns": 0, "generation": 0, "step": None,
+        "kind": "events_dropped",
+        "actor": "w0",
+        "seq": 0,
+        "time_ns": 0,
+        "generation": 0,
+        "step": None,
         "data": {"first": 0, "last": "x", "why": None},
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(first) + "\n")
     log: ActorLog = read_log(memory).actors["w0"]
-    assert log.events[0].kind is Kind.EVENTS_DROPPED and "events 0 to x were dropped" in log.problems[0]
+    assert (
+        log.events[0].kind is Kind.EVENTS_DROPPED
+        and "events 0 to x were dropped" in log.problems[0]
+    )

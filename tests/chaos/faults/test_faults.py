@@ -1,4 +1,5 @@
-"""One contract for every fault: it acts, its evidence is of its own effect only, it heals, and healing twice is safe.
+"""One contract for every fault: it acts, its evidence is of its own effect only, it heals, and
+healing twice is safe.
 
 Each kind is tried by its module in ``tests/faultcases``; a kind without one fails here.
 """
@@ -29,7 +30,9 @@ def case_of(name: str) -> FaultCase:
 
 CASES = [(name, params) for name in FAULTS for params in case_of(name).variants]
 EVERY_FAULT = pytest.mark.parametrize(
-    ("name", "params"), CASES, ids=["-".join([name, *map(str, params.values())]) for name, params in CASES]
+    ("name", "params"),
+    CASES,
+    ids=["-".join([name, *map(str, params.values())]) for name, params in CASES],
 )
 
 
@@ -41,7 +44,9 @@ def fault(name: str, params: Mapping[str, Any]) -> Fault:
 
 @EVERY_FAULT
 def test_it_finds_no_evidence_where_nothing_happened(name: str, params: Mapping[str, Any]) -> None:
-    """The check can fail: an empty log, a calm run, and one in which it did its act without effect."""
+    """The check can fail: an empty log, a calm run, and one in which it did its act
+    without effect.
+    """
     tried, occurrence = fault(name, params), case_of(name).occurrence
     assert tried.landed(occurrence, []) is None
     assert tried.landed(occurrence, calm()) is None
@@ -120,7 +125,10 @@ def test_a_corrupt_checkpoint_leaves_an_older_good_one(tmp_path: Path) -> None:
 
 
 def test_a_stale_checkpoint_without_an_older_one_or_with_a_damaged_one(tmp_path: Path) -> None:
-    for name, damage in (("none", lambda p: None), ("manifest", lambda p: (p / "manifest.json").unlink())):
+    for name, damage in (
+        ("none", lambda p: None),
+        ("manifest", lambda p: (p / "manifest.json").unlink()),
+    ):
         target = FakeCheckpoint(tmp_path / name)
         assert target.older is not None
         damage(target.older)

@@ -1,4 +1,6 @@
-"""Faults of processes and devices in simulation: every strategy answers each, and every checker agrees."""
+"""Faults of processes and devices in simulation: every strategy answers each, and every checker
+agrees.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,33 @@ from tests.support.simulate import Played, cell_of, evidence, play
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 DEATHS: dict[str, dict[str, Any]] = {
-    "process-segv": {}, "oom-kill": {}, "gpu-error": {}, "gpu-oom": {}, "gpu-lost": {}, "process-kill": {},
-}  # fmt: skip
+    "process-segv": {},
+    "oom-kill": {},
+    "gpu-error": {},
+    "gpu-oom": {},
+    "gpu-lost": {},
+    "process-kill": {},
+}
 HANGS: dict[str, dict[str, Any]] = {
-    "gil-deadlock": {"hold_s": 30}, "gpu-hang": {"hold_s": 30}, "collective-skip": {},
+    "gil-deadlock": {"hold_s": 30},
+    "gpu-hang": {"hold_s": 30},
+    "collective-skip": {},
     "rank-hang": {"how": "spin", "hold_s": 30},
-}  # fmt: skip
+}
 
 
 def arm(
     recovery: Any, root: Path, kind: str, params: dict[str, Any], **fault: Any
 ) -> tuple[Played, list[Incident]]:
     """A faulted arm with which every checker agrees, and its incidents."""
-    spec = {"id": "f", "kind": kind, "params": params, "target": {"rank": 2}, "at": {"step": 33}, **fault}
+    spec = {
+        "id": "f",
+        "kind": kind,
+        "params": params,
+        "target": {"rank": 2},
+        "at": {"step": 33},
+        **fault,
+    }
     cell = cell_of(recovery, [spec])
     faulted, control = play(cell, root, seed=3), play(cell, root, seed=3, arm="control")
     found = evidence(faulted, control)
@@ -42,7 +58,11 @@ def arm(
 def test_a_death_of_any_kind_is_recovered_from(kind: str, recovery: str, memory: Path) -> None:
     faulted, (incident,) = arm(recovery, memory, kind, DEATHS[kind])
     assert faulted.outcome == "completed"
-    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == ("recovered", "exit", 2)
+    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == (
+        "recovered",
+        "exit",
+        2,
+    )
 
 
 @pytest.mark.parametrize("recovery", long_but(ALL, "hot-spare"))
@@ -52,8 +72,14 @@ def test_a_hang_of_any_kind_is_blamed_on_its_rank_and_recovered_from(
 ) -> None:
     faulted, (incident,) = arm(recovery, memory, kind, HANGS[kind])
     assert faulted.outcome == "completed"
-    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == ("recovered", "hang", 2)
-    assert incident.recovery_time is not None and incident.recovery_time < 10, "it is not waited for"
+    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == (
+        "recovered",
+        "hang",
+        2,
+    )
+    assert incident.recovery_time is not None and incident.recovery_time < 10, (
+        "it is not waited for"
+    )
 
 
 @pytest.mark.parametrize("kind", ["gil-deadlock", "gpu-hang"])
@@ -66,9 +92,12 @@ def test_a_rank_that_holds_its_interpreter_does_not_hear_the_abort(memory: Path)
     """Another rank dies while one is deaf: it does not park, and is killed for that."""
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 0}, "at": {"step": 33}}
     deaf = {
-        "id": "deaf", "kind": "gil-deadlock", "params": {"hold_s": 30}, "target": {"rank": 2},
+        "id": "deaf",
+        "kind": "gil-deadlock",
+        "params": {"hold_s": 30},
+        "target": {"rank": 2},
         "at": {"step": 33},
-    }  # fmt: skip
+    }
     played = play(cell_of({"strategy": "hot-spare", "spares": 2}, [deaf, kill]), memory, seed=3)
     causes = [(e.data["process"], e.data["cause"]) for e in played.log.of(Kind.FAILURE_DETECTED)]
     assert (sorted(causes), played.outcome) == ([("w0", "exit"), ("w2", "hang")], "completed")
@@ -76,13 +105,19 @@ def test_a_rank_that_holds_its_interpreter_does_not_hear_the_abort(memory: Path)
 
 def test_a_rank_that_holds_its_interpreter_passes_no_notice_on(memory: Path) -> None:
     deaf = {
-        "id": "deaf", "kind": "gil-deadlock", "params": {"hold_s": 30}, "target": {"rank": 2},
+        "id": "deaf",
+        "kind": "gil-deadlock",
+        "params": {"hold_s": 30},
+        "target": {"rank": 2},
         "at": {"step": 33},
-    }  # fmt: skip
+    }
     late = {
-        "id": "term", "kind": "process-term", "params": {"grace_s": 60}, "target": {"rank": 2},
+        "id": "term",
+        "kind": "process-term",
+        "params": {"grace_s": 60},
+        "target": {"rank": 2},
         "at": {"time": 1.6},
-    }  # fmt: skip
+    }
     played = play(cell_of("hot-spare", [deaf, late]), memory, seed=3)
     injected = {e.data["fault"]: e.time_ns for e in played.log.of(Kind.FAULT_INJECTED)}
     (failure,) = played.log.of(Kind.FAILURE_DETECTED)
@@ -93,11 +128,14 @@ def test_a_rank_that_holds_its_interpreter_passes_no_notice_on(memory: Path) -> 
 @pytest.mark.parametrize(
     ("recovery", "outcome"),
     [
-        ("none", "fail-stop"), ("checkpoint-restart", "fail-stop"), ("drop-replica", "recovered"),
-        ("hot-spare", "recovered"), ({"strategy": "hot-spare", "spares": 4}, "fail-stop"),
+        ("none", "fail-stop"),
+        ("checkpoint-restart", "fail-stop"),
+        ("drop-replica", "recovered"),
+        ("hot-spare", "recovered"),
+        ({"strategy": "hot-spare", "spares": 4}, "fail-stop"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_crash_loop_is_left_behind_or_stopped_with_a_clear_word(
     recovery: Any, outcome: str, memory: Path
 ) -> None:
@@ -110,21 +148,30 @@ def test_a_crash_loop_is_left_behind_or_stopped_with_a_clear_word(
 
 
 def test_a_broken_device_is_not_used_again(memory: Path) -> None:
-    """Whoever survives with it must not train on: the process that held it never commits another step."""
+    """Whoever survives with it must not train on: the process that held it never commits another
+    step.
+    """
     faulted, _ = arm("drop-replica", memory, "gpu-error", {})
     (hit,) = faulted.log.of(Kind.FAULT_INJECTED)
     later = [
-        e for e in faulted.log.of(Kind.STEP_COMMITTED)
+        e
+        for e in faulted.log.of(Kind.STEP_COMMITTED)
         if e.actor == hit.data["target"]["process"] and e.time_ns > hit.time_ns
-    ]  # fmt: skip
+    ]
     assert later == []
 
 
 @pytest.mark.parametrize("target", [{"rank": 1}, {"node": 0}], ids=str)
-def test_a_health_event_reaches_its_reader_and_nothing_else(target: dict[str, Any], memory: Path) -> None:
+def test_a_health_event_reaches_its_reader_and_nothing_else(
+    target: dict[str, Any], memory: Path
+) -> None:
     faulted, (incident,) = arm("hot-spare", memory, "health-event", {"code": 48}, target=target)
     (reported,) = faulted.log.of(Kind.HEALTH_REPORTED)
-    assert (reported.data["what"], reported.data["code"], reported.data["source"]) == ("xid", 48, "injected")
+    assert (reported.data["what"], reported.data["code"], reported.data["source"]) == (
+        "xid",
+        48,
+        "injected",
+    )
     assert reported.data["rank" if "rank" in target else "node"] == next(iter(target.values()))
     assert (incident.outcome, list(faulted.log.of(Kind.FAILURE_DETECTED))) == ("masked", [])
 

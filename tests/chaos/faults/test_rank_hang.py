@@ -1,4 +1,6 @@
-"""The ways in which a rank hangs: in a script of one's own, in a built-in workload, and what bears witness of each."""
+"""The ways in which a rank hangs: in a script of one's own, in a built-in workload, and what bears
+witness of each.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from harness.script.points import Asked, Did, Points
 from harness.script.processes.standing import Standing
 from recovery.process.starvation import Pulse, Thread
 from tests.harness.script.test_point_agents import Arm, planned
-from tests.harness.script.test_points import at, done, heard, points  # noqa: F401  (a fixture)
+from tests.harness.script.test_points import at, done, heard, points  # noqa: F401 - a fixture
 from tests.harness.script.test_script_points import play
 from tests.recovery.detection.test_silences import Watched, ranks
 from tests.support.simulate import cell_of
@@ -48,7 +50,10 @@ def test_there_are_no_other_ways() -> None:
 
 
 @pytest.mark.parametrize("word", ["hang sleep 0.01", "hang loudly 1", "hang", "hang sleep soon"])
-def test_a_script_hangs_as_it_is_told_and_says_so_before(points: Points, word: str) -> None:  # noqa: F811
+def test_a_script_hangs_as_it_is_told_and_says_so_before(
+    points: Points,  # noqa: F811
+    word: str,
+) -> None:
     points.arm([(7, "backward")])
     thread, result = at("backward", 7)
     (asked,) = heard(points)
@@ -65,7 +70,9 @@ def test_a_script_hangs_as_it_is_told_and_says_so_before(points: Points, word: s
 
 def test_a_script_is_told_how_and_for_how_long_and_watched_from_outside() -> None:
     arm = Arm(planned("rank-hang", (7, "forward"), how="spin", hold_s=90))
-    arm.agents._standing = Standing(lambda pid: {pid: Thread(ready=True, ran_s=arm.now / S, queued_s=0.0)})
+    arm.agents._standing = Standing(
+        lambda pid: {pid: Thread(ready=True, ran_s=arm.now / S, queued_s=0.0)}
+    )
     arm.arm("w1", ("hit", 7, "forward"))
     arm.ask(1, 101, 7, "forward")
     arm.go("w1", act=True, fault="hit", occurrence=0, params={"how": "spin", "hold_s": 90.0})
@@ -86,14 +93,28 @@ def test_a_script_is_told_how_and_for_how_long_and_watched_from_outside() -> Non
 
 @pytest.mark.parametrize(
     ("how", "ran_s", "queued_s", "lands"),
-    [("spin", 0.2, 0.0, True), ("spin", 0.02, 0.17, True), ("spin", 0.02, 0.0, False),
-     ("kernel", 0.15, 0.0, True), ("sleep", 0.0, 0.0, True), ("sleep", 0.01, 0.18, False)],
-)  # fmt: skip
-def test_the_word_of_a_script_is_not_enough(how: str, ran_s: float, queued_s: float, lands: bool) -> None:
+    [
+        ("spin", 0.2, 0.0, True),
+        ("spin", 0.02, 0.17, True),
+        ("spin", 0.02, 0.0, False),
+        ("kernel", 0.15, 0.0, True),
+        ("sleep", 0.0, 0.0, True),
+        ("sleep", 0.01, 0.18, False),
+    ],
+)
+def test_the_word_of_a_script_is_not_enough(
+    how: str, ran_s: float, queued_s: float, lands: bool
+) -> None:
     def seen(**evidence: object) -> Event:
         data = {"fault": "f", "occurrence": 0, "evidence": evidence}
         return Event(
-            kind=Kind.FAULT_EFFECT, actor="orchestrator", seq=0, time_ns=9, generation=1, step=7, data=data
+            kind=Kind.FAULT_EFFECT,
+            actor="orchestrator",
+            seq=0,
+            time_ns=9,
+            generation=1,
+            step=7,
+            data=data,
         )
 
     where = Occurrence(fault="f", number=0, process="w1", rank=1, time_ns=5)
@@ -129,13 +150,19 @@ def test_a_thread_that_is_killed_soon_was_seen_until_then() -> None:
     threads = {5: Thread(ready=True, ran_s=1.05, queued_s=0.01)}
     assert standing.seen(S // 20) == []
     threads = {}
-    assert standing.seen(S // 10) == [(("f", 0, 7), {"watched_s": 0.05, "ran_s": 0.05, "queued_s": 0.01})]
+    assert standing.seen(S // 10) == [
+        (("f", 0, 7), {"watched_s": 0.05, "ran_s": 0.05, "queued_s": 0.01})
+    ]
     assert standing.seen(S) == []
 
 
 def test_only_a_kernel_without_a_device_is_emulated() -> None:
-    emulated = {(how, cuda) for how in ("sleep", "spin", "kernel") for cuda in (False, True)
-                if KIND(how=how).acts(cuda=cuda) is Fidelity.EMULATED}  # fmt: skip
+    emulated = {
+        (how, cuda)
+        for how in ("sleep", "spin", "kernel")
+        for cuda in (False, True)
+        if KIND(how=how).acts(cuda=cuda) is Fidelity.EMULATED
+    }
     assert emulated == {("kernel", False)}
 
 
@@ -152,28 +179,44 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
 @pytest.mark.parametrize("step_s", [0.05, 0.089, 0.131, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, memory: Path) -> None:
-    """On simulated time, with the detector itself: from the act on, whatever the others still had to do, however steps
-    and looks fall together, and with nothing added."""
-    fault = {"id": "hang", "target": {"rank": 2}, "at": {"step": 21, "phase": "forward"}, **FAMILIES[family]}
+    """On simulated time, with the detector itself: from the act on, whatever the others still had
+    to do, however steps and looks fall together, and with nothing added.
+    """
+    fault = {
+        "id": "hang",
+        "target": {"rank": 2},
+        "at": {"step": 21, "phase": "forward"},
+        **FAMILIES[family],
+    }
     cell = cell_of("hot-spare", [fault], steps=30)
     found = measure(simulate(cell, memory, seed=3, sim=Sim(step_ms=step_s * 1000)).log, None)
     (incident,) = found.incidents
     assert (incident.detected_by, incident.blamed_rank) == ("hang", 2)
     assert incident.detection_time is not None and found.step_time is not None
     assert incident.detection_time <= max(0.6, 8 * found.step_time)
-    assert family == "stopped" or incident.detection_time > 0.9 * max(0.6, 8 * found.step_time), "not sooner"
+    assert family == "stopped" or incident.detection_time > 0.9 * max(0.6, 8 * found.step_time), (
+        "not sooner"
+    )
 
 
 @pytest.mark.parametrize(
     "kind",
     [
         "rank-hang",
-        *(pytest.param(k, marks=pytest.mark.soak) for k in ("gil-deadlock", "gpu-hang", "collective-skip")),
+        *(
+            pytest.param(k, marks=pytest.mark.soak)
+            for k in ("gil-deadlock", "gpu-hang", "collective-skip")
+        ),
     ],
 )
 def test_the_evidence_of_a_hang_is_waited_for_where_steps_are_long(kind: str, memory: Path) -> None:
     """Nobody can see a hang before eight steps are over: 24 s, here."""
-    fault = {"id": "hang", "kind": kind, "target": {"rank": 2}, "at": {"step": 6, "phase": "forward"}}
+    fault = {
+        "id": "hang",
+        "kind": kind,
+        "target": {"rank": 2},
+        "at": {"step": 6, "phase": "forward"},
+    }
     cell = cell_of("hot-spare", [fault], steps=8)
     (incident,) = measure(simulate(cell, memory, seed=3, sim=Sim(step_ms=3000)).log, None).incidents
     assert (incident.landed, incident.witness) == (True, "supervisor: progress marks")
@@ -182,7 +225,9 @@ def test_the_evidence_of_a_hang_is_waited_for_where_steps_are_long(kind: str, me
 
 @pytest.mark.parametrize("step_s", [0.05, 1.0])
 def test_whether_it_uses_a_processor_makes_no_difference(step_s: float) -> None:
-    """The kernel's letter does not matter, nor what it counts as work: only marks that stand still while it runs."""
+    """The kernel's letter does not matter, nor what it counts as work: only marks that stand still
+    while it runs.
+    """
     waits = ranks("collective", "backward", "collective", "collective")
     limit = max(0.6, 8 * step_s)
     for letter in ("R", "S"):
@@ -214,8 +259,9 @@ def test_every_family_of_hangs_is_found_in_time_where_steps_take_a_second(tmp_pa
 
 
 def found_in_time(folder: Path, scenario: Path) -> Results:
-    """Play it here. What is late on a machine of its own is a failure; what is late where others took the processors
-    says nothing, and the test is skipped."""
+    """Play it here. What is late on a machine of its own is a failure; what is late where others
+    took the processors says nothing, and the test is skipped.
+    """
     code = invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q"])
     (run,) = (folder / "runs").glob("*/latest")
     results = Results.model_validate_json((run / "results.json").read_text())
@@ -236,6 +282,9 @@ def found_in_time(folder: Path, scenario: Path) -> Results:
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["sleep", "spin", "kernel"])
 def test_a_script_hangs_and_the_kernel_bears_witness(how: str, tmp_path: Path) -> None:
-    fault = f"{{id: hit, kind: rank-hang, params: {{how: {how}, hold_s: 8}}, target: {{rank: 1}}, at: {{step: 12}}}}"
+    fault = (
+        f"{{id: hit, kind: rank-hang, params: {{how: {how}, hold_s: 8}}, target: {{rank: 1}}, at:"
+        " {step: 12}}"
+    )
     incident = play(tmp_path, fault)["hit"]
     assert (incident.witness, incident.evidence["script"]) == ("kernel: processor time", "hang")

@@ -1,4 +1,6 @@
-"""Wrong values in simulation: what is not finite is caught and contained, what is silent shows where it should."""
+"""Wrong values in simulation: what is not finite is caught and contained, what is silent shows
+where it should.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,14 @@ STATE = ("parameter", "optimizer_state")
 
 @pytest.mark.parametrize("surface", [*SURFACES, "rng"])
 @pytest.mark.parametrize("op", long_but(["bitflip", "scale", "stale", "zero"], "bitflip", "stale"))
-def test_a_finite_corruption_is_silent_lands_and_escapes(surface: str, op: str, memory: Path) -> None:
+def test_a_finite_corruption_is_silent_lands_and_escapes(
+    surface: str, op: str, memory: Path
+) -> None:
     """Of what is summed over the ranks always; of one rank's state where nobody compares."""
     if (surface, op) == ("rng", "scale"):
         return
-    # The highest bit of the mantissa: the default one, of the exponent, overflows the norm of most gradients.
+    # The highest bit of the mantissa: the default one, of the exponent, overflows the norm of most
+    # gradients.
     params: dict[str, Any] = {"surface": surface, "op": op}
     fault = tensor(params=params | ({"bit": 22} if op == "bitflip" else {}))
     compared = 0 if surface in STATE else None
@@ -109,7 +114,9 @@ def test_two_replicas_that_differ_go_back_to_where_they_agreed(recovery: str, me
 def test_two_of_four_that_drift_explain_what_nobody_is_blamed_for(
     recovery: str, every: int, memory: Path
 ) -> None:
-    """There is no majority: the one failure is the detection of both, and each of them was recovered."""
+    """There is no majority: the one failure is the detection of both, and each of them was
+    recovered.
+    """
     target = {"role": "worker", "select": {"count": 2}}
     fault = tensor("replica-desync", target=target, expect={"outcome": "recovered"})
     result, problems = found(cell_of(recovery, [fault], verify_every=every), memory, 3)
@@ -121,15 +128,23 @@ def test_two_of_four_that_drift_explain_what_nobody_is_blamed_for(
 
 
 @pytest.mark.parametrize("recovery", STRATEGIES)
-def test_nobody_can_say_who_is_right_and_there_is_nothing_to_go_back_to(recovery: str, memory: Path) -> None:
+def test_nobody_can_say_who_is_right_and_there_is_nothing_to_go_back_to(
+    recovery: str, memory: Path
+) -> None:
     fault = {**tensor("replica-desync"), "at": {"step": 3}}
     faulted = play(cell_of(recovery, [fault], ranks=2), memory, seed=3)
     assert faulted.outcome == "gave-up"
-    assert "no checkpoint from before they last agreed" in of(faulted, Kind.RUN_FINISHED)[0].data["reason"]
+    assert (
+        "no checkpoint from before they last agreed"
+        in of(faulted, Kind.RUN_FINISHED)[0].data["reason"]
+    )
 
 
 def test_one_that_differs_again_is_replaced(memory: Path) -> None:
-    faults = [tensor("replica-desync"), {**tensor("replica-desync"), "id": "again", "at": {"step": 47}}]
+    faults = [
+        tensor("replica-desync"),
+        {**tensor("replica-desync"), "id": "again", "at": {"step": 47}},
+    ]
     faulted, problems = found(cell_of(SPARE, faults), memory, 3)
     assert (faulted.outcome, problems) == ("completed", {})
     refilled, replaced = of(faulted, Kind.DECISION)[:2]
@@ -145,7 +160,9 @@ def test_wrong_data_change_the_result_and_not_the_accounts(memory: Path) -> None
 
 
 def test_a_short_stall_of_data_only_slows_the_job_down(memory: Path) -> None:
-    fault = tensor("data-stall", params={"delay_s": 0.2}, duration={"steps": 5}, expect={"outcome": "masked"})
+    fault = tensor(
+        "data-stall", params={"delay_s": 0.2}, duration={"steps": 5}, expect={"outcome": "masked"}
+    )
     faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
     assert problems == {}
     assert not of(faulted, Kind.FAILURE_DETECTED)

@@ -1,5 +1,6 @@
-"""Confidence bounds against brute force: levels are kept exactly, and predicted sample sizes settle what they
-promise."""
+"""Confidence bounds against brute force: levels are kept exactly, and predicted sample sizes settle
+what they promise.
+"""
 
 from __future__ import annotations
 

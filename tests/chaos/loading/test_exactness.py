@@ -1,4 +1,6 @@
-"""A strategy that goes on with fewer ranks has one repeat with elastic sums, which is compared bit for bit."""
+"""A strategy that goes on with fewer ranks has one repeat with elastic sums, which is compared bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ faults:
 sla: {samples_lost: ["max <= 0"]}
 repeat: 3
 """
-MATRIX = TEXT.replace("recovery: drop-replica", "recovery: ${matrix.recovery}") + (
-    "matrix: {recovery: [checkpoint-restart, drop-replica, hot-spare]}\n"
+MATRIX = (
+    TEXT.replace("recovery: drop-replica", "recovery: ${matrix.recovery}")
+    + "matrix: {recovery: [checkpoint-restart, drop-replica, hot-spare]}\n"
 )
 
 
@@ -46,8 +49,10 @@ def test_one_repeat_has_elastic_sums_and_is_held_to_no_sla(read: Any) -> None:
     assert (own.id, own.exact_for, own.scenario.repeat) == ("default", None, 3)
     assert own.scenario.workload.determinism == "default"
     assert (exact.id, exact.exact_for, exact.params) == (
-        "determinism=elastic", "default", {"determinism": "elastic"},
-    )  # fmt: skip
+        "determinism=elastic",
+        "default",
+        {"determinism": "elastic"},
+    )
     scenario = exact.scenario
     assert (scenario.workload.determinism, scenario.repeat, scenario.sla) == ("elastic", 1, {})
     assert scenario.faults == own.scenario.faults
@@ -99,8 +104,8 @@ def test_the_plan_says_so(read: Any) -> None:
     loaded = read(MATRIX)
     plan = plan_run(loaded, build_catalogue(), seed=None, cells=loaded.cells)
     assert (
-        "3 cells x 3 repeats x (faulted, control) + 1 x (faulted, control) with elastic sums = 20 arms"
-        in headline(plan)
+        "3 cells x 3 repeats x (faulted, control) + 1 x (faulted, control) with elastic sums = 20"
+        " arms" in headline(plan)
     )
 
 
@@ -116,11 +121,17 @@ def test_a_run_is_compared_bit_for_bit(read: Any, tmp_path: Path) -> None:
     )
     assert results.verdict == "pass", results.reason
     assert {cell.id: cell.exactness for cell in results.cells} == {
-        "default": "within the control band", "determinism=elastic": "bit for bit",
-    }  # fmt: skip
-    assert [cell.label for cell in results.cells] == ["drop-replica", "drop-replica determinism=elastic"]
+        "default": "within the control band",
+        "determinism=elastic": "bit for bit",
+    }
+    assert [cell.label for cell in results.cells] == [
+        "drop-replica",
+        "drop-replica determinism=elastic",
+    ]
     assert not any(sla.cell == "determinism=elastic" for sla in results.slas)
-    assert [cell.id for cell in results.timed] == ["default"], "its figures are compared with nobody's"
+    assert [cell.id for cell in results.timed] == ["default"], (
+        "its figures are compared with nobody's"
+    )
     run = tmp_path / "runs/exact" / results.run_id
     compared = compare_stored([run], name="stored", argv=[], price=None, currency="EUR")
     assert [trial.label for trial in compared.trials] == ["drop-replica"]

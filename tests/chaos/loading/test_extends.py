@@ -1,7 +1,5 @@
 """A scenario on top of another, and traces beside it: what is merged, and where errors point."""
 
-# ruff: noqa: E501  (one bad input and its message to a line reads best)
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -69,7 +67,11 @@ def test_mappings_merge_lists_are_replaced_null_takes_away(files: Any) -> None:
     loaded = read(files(base_yaml=BASE, own_yaml=OWN))
     scenario = loaded.cells[0].scenario
     assert (loaded.name, scenario.seed, scenario.extends) == ("own", 17, None)
-    assert (scenario.workload.steps, scenario.workload.ranks, scenario.workload.checkpoint.every) == (
+    assert (
+        scenario.workload.steps,
+        scenario.workload.ranks,
+        scenario.workload.checkpoint.every,
+    ) == (
         60,
         4,
         20,
@@ -102,7 +104,12 @@ def test_chains_and_overrides(files: Any) -> None:
     path = files(base_yaml=BASE, sub__middle_yaml="extends: ../base.yaml\nrepeat: 4\n", own_yaml="")
     path.write_text("extends: sub/middle.yaml\nseed: 3\n")
     scenario = read(path, "workload.steps=70").cells[0].scenario
-    assert (scenario.repeat, scenario.seed, scenario.workload.steps, scenario.name) == (4, 3, 70, "base")
+    assert (scenario.repeat, scenario.seed, scenario.workload.steps, scenario.name) == (
+        4,
+        3,
+        70,
+        "base",
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,14 +117,29 @@ def test_chains_and_overrides(files: Any) -> None:
     [
         ("extends: nowhere.yaml\n", "own.yaml:1:10: there is no file nowhere.yaml"),
         ("extends: own.yaml\n", "own.yaml:1:10: extends goes in a circle: own.yaml -> own.yaml"),
-        ("extends: [a]\n", "own.yaml:1:1: extends needs the name of a scenario file, relative to this one"),
-        ("extends: ${vars.x}\n", "own.yaml:1:10: extends needs the name of a scenario file, relative to this one"),
-        ("extends: null\n", "own.yaml:1:10: extends needs the name of a scenario file, relative to this one"),
+        (
+            "extends: [a]\n",
+            "own.yaml:1:1: extends needs the name of a scenario file, relative to this one",
+        ),
+        (
+            "extends: ${vars.x}\n",
+            "own.yaml:1:10: extends needs the name of a scenario file, relative to this one",
+        ),
+        (
+            "extends: null\n",
+            "own.yaml:1:10: extends needs the name of a scenario file, relative to this one",
+        ),
         ("extends: .\n", "own.yaml:1:10: there is no file ."),
-        ("extends: b.yaml\n", "b.yaml:1:10: extends goes in a circle: own.yaml -> b.yaml -> own.yaml"),
-        ("extends: c.yaml\n", "c.yaml:1:1: the file holds a list; a scenario is a mapping (key: value)"),
+        (
+            "extends: b.yaml\n",
+            "b.yaml:1:10: extends goes in a circle: own.yaml -> b.yaml -> own.yaml",
+        ),
+        (
+            "extends: c.yaml\n",
+            "c.yaml:1:1: the file holds a list; a scenario is a mapping (key: value)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_extends(files: Any, own: str, error: str) -> None:
     first = heads(files(own_yaml=own, b_yaml="extends: own.yaml\n", c_yaml="[1]\n"))[0]
     assert first.replace(str(files().parent), ".") == error
@@ -156,15 +178,21 @@ def test_the_resolved_run_needs_no_file(files: Any) -> None:
 
 def test_a_trace_of_steps_and_json(files: Any) -> None:
     own = TRACED.replace("fleet.csv}", "fleet.json, phase: backward}")
-    assert times(read(files(own_yaml=own, fleet_json='[{"step": 9}, {"step": 3, "node": "a"}]'))).steps == [
+    assert times(
+        read(files(own_yaml=own, fleet_json='[{"step": 9}, {"step": 3, "node": "a"}]'))
+    ).steps == [
         9,
         3,
     ]
-    assert times(read(files(own_yaml=TRACED.replace("csv", "json"), fleet_json='[1, "2s"]'))).times == [1, 2]
+    assert times(
+        read(files(own_yaml=TRACED.replace("csv", "json"), fleet_json='[1, "2s"]'))
+    ).times == [1, 2]
 
 
 def test_a_trace_lies_beside_the_file_that_names_it(files: Any) -> None:
-    path = files(sub__base_yaml=TRACED, sub__fleet_csv="step\n4\n", own_yaml="extends: sub/base.yaml\n")
+    path = files(
+        sub__base_yaml=TRACED, sub__fleet_csv="step\n4\n", own_yaml="extends: sub/base.yaml\n"
+    )
     assert times(read(path)).steps == [4]
     (path.parent / "mine.csv").write_text("step\n5\n")
     assert times(read(path, "faults.kill.at.trace=mine.csv")).steps == [5]
@@ -173,28 +201,74 @@ def test_a_trace_lies_beside_the_file_that_names_it(files: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "errors"),
     [
-        ("fleet_csv", "time\n1\nsoon\n-3\n", [
-            "fleet.csv:3:1: a time is seconds, or a text such as 2.5s, not 'soon'",
-            "fleet.csv:4:1: a time is seconds, or a text such as 2.5s, not '-3'"]),
-        ("fleet_csv", "node,step\na,0\nb\n", [
-            "fleet.csv:2:3: a step is a whole number from 1, not '0'", "fleet.csv:3:1: the row has no step"]),
-        ("fleet_csv", "node\na\n", ["fleet.csv:1:1: the first line names the columns, exactly one of them time, time_s, step"]),
+        (
+            "fleet_csv",
+            "time\n1\nsoon\n-3\n",
+            [
+                "fleet.csv:3:1: a time is seconds, or a text such as 2.5s, not 'soon'",
+                "fleet.csv:4:1: a time is seconds, or a text such as 2.5s, not '-3'",
+            ],
+        ),
+        (
+            "fleet_csv",
+            "node,step\na,0\nb\n",
+            [
+                "fleet.csv:2:3: a step is a whole number from 1, not '0'",
+                "fleet.csv:3:1: the row has no step",
+            ],
+        ),
+        (
+            "fleet_csv",
+            "node\na\n",
+            [
+                "fleet.csv:1:1: the first line names the columns, exactly one of them time, time_s,"
+                " step"
+            ],
+        ),
         ("fleet_csv", "time\n", ["fleet.csv:1:1: the trace has no rows"]),
-        ("fleet_csv", "", ["fleet.csv:1:1: the first line names the columns, exactly one of them time, time_s, step"]),
+        (
+            "fleet_csv",
+            "",
+            [
+                "fleet.csv:1:1: the first line names the columns, exactly one of them time, time_s,"
+                " step"
+            ],
+        ),
         ("fleet_csv", 'time\n"1\n', ["fleet.csv:2:1: not valid CSV: unexpected end of data"]),
         ("fleet_json", "{", None),
-        ("fleet_json", '{"a": 1}', ["fleet.json:1:1: a trace in JSON is a list of seconds, or of mappings with time or step"]),
-        ("fleet_json", '[1,\n {"at": 3},\n {"step": 2.5}]', [
-            "fleet.json:2:2: a row needs time or step, and not both",
-            "fleet.json:3:11: a step is a whole number from 1, not 2.5"]),
-        ("fleet_json", '[1, {"step": 2}]', ["fleet.json:1:1: a trace holds times or steps, not both"]),
-        ("fleet_json", "[[1], null, true]", [
-            "fleet.json:1:2: a time is seconds, or a text such as 2.5s, not [1]",
-            "fleet.json:1:7: a time is seconds, or a text such as 2.5s, not None",
-            "fleet.json:1:13: a time is seconds, or a text such as 2.5s, not True"]),
+        (
+            "fleet_json",
+            '{"a": 1}',
+            [
+                "fleet.json:1:1: a trace in JSON is a list of seconds, or of mappings with time or"
+                " step"
+            ],
+        ),
+        (
+            "fleet_json",
+            '[1,\n {"at": 3},\n {"step": 2.5}]',
+            [
+                "fleet.json:2:2: a row needs time or step, and not both",
+                "fleet.json:3:11: a step is a whole number from 1, not 2.5",
+            ],
+        ),
+        (
+            "fleet_json",
+            '[1, {"step": 2}]',
+            ["fleet.json:1:1: a trace holds times or steps, not both"],
+        ),
+        (
+            "fleet_json",
+            "[[1], null, true]",
+            [
+                "fleet.json:1:2: a time is seconds, or a text such as 2.5s, not [1]",
+                "fleet.json:1:7: a time is seconds, or a text such as 2.5s, not None",
+                "fleet.json:1:13: a time is seconds, or a text such as 2.5s, not True",
+            ],
+        ),
         ("fleet_txt", "1\n", ["own.yaml:7:48: trace fleet.txt: a trace is a .csv or .json file"]),
     ],
-)  # fmt: skip
+)
 def test_bad_traces(files: Any, name: str, text: str, errors: list[str] | None) -> None:
     own = TRACED.replace("fleet.csv", name.replace("_", "."))
     found = heads(files(own_yaml=own, **{name: text}))

@@ -1,4 +1,6 @@
-"""No input ends in a traceback: arbitrary text, arbitrary trees, and valid scenarios with a value changed."""
+"""No input ends in a traceback: arbitrary text, arbitrary trees, and valid scenarios with a value
+changed.
+"""
 
 from __future__ import annotations
 
@@ -24,42 +26,110 @@ from tests.support.fake_catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[3]
 VALID: dict[str, Any] = {
-    "version": 1, "name": "fuzz", "description": "d", "tags": ["a"], "seed": 3, "vars": {"n": 4},
-    "workload": {"kind": "gpt", "size": "nano", "ranks": "${vars.n}", "steps": 60, "global_batch": 16,
-                 "checkpoint": {"every": 10, "keep": 2}},
+    "version": 1,
+    "name": "fuzz",
+    "description": "d",
+    "tags": ["a"],
+    "seed": 3,
+    "vars": {"n": 4},
+    "workload": {
+        "kind": "gpt",
+        "size": "nano",
+        "ranks": "${vars.n}",
+        "steps": 60,
+        "global_batch": 16,
+        "checkpoint": {"every": 10, "keep": 2},
+    },
     "launcher": {"kind": "sim", "nodes": 2, "nodes_per_rack": 2, "params": {}},
     "recovery": "${matrix.recovery}",
     "faults": [
-        {"id": "a", "kind": "process-kill", "target": {"role": "worker", "select": "majority"},
-         "at": {"step": 5, "phase": "backward", "probability": 0.5}, "verify": {"signal": 9}},
-        {"id": "b", "kind": "straggler", "params": {"factor": 2, "grace_s": "1s"}, "duration": "2s",
-         "target": {"select": {"count": 1}, "exclude": {"ranks": [0], "nodes": [1]}}, "at": {"mtbf": "30s", "max": 3}},
-        {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": {"step": 20}},
-         "at": {"event": "checkpoint_committed", "nth": 2}, "retrigger": {"max": 2}},
-        {"id": "d", "kind": "node-kill", "target": {"rack": 0, "select": {"percent": 50}},
-         "at": {"weibull": {"mean": "3s", "shape": 0.7}}},
-        {"id": "e", "kind": "partition", "target": {"link": {"src": 0, "dst": 1}}, "duration": {"steps": 3},
-         "at": {"from": 3, "until": 9, "every": 2}, "expect": {"outcome": "masked", "blame": "none"}},
+        {
+            "id": "a",
+            "kind": "process-kill",
+            "target": {"role": "worker", "select": "majority"},
+            "at": {"step": 5, "phase": "backward", "probability": 0.5},
+            "verify": {"signal": 9},
+        },
+        {
+            "id": "b",
+            "kind": "straggler",
+            "params": {"factor": 2, "grace_s": "1s"},
+            "duration": "2s",
+            "target": {"select": {"count": 1}, "exclude": {"ranks": [0], "nodes": [1]}},
+            "at": {"mtbf": "30s", "max": 3},
+        },
+        {
+            "id": "c",
+            "kind": "checkpoint-corrupt",
+            "target": {"checkpoint": {"step": 20}},
+            "at": {"event": "checkpoint_committed", "nth": 2},
+            "retrigger": {"max": 2},
+        },
+        {
+            "id": "d",
+            "kind": "node-kill",
+            "target": {"rack": 0, "select": {"percent": 50}},
+            "at": {"weibull": {"mean": "3s", "shape": 0.7}},
+        },
+        {
+            "id": "e",
+            "kind": "partition",
+            "target": {"link": {"src": 0, "dst": 1}},
+            "duration": {"steps": 3},
+            "at": {"from": 3, "until": 9, "every": 2},
+            "expect": {"outcome": "masked", "blame": "none"},
+        },
         {"id": "f", "kind": "disk-full", "at": {"trace": {"file": "t", "times": [1, 2.5]}}},
     ],
     "sla": {"recovery_time": ["median < 2s", {"check": "max < 5s", "severity": "warn"}]},
-    "invariants": ["liveness"], "requires": {"cores": 1, "root": False},
+    "invariants": ["liveness"],
+    "requires": {"cores": 1, "root": False},
     "stop_conditions": [{"when": "failures > 3"}],
     "steady_state": ["committed_steps >= 5 within 60s"],
     "blast_radius": {"max_concurrent_faults": 2, "min_healthy_replicas": 1, "protected_ranks": [3]},
     "matrix": {"recovery": [{"strategy": "hot-spare"}], "include": [], "exclude": []},
-    "repeat": 1, "baseline": "paired",
-}  # fmt: skip
+    "repeat": 1,
+    "baseline": "paired",
+}
 WORDS = (
-    "", "one", "all", "latest", "1", "0", "-1", "1e999", "2s", "${vars.n}", "${matrix.recovery}", "${", "${env:X:-}",
-    "< 3", "p95 < 5s", "none.csv", ".", "\u0000", "\ud7ff", "a" * 300, "true", "~", "x: y", "[", "NaN",
-)  # fmt: skip
+    "",
+    "one",
+    "all",
+    "latest",
+    "1",
+    "0",
+    "-1",
+    "1e999",
+    "2s",
+    "${vars.n}",
+    "${matrix.recovery}",
+    "${",
+    "${env:X:-}",
+    "< 3",
+    "p95 < 5s",
+    "none.csv",
+    ".",
+    "\u0000",
+    "\ud7ff",
+    "a" * 300,
+    "true",
+    "~",
+    "x: y",
+    "[",
+    "NaN",
+)
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 300), st.sampled_from([10**9, 2**63, 10**40, -(2**70)]),
-    st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(WORDS), st.text(max_size=8),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.sampled_from([10**9, 2**63, 10**40, -(2**70)]),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from(WORDS),
+    st.text(max_size=8),
+)
 KEYS = st.one_of(
-    st.sampled_from(sorted({*VALID, "extends", "at", "kind", "trace", "select", "from"})), st.text(max_size=4)
+    st.sampled_from(sorted({*VALID, "extends", "at", "kind", "trace", "select", "from"})),
+    st.text(max_size=4),
 )
 TREES = st.recursive(
     SCALARS,
@@ -67,14 +137,22 @@ TREES = st.recursive(
     max_leaves=12,
 )
 FUZZ = settings(
-    max_examples=50, deadline=None, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+    max_examples=50,
+    deadline=None,
+    database=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
 
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str | bytes], bool]]:
-    """Load a text as a scenario, and plan it: whether it loaded. Anything but a ScenarioError is let through."""
+    """Load a text as a scenario, and plan it: whether it loaded. Anything but a ScenarioError is
+    let through.
+    """
     folder = tmp_path_factory.mktemp("fuzz")
     path = folder / "s.yaml"
     (folder / "t.csv").write_text("time\n1\n")
@@ -105,7 +183,13 @@ def yaml_of(tree: Any) -> str:
 
 def places(tree: Any, loc: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place below the root."""
-    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    inside = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, child in inside:
         yield (*loc, key)
         yield from places(child, (*loc, key))
@@ -115,7 +199,9 @@ PLACES = sorted(places(VALID), key=repr)
 
 
 def changed(how: str, loc: tuple[Any, ...], value: Any, tree: Any = VALID) -> Any:
-    """A copy of the tree with the value at a place deleted, replaced, doubled, wrapped, or under another key."""
+    """A copy of the tree with the value at a place deleted, replaced, doubled, wrapped, or under
+    another key.
+    """
     out = copy.deepcopy(tree)
     holder, key = out, loc[-1]
     try:
@@ -188,7 +274,9 @@ def test_any_tree(check: Any, tree: Any) -> None:
 
 @FUZZ
 @given(HOW, st.sampled_from(PLACES), TREES)
-def test_a_valid_scenario_with_one_change(check: Any, how: str, loc: tuple[Any, ...], value: Any) -> None:
+def test_a_valid_scenario_with_one_change(
+    check: Any, how: str, loc: tuple[Any, ...], value: Any
+) -> None:
     check(json.dumps(changed(how, loc, value)))
 
 
@@ -214,7 +302,9 @@ def test_every_value_of_a_valid_scenario_may_be_missing_or_of_any_kind(check: An
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=80)), st.sampled_from(["csv", "json"]))
 def test_any_trace(tmp_path_factory: pytest.TempPathFactory, text: str | bytes, kind: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"trace.{kind}"
-    path.write_bytes(text if isinstance(text, bytes) else f"time\n{text}".encode("utf-8", "surrogatepass"))
+    path.write_bytes(
+        text if isinstance(text, bytes) else f"time\n{text}".encode("utf-8", "surrogatepass")
+    )
     try:
         read = read_trace(path)
     except ScenarioError:
@@ -224,10 +314,17 @@ def test_any_trace(tmp_path_factory: pytest.TempPathFactory, text: str | bytes, 
 
 @FUZZ
 @given(st.text(max_size=30), SCALARS)
-def test_any_override(check: Any, tmp_path_factory: pytest.TempPathFactory, path: str, value: Any) -> None:
+def test_any_override(
+    check: Any, tmp_path_factory: pytest.TempPathFactory, path: str, value: Any
+) -> None:
     file = tmp_path_factory.getbasetemp() / "valid.yaml"
     file.write_text(json.dumps(VALID))
-    for override in (f"{path}={value}", f"faults.a.{path}={value}", f"workload.steps={value}", path):
+    for override in (
+        f"{path}={value}",
+        f"faults.a.{path}={value}",
+        f"workload.steps={value}",
+        path,
+    ):
         try:
             load(file, CATALOGUE, overrides=[override], env={})
         except ScenarioError as error:
@@ -250,4 +347,6 @@ def test_chaos_validate_says_no_traceback(
 def test_the_schema_takes_the_valid_one() -> None:
     import jsonschema
 
-    assert list(jsonschema.Draft202012Validator(scenario_schema(CATALOGUE)).iter_errors(VALID)) == []
+    assert (
+        list(jsonschema.Draft202012Validator(scenario_schema(CATALOGUE)).iter_errors(VALID)) == []
+    )

@@ -1,4 +1,6 @@
-"""Any value may stand in an event log: judging it takes bounded time, raises nothing, and proves nothing by it."""
+"""Any value may stand in an event log: judging it takes bounded time, raises nothing, and proves
+nothing by it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,31 @@ TEXT = """\
 version: 1
 name: hostile
 launcher: sim
-workload: {kind: gpt, size: nano, ranks: 4, steps: 30, global_batch: 16, determinism: default, checkpoint: {every: 10}}
+workload: {kind: gpt, size: nano, ranks: 4, steps: 30, global_batch: 16, determinism: default,
+  checkpoint: {every: 10}}
 recovery: {strategy: hot-spare, spares: 1}
 faults:
   - {id: kill, kind: process-kill, target: {rank: 2}, at: {step: 12, phase: backward}}
 """
 ODD: tuple[Any, ...] = (
-    None, "x", "", -1, 0, 10**12, 10**30, 1.5, 1e308, True, [], [None], [{}], {}, {"a": [1]}, [[[[]]]], "0" * 5000,
-)  # fmt: skip
+    None,
+    "x",
+    "",
+    -1,
+    0,
+    10**12,
+    10**30,
+    1.5,
+    1e308,
+    True,
+    [],
+    [None],
+    [{}],
+    {},
+    {"a": [1]},
+    [[[[]]]],
+    "0" * 5000,
+)
 LONGEST_S = 20.0
 """For one judgement of a small run; a healthy one takes 0.1 s."""
 
@@ -115,8 +134,14 @@ def test_no_odd_value_breaks_anything(played: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("ranks", 10**9), ("global_batch", 10**12), ("steps", "many"), ("order", {"samples": 1e9}), ("spares", -1)],
-)  # fmt: skip
+    [
+        ("ranks", 10**9),
+        ("global_batch", 10**12),
+        ("steps", "many"),
+        ("order", {"samples": 1e9}),
+        ("spares", -1),
+    ],
+)
 def test_a_job_of_absurd_size_is_inconclusive_and_says_so(
     played: Path, tmp_path: Path, key: str, value: Any
 ) -> None:

@@ -1,7 +1,5 @@
 """Scenario files: what is read from them, and every way they can be wrong, with the exact place."""
 
-# ruff: noqa: E501  (one bad input and its message to a line reads best)
-
 from __future__ import annotations
 
 import textwrap
@@ -75,11 +73,15 @@ def heads(text: str) -> list[str]:
 def test_cells_in_the_order_of_the_matrix(write: Any) -> None:
     loaded = read(write(GOOD))
     assert [cell.id for cell in loaded.cells] == [
-        "recovery=checkpoint-restart", "recovery=drop-replica", "recovery=hot-spare",
-    ]  # fmt: skip
+        "recovery=checkpoint-restart",
+        "recovery=drop-replica",
+        "recovery=hot-spare",
+    ]
     assert [cell.scenario.recovery.strategy for cell in loaded.cells] == [
-        "checkpoint-restart", "drop-replica", "hot-spare",
-    ]  # fmt: skip
+        "checkpoint-restart",
+        "drop-replica",
+        "hot-spare",
+    ]
     assert loaded.cells[0].params == {"recovery": "checkpoint-restart"}
     assert loaded.cells[0].scenario.workload.params == {"size": "nano"}
     assert loaded.name == "example" and loaded.warnings == ()
@@ -93,7 +95,8 @@ def test_without_a_matrix_there_is_one_cell(write: Any) -> None:
 
 def test_line_of_every_clause(write: Any) -> None:
     text = SINGLE.replace(
-        '["median < 2s", "max < 5s"]', '\n    - "median < 2s"\n    - {check: "max < 5s", severity: warn}'
+        '["median < 2s", "max < 5s"]',
+        '\n    - "median < 2s"\n    - {check: "max < 5s", severity: warn}',
     )
     assert read(write(text)).sla_lines["recovery_time"] == [10, 11]
 
@@ -140,9 +143,15 @@ def test_yaml_1_2_words_stay_words(write: Any) -> None:
 def test_overrides(write: Any) -> None:
     path = write(GOOD)
     loaded = read(
-        path, "workload.steps=60", "faults.kill.at.step=5", "faults.0.at.phase=data", "matrix.recovery=[hot-spare]",
-        'sla.recovery_time=["max < 1ms"]', "workload.checkpoint.keep=2", "vars.new=1",
-    )  # fmt: skip
+        path,
+        "workload.steps=60",
+        "faults.kill.at.step=5",
+        "faults.0.at.phase=data",
+        "matrix.recovery=[hot-spare]",
+        'sla.recovery_time=["max < 1ms"]',
+        "workload.checkpoint.keep=2",
+        "vars.new=1",
+    )
     (cell,) = loaded.cells
     scenario = cell.scenario
     assert (scenario.workload.steps, scenario.workload.checkpoint.keep) == (60, 2)
@@ -160,8 +169,11 @@ def test_the_last_override_wins(write: Any) -> None:
 
 def test_product_include_exclude() -> None:
     matrix = {
-        "a": [1, 2], "b": ["x", "y"], "exclude": [{"a": 1, "b": "y"}], "include": [{"a": 9, "b": "z", "c": True}],
-    }  # fmt: skip
+        "a": [1, 2],
+        "b": ["x", "y"],
+        "exclude": [{"a": 1, "b": "y"}],
+        "include": [{"a": 9, "b": "z", "c": True}],
+    }
     combinations, problems = expand(matrix)
     assert not problems
     assert [c.id for c in combinations] == ["a=1,b=x", "a=2,b=x", "a=2,b=y", "a=9,b=z,c=true"]
@@ -169,7 +181,10 @@ def test_product_include_exclude() -> None:
 
 
 def test_value_names_are_safe_in_paths() -> None:
-    assert value_name({"strategy": "hot-spare", "spares": 2, "a": [1, 2]}) == "hot-spare+a=1-2+spares=2"
+    assert (
+        value_name({"strategy": "hot-spare", "spares": 2, "a": [1, 2]})
+        == "hot-spare+a=1-2+spares=2"
+    )
     assert value_name(0.5) == "0.5" and value_name(None) == "none" and value_name(False) == "false"
     for odd in ("a/b", "..", "", "a b", "é", "x" * 500):
         assert len(value_name(odd)) < 140 and set(value_name(odd)).isdisjoint("/ é")
@@ -180,13 +195,28 @@ def test_value_names_are_safe_in_paths() -> None:
     ("matrix", "error"),
     [
         ("matrix: [a]", "s.yaml:14:1: matrix needs a mapping: axis name -> list of values"),
-        ("matrix: {recovery: hot-spare}", "s.yaml:14:20: matrix axis 'recovery' needs a list with at least one value"),
-        ("matrix: {recovery: [hot-spare, hot-spare]}", "s.yaml:14:32: hot-spare is on this axis twice"),
-        ("matrix: {recovery: [hot-spare], exclude: [{recovry: x}]}", "s.yaml:14:44: unknown matrix axis 'recovry'; did you mean 'recovery'?"),
-        ("matrix: {recovery: [hot-spare], include: [{x: 1}]}", "s.yaml:14:43: an included combination names every axis; missing: recovery"),
-        ("matrix: {recovery: [hot-spare], exclude: [{recovery: hot-spare}]}", "s.yaml:14:1: the matrix has no combination left"),
+        (
+            "matrix: {recovery: hot-spare}",
+            "s.yaml:14:20: matrix axis 'recovery' needs a list with at least one value",
+        ),
+        (
+            "matrix: {recovery: [hot-spare, hot-spare]}",
+            "s.yaml:14:32: hot-spare is on this axis twice",
+        ),
+        (
+            "matrix: {recovery: [hot-spare], exclude: [{recovry: x}]}",
+            "s.yaml:14:44: unknown matrix axis 'recovry'; did you mean 'recovery'?",
+        ),
+        (
+            "matrix: {recovery: [hot-spare], include: [{x: 1}]}",
+            "s.yaml:14:43: an included combination names every axis; missing: recovery",
+        ),
+        (
+            "matrix: {recovery: [hot-spare], exclude: [{recovery: hot-spare}]}",
+            "s.yaml:14:1: the matrix has no combination left",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_matrix(write: Any, matrix: str, error: str) -> None:
     text = SINGLE.replace("hot-spare", "${matrix.recovery}") + matrix + "\n"
     assert error in heads(failure(write(text)))
@@ -209,7 +239,9 @@ def test_an_error_in_a_matrix_value_is_shown_there(write: Any) -> None:
 
 def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
     text = GOOD.replace("name: example", "name: x-${matrix.recovery}")
-    assert heads(failure(write(text))) == ["s.yaml:2:7: name must be the same in every cell of the matrix"]
+    assert heads(failure(write(text))) == [
+        "s.yaml:2:7: name must be the same in every cell of the matrix"
+    ]
 
 
 # --- one error each, at its place
@@ -221,109 +253,480 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         ("steps: 100", "stpes: 100", ["4:45: unknown key 'stpes'; did you mean 'steps'?"]),
         ("steps: 100", "steps: true", ["4:52: steps needs a whole number, not true"]),
         ("steps: 100", "steps: 1.5", ["4:52: steps needs a whole number, not 1.5"]),
-        ("steps: 100", 'steps: "100"', ["4:52: steps needs a whole number, not '100'; write it without quotes"]),
+        (
+            "steps: 100",
+            'steps: "100"',
+            ["4:52: steps needs a whole number, not '100'; write it without quotes"],
+        ),
         ("steps: 100", "steps: 0", ["4:52: steps must be at least 1, not 0"]),
-        ("steps: 100", "steps: " + "9" * 40, [f"4:52: the number is too large (the limit is {2**63 - 1})"]),
-        ("steps: 100", "steps: " + "9" * 5000, [f"4:52: the number is too large (the limit is {2**63 - 1})"]),
+        (
+            "steps: 100",
+            "steps: " + "9" * 40,
+            [f"4:52: the number is too large (the limit is {2**63 - 1})"],
+        ),
+        (
+            "steps: 100",
+            "steps: " + "9" * 5000,
+            [f"4:52: the number is too large (the limit is {2**63 - 1})"],
+        ),
         ("steps: 100", "steps: .inf", ["4:52: .inf is not a finite number"]),
         ("steps: 100", "steps: [1]", ["4:45: steps needs a whole number, not a list"]),
-        ("steps: 100", "steps: !!python/name:os.system x", ["4:52: tags are not read (tag:yaml.org,2002:python/name:os.system)"]),
-        ("steps: 100", "steps: &n 100", ["4:52: anchors and aliases are not read; write ${vars.name} and put the value in vars"]),
+        (
+            "steps: 100",
+            "steps: !!python/name:os.system x",
+            ["4:52: tags are not read (tag:yaml.org,2002:python/name:os.system)"],
+        ),
+        (
+            "steps: 100",
+            "steps: &n 100",
+            [
+                "4:52: anchors and aliases are not read; write ${vars.name} and put the value in"
+                " vars"
+            ],
+        ),
         ("step: 57", "step: true", ["7:71: step needs a whole number, not true"]),
-        ("step: 57", "step: 57, step: 58", ["7:75: key 'step' is given twice; the first is on line 7"]),
+        (
+            "step: 57",
+            "step: 57, step: 58",
+            ["7:75: key 'step' is given twice; the first is on line 7"],
+        ),
         ("step: 57", "stp: 57", ["7:65: unknown key 'stp'; did you mean 'step'?"]),
-        ("at: {step: 57, phase: backward}", "on: {step: 57}", ["7:5: 'at' is missing in faults.0", "7:60: unknown key 'on'; did you mean 'at'?"]),
-        ("step: 57, phase", "time: 2s, phase", ["7:82: phase goes with step, steps, from or trace, not with time"]),
-        ("step: 57, phase: backward", "step: 57, time: 2", ["7:60: needs exactly one of step, steps, from, time, event, mtbf, weibull, trace; has step, time"]),
-        ("step: 57, phase: backward", "time: 2 s later", ["7:71: '2 s later' is no duration: write a number and a unit, such as 2s, 500ms or 1m"]),
-        ("phase: backward", "phase: backwards", ["7:82: unknown phase 'backwards'; did you mean 'backward'?"]),
-        ("process-kill", "process-kil", ["7:22: unknown fault kind 'process-kil'; did you mean 'process-kill'?"]),
-        ("process-kill", "zzz", ["7:22: unknown fault kind 'zzz'; use one of: checkpoint-corrupt, disk-full, io-error, node-kill, partition, process-kill, straggler"]),
-        ("process-kill", "straggler", ["7:22: straggler lasts, so it needs a duration: 2s or {steps: 20}"]),
-        ("kind: process-kill", "kind: process-kill, duration: 2s", ["7:36: process-kill is over once done, so it takes no duration"]),
-        ("kind: process-kill", "kind: straggler, duration: 0s", ["7:43: a duration must be longer than 0"]),
-        ("kind: process-kill", "kind: straggler, duration: [1]", ["7:33: duration needs seconds (2.5 or '2.5s') or {steps: n}, not a list"]),
-        ("kind: process-kill", "kind: straggler, duration: {step: 1}", ["7:33: 'steps' is missing in faults.0.duration", "7:44: unknown key 'step'; did you mean 'steps'?"]),
-        ("kind: process-kill", "kind: straggler, duration: 2s, params: {factor: 0.5}", ["7:64: factor must be more than 1, not 0.5"]),
-        ("kind: process-kill", "kind: straggler, duration: 2s, params: {factr: 2}", ["7:56: unknown key 'factr'; did you mean 'factor'?"]),
-        ("kind: process-kill", "kind: straggler, duration: 2s, params: {grace_s: 2x}", ["7:66: unit 'x' is no time: use one of us, ms, s, m, min, h, such as 2s"]),
-        ("kind: process-kill", "kind: process-kill, retrigger: often", ["7:47: retrigger needs once, every_attempt or {max: n}, not 'often'"]),
-        ("id: kill", "id: Kill", ["7:10: id 'Kill' may hold lower-case letters, digits, '.', '_' and '-', a letter or digit first"]),
+        (
+            "at: {step: 57, phase: backward}",
+            "on: {step: 57}",
+            ["7:5: 'at' is missing in faults.0", "7:60: unknown key 'on'; did you mean 'at'?"],
+        ),
+        (
+            "step: 57, phase",
+            "time: 2s, phase",
+            ["7:82: phase goes with step, steps, from or trace, not with time"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "step: 57, time: 2",
+            [
+                "7:60: needs exactly one of step, steps, from, time, event, mtbf, weibull, trace;"
+                " has step, time"
+            ],
+        ),
+        (
+            "step: 57, phase: backward",
+            "time: 2 s later",
+            [
+                "7:71: '2 s later' is no duration: write a number and a unit, such as 2s, 500ms"
+                " or 1m"
+            ],
+        ),
+        (
+            "phase: backward",
+            "phase: backwards",
+            ["7:82: unknown phase 'backwards'; did you mean 'backward'?"],
+        ),
+        (
+            "process-kill",
+            "process-kil",
+            ["7:22: unknown fault kind 'process-kil'; did you mean 'process-kill'?"],
+        ),
+        (
+            "process-kill",
+            "zzz",
+            [
+                "7:22: unknown fault kind 'zzz'; use one of: checkpoint-corrupt, disk-full,"
+                " io-error, node-kill, partition, process-kill, straggler"
+            ],
+        ),
+        (
+            "process-kill",
+            "straggler",
+            ["7:22: straggler lasts, so it needs a duration: 2s or {steps: 20}"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: process-kill, duration: 2s",
+            ["7:36: process-kill is over once done, so it takes no duration"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: 0s",
+            ["7:43: a duration must be longer than 0"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: [1]",
+            ["7:33: duration needs seconds (2.5 or '2.5s') or {steps: n}, not a list"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: {step: 1}",
+            [
+                "7:33: 'steps' is missing in faults.0.duration",
+                "7:44: unknown key 'step'; did you mean 'steps'?",
+            ],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: 2s, params: {factor: 0.5}",
+            ["7:64: factor must be more than 1, not 0.5"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: 2s, params: {factr: 2}",
+            ["7:56: unknown key 'factr'; did you mean 'factor'?"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: 2s, params: {grace_s: 2x}",
+            ["7:66: unit 'x' is no time: use one of us, ms, s, m, min, h, such as 2s"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: process-kill, retrigger: often",
+            ["7:47: retrigger needs once, every_attempt or {max: n}, not 'often'"],
+        ),
+        (
+            "id: kill",
+            "id: Kill",
+            [
+                "7:10: id 'Kill' may hold lower-case letters, digits, '.', '_' and '-', a letter or"
+                " digit first"
+            ],
+        ),
         ("role: worker", "role: wroker", ["7:51: unknown role 'wroker'; did you mean 'worker'?"]),
         ("role: worker", "rank: 4", ["7:51: there is no rank 4: with 4 ranks they go from 0 to 3"]),
-        ("role: worker", "replica: 9", ["7:54: there is no replica 9: with 4 replicas they go from 0 to 3"]),
-        ("role: worker", "replica: 1, select: all", ["7:57: replica names one target, so there is nothing to select"]),
-        ("size: nano", "size: nano, parallelism: tp", ["4:48: parallelism needs ddp, fsdp or {hsdp: {replicas: R, shards: S}}, not 'tp'"]),
-        ("size: nano", "size: nano, parallelism: {hsdp: {replicas: 2}}", ["4:49: 'shards' is missing in workload.parallelism.hsdp"]),
-        ("size: nano", "size: nano, parallelism: {hsdp: {replicas: 3, shards: 2}}", [
-            "4:35: parallelism hsdp with 3 replicas of 2 shards is 6 ranks, not 4: use ranks: 6, or {replicas: 2, shards: 2}",
-        ]),
-        ("size: nano", "size: nano, parallelism: {hsdp: {replicas: 0, shards: 2}}", ["4:66: replicas must be at least 1, not 0"]),
+        (
+            "role: worker",
+            "replica: 9",
+            ["7:54: there is no replica 9: with 4 replicas they go from 0 to 3"],
+        ),
+        (
+            "role: worker",
+            "replica: 1, select: all",
+            ["7:57: replica names one target, so there is nothing to select"],
+        ),
+        (
+            "size: nano",
+            "size: nano, parallelism: tp",
+            ["4:48: parallelism needs ddp, fsdp or {hsdp: {replicas: R, shards: S}}, not 'tp'"],
+        ),
+        (
+            "size: nano",
+            "size: nano, parallelism: {hsdp: {replicas: 2}}",
+            ["4:49: 'shards' is missing in workload.parallelism.hsdp"],
+        ),
+        (
+            "size: nano",
+            "size: nano, parallelism: {hsdp: {replicas: 3, shards: 2}}",
+            [
+                (
+                    "4:35: parallelism hsdp with 3 replicas of 2 shards is 6 ranks, not 4: use"
+                    " ranks: 6, or {replicas: 2, shards: 2}"
+                ),
+            ],
+        ),
+        (
+            "size: nano",
+            "size: nano, parallelism: {hsdp: {replicas: 0, shards: 2}}",
+            ["4:66: replicas must be at least 1, not 0"],
+        ),
         ("role: worker", "rank: 1, replica: 1", ["7:54: give a rank or a replica, not both"]),
-        ("role: worker", "rank: 1, select: all", ["7:54: rank names one target, so there is nothing to select"]),
-        ("role: worker", "rank: 0, role: spare", ["7:45: a spare has no rank; use role: spare with select"]),
+        (
+            "role: worker",
+            "rank: 1, select: all",
+            ["7:54: rank names one target, so there is nothing to select"],
+        ),
+        (
+            "role: worker",
+            "rank: 0, role: spare",
+            ["7:45: a spare has no rank; use role: spare with select"],
+        ),
         ("role: worker", "select: {count: 5}", ["7:61: cannot select 5 of 4"]),
-        ("role: worker", "select: some", ["7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not 'some'"]),
-        ("role: worker", "select: 2", ["7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not 2; write {count: 2}"]),
-        ("role: worker", "select: 50%", ["7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not '50%'; write {percent: 50}"]),
-        ("role: worker", "select: {cont: 2}", ["7:45: 'count' is missing in faults.0.target.select", "7:54: unknown key 'cont'; did you mean 'count'?"]),
+        (
+            "role: worker",
+            "select: some",
+            [
+                "7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not"
+                " 'some'"
+            ],
+        ),
+        (
+            "role: worker",
+            "select: 2",
+            [
+                "7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not"
+                " 2; write {count: 2}"
+            ],
+        ),
+        (
+            "role: worker",
+            "select: 50%",
+            [
+                "7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not"
+                " '50%'; write {percent: 50}"
+            ],
+        ),
+        (
+            "role: worker",
+            "select: {cont: 2}",
+            [
+                "7:45: 'count' is missing in faults.0.target.select",
+                "7:54: unknown key 'cont'; did you mean 'count'?",
+            ],
+        ),
         ("role: worker", "select: {percent: 0}", ["7:63: percent must be more than 0, not 0"]),
-        ("role: worker", "select: {ranks: 2}", ["7:45: select needs one, all, minority, majority, {count: n} or {percent: n}, not a mapping"]),
-        ("kind: process-kill", "kind: straggler, duration: {seconds: 1}", ["7:33: duration needs seconds (2.5 or '2.5s') or {steps: n}, not a mapping; write 1s"]),
+        (
+            "role: worker",
+            "select: {ranks: 2}",
+            [
+                "7:45: select needs one, all, minority, majority, {count: n} or {percent: n}, not a"
+                " mapping"
+            ],
+        ),
+        (
+            "kind: process-kill",
+            "kind: straggler, duration: {seconds: 1}",
+            ["7:33: duration needs seconds (2.5 or '2.5s') or {steps: n}, not a mapping; write 1s"],
+        ),
         ("role: worker", "node: 1", ["7:51: there is no node 1 among 1; set launcher.nodes"]),
-        ("role: worker", "role: coordinator", ["7:51: process-kill does not act on the coordinator; coordinator-kill does"]),
+        (
+            "role: worker",
+            "role: coordinator",
+            ["7:51: process-kill does not act on the coordinator; coordinator-kill does"],
+        ),
         ("role: worker", "link: {src: 0}", ["7:45: process-kill does not act on links"]),
-        ("role: worker", "exclude: {ranks: [0, 1, 2, 3]}", ["7:45: every worker it could hit is excluded or protected"]),
-        ("role: worker", "select: minority, exclude: {rank: [0]}", ["7:73: unknown key 'rank'; did you mean 'ranks'?"]),
-        ("kind: process-kill, target: {role: worker}", "kind: partition, target: {link: {src: 4}}", ["7:54: there is no rank 4 among 4"]),
-        ("kind: process-kill, target: {role: worker}", "kind: partition, target: {link: {src: 0}, rank: 1}", ["7:42: give a rank or a link, not both"]),
-        ("kind: process-kill", "kind: disk-full", ["7:22: disk-full needs mount, which launcher local does not offer", "7:42: disk-full acts on the storage of the checkpoints, so its target has no role"]),
-        ("step: 57, phase: backward", "from: 10, until: 30, step: 3", ["7:60: needs exactly one of step, steps, from, time, event, mtbf, weibull, trace; has step, from"]),
-        ("step: 57, phase: backward", "from: 10", ["7:71: from needs until, the last step: {from: 10, until: 60}"]),
-        ("step: 57, phase: backward", "from: 10, until: 5", ["7:82: until must be at least 10, where from starts, not 5"]),
-        ("step: 57, phase: backward", "from: 1, until: 99999", ["7:81: until 99999 makes 99999 steps, more than 10000"]),
-        ("step: 57, phase: backward", "form: 10, until: 30", ["7:65: unknown key 'form'; did you mean 'from'?"]),
+        (
+            "role: worker",
+            "exclude: {ranks: [0, 1, 2, 3]}",
+            ["7:45: every worker it could hit is excluded or protected"],
+        ),
+        (
+            "role: worker",
+            "select: minority, exclude: {rank: [0]}",
+            ["7:73: unknown key 'rank'; did you mean 'ranks'?"],
+        ),
+        (
+            "kind: process-kill, target: {role: worker}",
+            "kind: partition, target: {link: {src: 4}}",
+            ["7:54: there is no rank 4 among 4"],
+        ),
+        (
+            "kind: process-kill, target: {role: worker}",
+            "kind: partition, target: {link: {src: 0}, rank: 1}",
+            ["7:42: give a rank or a link, not both"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: disk-full",
+            [
+                "7:22: disk-full needs mount, which launcher local does not offer",
+                "7:42: disk-full acts on the storage of the checkpoints, so its target has no role",
+            ],
+        ),
+        (
+            "step: 57, phase: backward",
+            "from: 10, until: 30, step: 3",
+            [
+                "7:60: needs exactly one of step, steps, from, time, event, mtbf, weibull, trace;"
+                " has step, from"
+            ],
+        ),
+        (
+            "step: 57, phase: backward",
+            "from: 10",
+            ["7:71: from needs until, the last step: {from: 10, until: 60}"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "from: 10, until: 5",
+            ["7:82: until must be at least 10, where from starts, not 5"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "from: 1, until: 99999",
+            ["7:81: until 99999 makes 99999 steps, more than 10000"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "form: 10, until: 30",
+            ["7:65: unknown key 'form'; did you mean 'from'?"],
+        ),
         ("step: 57, phase: backward", "mtbf: 0s", ["7:71: mtbf must be more than 0, not 0.0"]),
-        ("step: 57, phase: backward", "mtbf: often", ["7:71: 'often' is no duration: write a number and a unit, such as 2s, 500ms or 1m"]),
-        ("step: 57, phase: backward", "weibull: {mean: 3s}", ["7:65: 'shape' is missing in faults.0.at.weibull"]),
-        ("step: 57, phase: backward", "weibull: {mean: 3s, shape: 0.7}, nth: 2", ["7:103: nth goes with event, not with weibull"]),
-        ("step: 57, phase: backward", "step: 3, probability: 2", ["7:87: probability must be at most 1, not 2"]),
-        ("step: 57, phase: backward", "trace: 3", ["7:72: trace needs the name of a CSV or JSON file, not 3"]),
-        ("step: 57, phase: backward", "trace: none.csv", ["7:72: trace none.csv: cannot be read: No such file or directory"]),
-        ("kind: process-kill", "kind: process-kill, verify: {code: '<> 3'}", ["7:51: unknown comparison '<>'; use one of <, <=, >, >=, =="]),
-        ("kind: process-kill", "kind: process-kill, expect: {blame: me}", ["7:52: unknown blame 'me'; use one of: none, rank"]),
-        ("role: worker", "checkpoint: latest", ["7:45: process-kill does not act on checkpoints; target a rank, or a role"]),
-        ("kind: process-kill", "kind: checkpoint-corrupt", ["7:42: checkpoint-corrupt acts on checkpoints: target {checkpoint: latest}", "7:51: checkpoint-corrupt acts on checkpoints, so its target has no role"]),
-        ("recovery_time", "recovery_tme", ["9:3: unknown metric 'recovery_tme'; did you mean 'recovery_time'?"]),
+        (
+            "step: 57, phase: backward",
+            "mtbf: often",
+            ["7:71: 'often' is no duration: write a number and a unit, such as 2s, 500ms or 1m"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "weibull: {mean: 3s}",
+            ["7:65: 'shape' is missing in faults.0.at.weibull"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "weibull: {mean: 3s, shape: 0.7}, nth: 2",
+            ["7:103: nth goes with event, not with weibull"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "step: 3, probability: 2",
+            ["7:87: probability must be at most 1, not 2"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "trace: 3",
+            ["7:72: trace needs the name of a CSV or JSON file, not 3"],
+        ),
+        (
+            "step: 57, phase: backward",
+            "trace: none.csv",
+            ["7:72: trace none.csv: cannot be read: No such file or directory"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: process-kill, verify: {code: '<> 3'}",
+            ["7:51: unknown comparison '<>'; use one of <, <=, >, >=, =="],
+        ),
+        (
+            "kind: process-kill",
+            "kind: process-kill, expect: {blame: me}",
+            ["7:52: unknown blame 'me'; use one of: none, rank"],
+        ),
+        (
+            "role: worker",
+            "checkpoint: latest",
+            ["7:45: process-kill does not act on checkpoints; target a rank, or a role"],
+        ),
+        (
+            "kind: process-kill",
+            "kind: checkpoint-corrupt",
+            [
+                "7:42: checkpoint-corrupt acts on checkpoints: target {checkpoint: latest}",
+                "7:51: checkpoint-corrupt acts on checkpoints, so its target has no role",
+            ],
+        ),
+        (
+            "recovery_time",
+            "recovery_tme",
+            ["9:3: unknown metric 'recovery_tme'; did you mean 'recovery_time'?"],
+        ),
         ("median < 2s", "mdian < 2s", ["9:20: unknown aggregate 'mdian'; did you mean 'median'?"]),
-        ("median < 2s", "median < 2", ["9:19: 2 has no unit: use one of us, ms, s, m, min, h, such as 2s"]),
-        ("max < 5s", "p95 < 5s", ["9:35: p95 needs at least 59 values to mean anything with 95 % confidence, and this scenario gives 3: raise repeat, or use max"]),
-        ('["median >= 0.5"]', '"median >= 0.5"', ["10:12: goodput needs a list, not 'median >= 0.5'"]),
-        ("median >= 0.5", "median >= 2s", ["10:25: unit 's' does not fit a ratio: write 0.80 or 80%"]),
-        ("invariants: default", "invariants: [livenes]", ["11:14: unknown checker 'livenes'; did you mean 'liveness'?"]),
-        ("invariants: default", "invariants: al", ["11:13: invariants needs default, a list of checker names, or {leave_out: [names]}, not 'al'"]),
-        ("no_committed_step_for > 60s", "no_commited_step_for > 60s", ["12:27: unknown stop condition 'no_commited_step_for'; did you mean 'no_committed_step_for'?"]),
-        ("repeat: 3", "repeat: 3\nlauncher: locl", ["14:11: unknown launcher 'locl'; did you mean 'local'?"]),
-        ("repeat: 3", "repeat: 3\nlauncher: {kind: local, params: {x: 1}}", ["14:34: unknown key 'x'; there are none"]),
+        (
+            "median < 2s",
+            "median < 2",
+            ["9:19: 2 has no unit: use one of us, ms, s, m, min, h, such as 2s"],
+        ),
+        (
+            "max < 5s",
+            "p95 < 5s",
+            [
+                "9:35: p95 needs at least 59 values to mean anything with 95 % confidence, and this"
+                " scenario gives 3: raise repeat, or use max"
+            ],
+        ),
+        (
+            '["median >= 0.5"]',
+            '"median >= 0.5"',
+            ["10:12: goodput needs a list, not 'median >= 0.5'"],
+        ),
+        (
+            "median >= 0.5",
+            "median >= 2s",
+            ["10:25: unit 's' does not fit a ratio: write 0.80 or 80%"],
+        ),
+        (
+            "invariants: default",
+            "invariants: [livenes]",
+            ["11:14: unknown checker 'livenes'; did you mean 'liveness'?"],
+        ),
+        (
+            "invariants: default",
+            "invariants: al",
+            [
+                "11:13: invariants needs default, a list of checker names, or {leave_out: [names]},"
+                " not 'al'"
+            ],
+        ),
+        (
+            "no_committed_step_for > 60s",
+            "no_commited_step_for > 60s",
+            [
+                "12:27: unknown stop condition 'no_commited_step_for'; did you mean"
+                " 'no_committed_step_for'?"
+            ],
+        ),
+        (
+            "repeat: 3",
+            "repeat: 3\nlauncher: locl",
+            ["14:11: unknown launcher 'locl'; did you mean 'local'?"],
+        ),
+        (
+            "repeat: 3",
+            "repeat: 3\nlauncher: {kind: local, params: {x: 1}}",
+            ["14:34: unknown key 'x'; there are none"],
+        ),
         ("hot-spare", "hot-spar", ["5:11: unknown strategy 'hot-spar'; did you mean 'hot-spare'?"]),
-        ("hot-spare", "{strategy: hot-spare, spares: 0}", ["5:41: spares must be at least 1, not 0"]),
-        ("hot-spare", "{strategy: hot-spare, params: {spare: 1}}", ["5:42: unknown key 'spare'; did you mean 'spares'?"]),
+        (
+            "hot-spare",
+            "{strategy: hot-spare, spares: 0}",
+            ["5:41: spares must be at least 1, not 0"],
+        ),
+        (
+            "hot-spare",
+            "{strategy: hot-spare, params: {spare: 1}}",
+            ["5:42: unknown key 'spare'; did you mean 'spares'?"],
+        ),
         ("kind: gpt", "kind: gtp", ["4:18: unknown workload 'gtp'; did you mean 'gpt'?"]),
         ("size: nano", "size: nanoo", ["4:29: unknown size 'nanoo'; did you mean 'nano'?"]),
-        ("size: nano", "size: nano, params: {size: micro}", ["4:23: size is given twice, here and in params"]),
-        ("size: nano", "params: {sizee: nano}", ["4:32: unknown key 'sizee'; did you mean 'size'?"]),
-        ("global_batch: 16", "global_batch: 6", ["4:71: global_batch 6 does not divide over 4 ranks: use 4 or 8"]),
-        ("global_batch: 16", "global_batch: 2", ["4:71: global_batch 2 cannot feed 4 ranks: use global_batch >= 4 or ranks <= 2"]),
+        (
+            "size: nano",
+            "size: nano, params: {size: micro}",
+            ["4:23: size is given twice, here and in params"],
+        ),
+        (
+            "size: nano",
+            "params: {sizee: nano}",
+            ["4:32: unknown key 'sizee'; did you mean 'size'?"],
+        ),
+        (
+            "global_batch: 16",
+            "global_batch: 6",
+            ["4:71: global_batch 6 does not divide over 4 ranks: use 4 or 8"],
+        ),
+        (
+            "global_batch: 16",
+            "global_batch: 2",
+            ["4:71: global_batch 2 cannot feed 4 ranks: use global_batch >= 4 or ranks <= 2"],
+        ),
         ("version: 1", "version: 2", ["1:10: version needs 1, not 2"]),
         ("name: example\n", "", ["1:1: 'name' is missing"]),
-        ("faults:\n", "faults:\n  - {id: kill, kind: process-kill, at: {step: 3}}\n", ["8:10: fault id 'kill' is used twice"]),
+        (
+            "faults:\n",
+            "faults:\n  - {id: kill, kind: process-kill, at: {step: 3}}\n",
+            ["8:10: fault id 'kill' is used twice"],
+        ),
         ("seed: 17", "seed: ${vars.x}", ["3:14: unknown vars name 'x'; there are none"]),
-        ("seed: 17", "seed: ${foo}", ["3:7: cannot read ${foo}: write ${matrix.name}, ${vars.name} or ${env:NAME:-default}"]),
-        ("seed: 17", "seed: ${env:NOPE}", ["3:7: environment variable NOPE is not set; set it, or give a default: ${env:NOPE:-value}"]),
-        ("seed: 17", "seed: 'a ${vars.x'", ["3:10: '${' without its '}'", ]),
+        (
+            "seed: 17",
+            "seed: ${foo}",
+            ["3:7: cannot read ${foo}: write ${matrix.name}, ${vars.name} or ${env:NAME:-default}"],
+        ),
+        (
+            "seed: 17",
+            "seed: ${env:NOPE}",
+            [
+                "3:7: environment variable NOPE is not set; set it, or give a default:"
+                " ${env:NOPE:-value}"
+            ],
+        ),
+        (
+            "seed: 17",
+            "seed: 'a ${vars.x'",
+            [
+                "3:10: '${' without its '}'",
+            ],
+        ),
         ("workload: {", "workload: [{", ["4:1: not valid YAML"]),
     ],
-)  # fmt: skip
+)
 def test_bad_input(write: Any, old: str, new: str, errors: list[str]) -> None:
     assert old in SINGLE
     text = failure(write(SINGLE.replace(old, new, 1)))
@@ -357,7 +760,9 @@ def test_samples_count_repeats_and_incidents(write: Any) -> None:
     assert "gives 27:" in failure(write(many.replace("repeat: 3", "repeat: 9")))
     # a harmless fault leaves nothing to recover from
     slow = "  - {id: slow, kind: straggler, duration: 1s, at: {steps: [1, 2, 3]}}\nsla:"
-    assert "gives 27:" in failure(write(many.replace("repeat: 3", "repeat: 9").replace("sla:", slow)))
+    assert "gives 27:" in failure(
+        write(many.replace("repeat: 3", "repeat: 9").replace("sla:", slow))
+    )
     # goodput has one value per repeat, however many faults strike
     assert "gives 10:" in failure(
         write(many.replace("repeat: 3", "repeat: 10").replace("median >= 0.5", "p90 >= 0.5"))
@@ -370,12 +775,13 @@ def test_samples_count_repeats_and_incidents(write: Any) -> None:
 def test_all_errors_at_once_with_line_and_caret(write: Any) -> None:
     text = GOOD.replace("steps: 100", "stpes: 100").replace("process-kill", "process-kil")
     text = text.replace("recovery_time", "recovery_tme") + "repeat: 4\n"
-    assert failure(write(text)) == textwrap.dedent("""\
+    workload, fault = text.splitlines()[3], text.splitlines()[6].strip()
+    assert failure(write(text)) == textwrap.dedent(f"""\
         s.yaml:4:45: unknown key 'stpes'; did you mean 'steps'?
-          workload: {kind: gpt, size: nano, ranks: 4, stpes: 100, global_batch: 16, checkpoint: {every: 20}}
+          {workload}
                                                       ^^^^^
         s.yaml:7:22: unknown fault kind 'process-kil'; did you mean 'process-kill'?
-            - {id: kill, kind: process-kil, target: {role: worker}, at: {step: 57, phase: backward}}
+            {fault}
                                ^^^^^^^^^^^
         s.yaml:9:3: unknown metric 'recovery_tme'; did you mean 'recovery_time'?
             recovery_tme: ["median < 2s", "max < 5s"]
@@ -427,7 +833,10 @@ def test_bad_overrides(write: Any, override: str, error: str) -> None:
         (b"a: 1\nb: [1\n", "s.yaml:3:1: not valid YAML: while parsing a flow sequence"),
         (b"a: b: c\n", "s.yaml:1:5: not valid YAML: mapping values are not allowed here"),
         (b"a: 1\n\tb: 1\n", "s.yaml:2:1: not valid YAML"),
-        (b"a: \x01\n", "s.yaml:1:4: not valid YAML: character #x1: special characters are not allowed"),
+        (
+            b"a: \x01\n",
+            "s.yaml:1:4: not valid YAML: character #x1: special characters are not allowed",
+        ),
         (b"--- {a: 1}\n--- {b: 1}\n", "s.yaml:2:1: not valid YAML: expected a single document"),
         (b"a: *b\n", "s.yaml:1:4: not valid YAML: found undefined alias 'b'"),
         (b"&a [*a]\n", "s.yaml:1:1: anchors and aliases are not read"),
@@ -447,7 +856,9 @@ def test_files_that_are_no_scenario(tmp_path: Path, raw: bytes, error: str) -> N
 
 
 def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"missing\.yaml: cannot be read: No such file or directory"):
+    with pytest.raises(
+        ScenarioError, match=r"missing\.yaml: cannot be read: No such file or directory"
+    ):
         read(tmp_path / "missing.yaml")
     with pytest.raises(ScenarioError, match="cannot be read: Is a directory"):
         read(tmp_path)
@@ -463,14 +874,17 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
 def test_a_fault_past_the_end_is_a_warning(write: Any) -> None:
     path = write(GOOD.replace("step: 57", "step: 400"))
     (warning,) = read(path).warnings
-    assert warning.splitlines()[0] == (
-        f"{path}:7:71: warning: fault 'kill' is due at step 400, but the run ends at step 100: it would be inconclusive; "
-        "lower at.step or raise workload.steps"
+    assert (
+        warning.splitlines()[0]
+        == f"{path}:7:71: warning: fault 'kill' is due at step 400, but the run ends at step 100:"
+        " it would be inconclusive; lower at.step or raise workload.steps"
     )
 
 
 def test_other_warnings(write: Any) -> None:
-    text = GOOD.replace("${matrix.recovery}", "hot-spare").replace("process-kill", "checkpoint-corrupt")
+    text = GOOD.replace("${matrix.recovery}", "hot-spare").replace(
+        "process-kill", "checkpoint-corrupt"
+    )
     text = text.replace("role: worker", "checkpoint: {step: 30}")
     warnings = [w.splitlines()[0].split(": warning: ")[1] for w in read(write(text)).warnings]
     assert warnings == [
@@ -522,7 +936,12 @@ def test_no_bytes_end_in_a_traceback(tmp_path_factory: pytest.TempPathFactory, r
         read(path)
 
 
-@given(st.sampled_from(GOOD.splitlines()), st.sampled_from(["null", "3", "-1", "true", "x", "[]", "{}", "[{}]", "{x: [1]}", "${matrix.recovery}"]))  # fmt: skip
+@given(
+    st.sampled_from(GOOD.splitlines()),
+    st.sampled_from(
+        ["null", "3", "-1", "true", "x", "[]", "{}", "[{}]", "{x: [1]}", "${matrix.recovery}"]
+    ),
+)
 def test_no_value_of_a_wrong_type_ends_in_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, line: str, value: str
 ) -> None:
@@ -544,7 +963,9 @@ def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
     lasting = SINGLE.replace("kind: process-kill", "kind: straggler, duration: {steps: 40}")
     (warning,) = read(write(lasting.replace("step: 57", "from: 40, until: 60"))).warnings
     assert "leaves 0 steps" in warning and "raise workload.steps to 105" in warning
-    only = SINGLE.replace("step: 57", "step: 99").replace("invariants: default", "invariants: [membership]")
+    only = SINGLE.replace("step: 57", "step: 99").replace(
+        "invariants: default", "invariants: [membership]"
+    )
     assert read(write(only)).warnings == ()
 
 
@@ -577,7 +998,9 @@ def test_an_error_of_an_option_names_it(write: Any, options: list[Any], error: s
             CATALOGUE,
             overrides=options,
         )
-    assert [line for line in str(raised.value).splitlines() if ": " in line and line[0] != " "] == [error]
+    assert [line for line in str(raised.value).splitlines() if ": " in line and line[0] != " "] == [
+        error
+    ]
 
 
 def test_a_launcher_named_anew_keeps_its_nodes(write: Any) -> None:
@@ -596,12 +1019,15 @@ def test_faults_the_blast_radius_does_not_allow(write: Any) -> None:
         return SINGLE.replace("role: worker", target) + f"blast_radius: {limits}\n"
 
     assert heads(failure(write(with_limits("{min_healthy_replicas: 2}", "select: majority")))) == [
-        "s.yaml:7:53: process-kill would hit 3 at once: blast_radius keeps 2 replicas healthy, and of 4 this would leave 1"
+        "s.yaml:7:53: process-kill would hit 3 at once: blast_radius keeps 2 replicas healthy, and"
+        " of 4 this would leave 1"
     ]
     assert heads(failure(write(with_limits("{protected_ranks: [2]}", "rank: 2")))) == [
         "s.yaml:7:36: every worker it could hit is excluded or protected"
     ]
-    assert read(write(with_limits("{min_healthy_replicas: 2, protected_ranks: [1]}", "select: {count: 2}")))
+    assert read(
+        write(with_limits("{min_healthy_replicas: 2, protected_ranks: [1]}", "select: {count: 2}"))
+    )
     nodes = SINGLE + "launcher: {kind: sim, nodes: 4}\nblast_radius: LIMIT\n"
     for target, who in (("rank: 2", "worker"), ("node: 2", "worker on node 2")):
         text = nodes.replace("role: worker", target).replace("LIMIT", "{protected_nodes: [2]}")
@@ -611,17 +1037,21 @@ def test_faults_the_blast_radius_does_not_allow(write: Any) -> None:
     rack = nodes.replace("process-kill", "node-kill").replace("role: worker", "select: {count: 2}")
     assert read(write(rack.replace("LIMIT", "{max_nodes_lost: 2}")))
     assert heads(failure(write(rack.replace("LIMIT", "{max_nodes_lost: 1}")))) == [
-        "s.yaml:7:42: node-kill would hit 2 at once: blast_radius allows 1 nodes lost at once, and this would make 2"
+        "s.yaml:7:42: node-kill would hit 2 at once: blast_radius allows 1 nodes lost at once, and"
+        " this would make 2"
     ]
     root = SINGLE.replace("process-kill", "disk-full").replace("target: {role: worker}, ", "")
     text = failure(write(root + "launcher: sim\nblast_radius: {privileges: net_admin}\n"))
-    assert heads(text) == ["s.yaml:7:22: disk-full needs privilege root, and blast_radius allows net_admin"]
+    assert heads(text) == [
+        "s.yaml:7:22: disk-full needs privilege root, and blast_radius allows net_admin"
+    ]
 
 
 def test_steady_state_is_read(write: Any) -> None:
     good = (
         SINGLE
-        + 'steady_state: ["committed_steps >= 5 within 60s", {check: "step_time_cv < 0.5 over 10 steps"}]\n'
+        + 'steady_state: ["committed_steps >= 5 within 60s", {check: "step_time_cv < 0.5 over 10'
+        ' steps"}]\n'
     )
     assert read(write(good)).cells[0].scenario.steady_state[0].check.startswith("committed")
     assert heads(failure(write(SINGLE + 'steady_state: ["step_time_cv < 0.5"]\n'))) == [
@@ -630,11 +1060,15 @@ def test_steady_state_is_read(write: Any) -> None:
 
 
 def test_faults_that_together_are_too_much(write: Any) -> None:
-    slow = "  - {id: slow, kind: straggler, duration: {steps: 20}, target: {rank: 1}, at: {step: 40}}\nsla:"
+    slow = (
+        "  - {id: slow, kind: straggler, duration: {steps: 20}, target: {rank: 1}, at: {step:"
+        " 40}}\nsla:"
+    )
     two = SINGLE.replace("role: worker", "rank: 0").replace("sla:", slow, 1)
     assert read(write(two + "blast_radius: {max_concurrent_faults: 2}\n"))
     assert heads(failure(write(two + "blast_radius: {max_concurrent_faults: 1}\n"))) == [
-        "s.yaml:7:55: at step 57 2 faults are active (slow, kill): blast_radius allows 1 at once, and 1 are active"
+        "s.yaml:7:55: at step 57 2 faults are active (slow, kill): blast_radius allows 1 at once,"
+        " and 1 are active"
     ]
     apart = two.replace("step: 40", "step: 20")
     assert read(write(apart + "blast_radius: {max_concurrent_faults: 1}\n"))

@@ -1,4 +1,6 @@
-"""Whatever a scenario file holds, it is judged within seconds, in little memory, and in few words."""
+"""Whatever a scenario file holds, it is judged within seconds, in little memory, and in
+few words.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ FAULT = "  - {id: a, kind: process-kill, at: {step: 5}}\n"
 FAULTS = "faults:\n" + FAULT
 WHOLE = BASE + FAULTS
 MOST_S = (
-    2.0  # of a processor: the slowest of these takes 0.9 s on a busy machine, and most took 15 s to minutes
+    # of a processor: the slowest of these takes 0.9 s on a busy machine, and most took 15 s to
+    # minutes
+    2.0
 )
 MOST_BYTES = 128 << 20
 MOST_MORE_BYTES = 512 << 20  # than an interpreter takes that has imported what judges a scenario
@@ -38,7 +42,9 @@ LONGEST_S = 60  # for a machine where others work too
 
 
 def faults(count: int) -> str:
-    lines = (f"  - {{id: f{n}, kind: process-kill, at: {{step: {5 + n % 50}}}}}\n" for n in range(count))
+    lines = (
+        f"  - {{id: f{n}, kind: process-kill, at: {{step: {5 + n % 50}}}}}\n" for n in range(count)
+    )
     return "faults:\n" + "".join(lines)
 
 
@@ -53,16 +59,25 @@ HUGE = {
     "faults that are none": BASE + "faults: [" + "1," * 9000 + "1]\n",
     "many errors": WHOLE + "tags: [" + "{}," * 5000 + "1]\n",
     "many keys": WHOLE + "".join(f"k{n}: 1\n" for n in range(3000)),
-    "many keys in faults": BASE
-    + faults(2).replace("}}", f"}}, target: {{select: {{percent: 5, {KEYS}}}}}}}"),
-    "a deep trace": BASE
-    + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {{times: {'[' * 2000 + ']' * 2000}}}}}}}\n",
+    "many keys in faults": (
+        BASE + faults(2).replace("}}", f"}}, target: {{select: {{percent: 5, {KEYS}}}}}}}")
+    ),
+    "a deep trace": (
+        BASE + "faults:\n  - {id: a, kind: process-kill, at: {trace: {times:"
+        f" {'[' * 2000 + ']' * 2000}}}}}}}\n"
+    ),
     "brackets": BASE + "faults: " + "[" * 300_000 + "\n",
     "dashes": BASE + "faults:\n  " + "- " * 9000 + "1\n",
-    "a long trace": BASE + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {numbers(30_000)}}}}}\n",
-    "four billion ranks": WHOLE.replace("ranks: 4", "ranks: 4000000000").replace(": 16}", ": 4000000000}"),
-    "ranks by a reference": WHOLE.replace("ranks: 4", "ranks: '${vars.n}'").replace(": 16}", ": 4000000000}")
-    + "vars: {n: 4000000000}\n",
+    "a long trace": (
+        BASE + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {numbers(30_000)}}}}}\n"
+    ),
+    "four billion ranks": (
+        WHOLE.replace("ranks: 4", "ranks: 4000000000").replace(": 16}", ": 4000000000}")
+    ),
+    "ranks by a reference": (
+        WHOLE.replace("ranks: 4", "ranks: '${vars.n}'").replace(": 16}", ": 4000000000}")
+        + "vars: {n: 4000000000}\n"
+    ),
     "cells of many faults": BASE + faults(300) + f"matrix: {{a: {numbers(200)}}}\n",
     "a long extends": f"extends: {'a' * 5000}\n{WHOLE}",
     "a path that is too long": f"extends: {'../' * 2000}x\n{WHOLE}",
@@ -72,16 +87,22 @@ HUGE = {
     "a reference of 900 kB": WHOLE + f"description: '${{vars.{'h' * 900_000}}}'\n",
     "a long key": WHOLE + "k" * 200_000 + ": 1\n",
     "a long line": WHOLE + 'description: "' + "x" * 200_000 + '"\nbogus: 1\n',
-    "references that grow": WHOLE + f"vars: {{a: '{'x' * 90_000}'}}\ndescription: '{'${vars.a}' * 9000}'\n",
-    "references to lists": BASE
-    + f"vars: {{a: {numbers(5000)}}}\nfaults: []\ntags: ["
-    + ",".join(["'${vars.a}'"] * 4000)
-    + "]\n",
+    "references that grow": (
+        WHOLE + f"vars: {{a: '{'x' * 90_000}'}}\ndescription: '{'${vars.a}' * 9000}'\n"
+    ),
+    "references to lists": (
+        BASE
+        + f"vars: {{a: {numbers(5000)}}}\nfaults: []\ntags: ["
+        + ",".join(["'${vars.a}'"] * 4000)
+        + "]\n"
+    ),
 }
 
 
 def taken_s(path: Path, code: int) -> float:
-    """Processor time that judging a file takes, which ends with this code. Garbage of other tests is none of it."""
+    """Processor time that judging a file takes, which ends with this code. Garbage of other tests
+    is none of it.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -101,8 +122,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def alone(said: Path, argv: list[str]) -> tuple[int, float, str]:
-    """Exit code of a command in a process of its own that has little memory, the processor time it takes, and what it
-    says."""
+    """Exit code of a command in a process of its own that has little memory, the processor time it
+    takes, and what it says.
+    """
     child = os.fork()
     if child == 0:
         code = 99
@@ -154,7 +176,9 @@ def test_a_huge_number_of_ranks_takes_no_memory(tmp_path: Path) -> None:
     "text",
     [
         BASE + faults(bounds.MAX_FAULTS),
-        WHOLE.replace("ranks: 4", f"ranks: {bounds.MAX_RANKS}").replace(": 16}", f": {bounds.MAX_RANKS}}}"),
+        WHOLE.replace("ranks: 4", f"ranks: {bounds.MAX_RANKS}").replace(
+            ": 16}", f": {bounds.MAX_RANKS}}}"
+        ),
         BASE
         + FAULTS.replace("5}", "'${matrix.a}'}")
         + f"matrix: {{a: [{','.join(map(str, range(5, 55)))}]}}\n",
@@ -168,7 +192,9 @@ def test_what_is_large_and_within_the_limits_is_valid(text: str, tmp_path: Path)
     assert taken_s(path, EXIT_PASS) < MOST_S
 
 
-def test_a_line_is_shown_around_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_shown_around_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "s.yaml"
     text = WHOLE.replace("{strategy: hot-spare}", "{" + " " * 5000 + "strategy: hotspare}")
     path.write_text(text)

@@ -23,7 +23,11 @@ def test_yes_no_and_all_of_it() -> None:
     assert CheckpointSpec().in_memory is None and CheckpointSpec(memory=False).in_memory is None
     assert CheckpointSpec(memory=True).in_memory == MemorySpec(every=5, limit="4GB", replicate=True)
     told = CheckpointSpec(memory={"every": 2, "limit": "1.5 GiB", "replicate": False}).in_memory  # type: ignore[arg-type]
-    assert told is not None and (told.every, told.limit_bytes, told.replicate) == (2, 3 << 29, False)
+    assert told is not None and (told.every, told.limit_bytes, told.replicate) == (
+        2,
+        3 << 29,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,9 @@ def test_an_error_names_the_line_and_what_would_work(
     assert words in said.out + said.err and "memory.yaml:5" in said.out + said.err
 
 
-@pytest.mark.parametrize("value", ["true", "false", "{every: 2, limit: 64MB}", "{replicate: false}"])
+@pytest.mark.parametrize(
+    "value", ["true", "false", "{every: 2, limit: 64MB}", "{replicate: false}"]
+)
 def test_what_is_right_is_valid(tmp_path: Path, value: str) -> None:
     path = tmp_path / "memory.yaml"
     path.write_text(SCENARIO % value)

@@ -1,4 +1,6 @@
-"""Every scenario that comes with the project: complete, valid, and run to its outcome in simulation."""
+"""Every scenario that comes with the project: complete, valid, and run to its outcome in
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ def test_an_editor_finds_nothing_wrong_with_it(path: Path) -> None:
 
 
 def test_names_are_unique() -> None:
-    for compared in (False, True):  # a comparison names families of faults as those of single runs are named
+    # a comparison names families of faults as those of single runs are named
+    for compared in (False, True):
         stems = [path.stem for path in FILES if (path.parent.name == "compare") is compared]
         assert sorted(set(stems)) == sorted(stems)
 
@@ -87,7 +90,9 @@ def exit_tagged(path: Path) -> bool:
 
 
 def in_test(path: Path) -> bool:
-    """Simulated in ``make test``: one of each folder, and those that do not end well; all are in ``make test-long``."""
+    """Simulated in ``make test``: one of each folder, and those that do not end well; all are in
+    ``make test-long``.
+    """
     return path == min(one for one in FILES if one.parent == path.parent) or exit_tagged(path)
 
 
@@ -100,7 +105,9 @@ PLAYED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PLAYED)
 def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
-    scenario = loaded(path, [of_option("--launcher", "launcher", "sim"), of_option("--repeat", "repeat", 1)])
+    scenario = loaded(
+        path, [of_option("--launcher", "launcher", "sim"), of_option("--repeat", "repeat", 1)]
+    )
     if any(cell.scenario.workload.command for cell in scenario.cells):
         pytest.skip("a command is not simulated")
     results = simulate(scenario, memory)
@@ -114,14 +121,18 @@ def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
 
 
 def simulate(scenario: LoadedScenario, runs: Path) -> Results:
-    return run_scenario(scenario, runs=runs, seed=None, live=False, argv=["run", str(scenario.path)])
+    return run_scenario(
+        scenario, runs=runs, seed=None, live=False, argv=["run", str(scenario.path)]
+    )
 
 
 def test_every_trigger_of_the_page_is_read() -> None:
     page = (ROOT / "docs" / "scenarios.md").read_text()
     table = page.split("## When", 1)[1].split("\n\n", 3)[1]
     found = [
-        snippet for line in table.splitlines()[2:] for snippet in re.findall(r"`({.*?})`", line.split("|")[1])
+        snippet
+        for line in table.splitlines()[2:]
+        for snippet in re.findall(r"`({.*?})`", line.split("|")[1])
     ]
     assert len(found) >= 8
     for snippet in found:

@@ -47,7 +47,11 @@ def test_limit_is_in_the_metrics_unit(text: str, unit: str, limit: float) -> Non
     ("text", "unit", "message"),
     [
         ("mdian < 2s", "s", "unknown aggregate 'mdian'; did you mean 'median'?"),
-        ("xyz < 2s", "s", "unknown aggregate 'xyz'; use one of min, median, mean, max, all, p90, p95, p99"),
+        (
+            "xyz < 2s",
+            "s",
+            "unknown aggregate 'xyz'; use one of min, median, mean, max, all, p90, p95, p99",
+        ),
         ("max =< 2s", "s", "unknown comparison '=<'; did you mean"),
         ("max < 2", "s", "2 has no unit: use one of us, ms, s, m, min, h, such as 2s"),
         ("max < 2kg", "s", "unit 'kg' is no time"),
@@ -88,7 +92,13 @@ def test_evaluate_needs_values() -> None:
 
 
 def test_samples_needed_is_the_smallest_n_of_the_bound() -> None:
-    assert [samples_needed(name) for name in ("median", "max", "p90", "p95", "p99")] == [1, 1, 29, 59, 299]
+    assert [samples_needed(name) for name in ("median", "max", "p90", "p95", "p99")] == [
+        1,
+        1,
+        29,
+        59,
+        299,
+    ]
     for quantile, n in ((0.90, 29), (0.95, 59), (0.99, 299)):
         assert 1 - quantile**n >= 0.95 > 1 - quantile ** (n - 1)
 
@@ -106,7 +116,9 @@ def test_duration(value: str | float, seconds: float) -> None:
     assert parse_duration(value) == seconds
 
 
-@pytest.mark.parametrize("value", ["2", "s", "2x", "-2s", -1, math.nan, math.inf, True, None, "1e999s"])
+@pytest.mark.parametrize(
+    "value", ["2", "s", "2x", "-2s", -1, math.nan, math.inf, True, None, "1e999s"]
+)
 def test_no_duration(value: object) -> None:
     with pytest.raises(ValueError):
         parse_duration(value)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Slips that leave a scenario readable, and yet not what was meant: one error or warning each, at its place."""
+"""Slips that leave a scenario readable, and yet not what was meant: one error or warning each, at
+its place.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ faults:
 """
 
 
-def said(tmp_path: Path, fault: str = KILL, more: str = "", saves: str = "", **env: str) -> list[str]:
-    """``line:column: message`` of every error, else of every warning. ``saves``: in place of how the example does."""
+def said(
+    tmp_path: Path, fault: str = KILL, more: str = "", saves: str = "", **env: str
+) -> list[str]:
+    """``line:column: message`` of every error, else of every warning. ``saves``: in place of how
+    the example does.
+    """
     path, usual = tmp_path / "s.yaml", "checkpoint: {every: 20}"
     path.write_text(SCENARIO.replace("FAULT", fault).replace(usual, saves or usual) + more)
     try:
         # of how plugins behave, the fakes know little
-        known = replace(CATALOGUE, faults=plugins.load("chaos.faults", Fault)) if saves else CATALOGUE
+        known = (
+            replace(CATALOGUE, faults=plugins.load("chaos.faults", Fault)) if saves else CATALOGUE
+        )
         text = "\n".join(load(path, known, env=env).warnings)
     except ScenarioError as error:
         text = str(error)
@@ -54,7 +62,9 @@ def test_no_slip_nothing_said(tmp_path: Path) -> None:
         ("9" * 30, "6:47: the number is too large"),
     ],
 )
-def test_a_step_that_cannot_be_read_is_not_called_missing(tmp_path: Path, value: str, error: str) -> None:
+def test_a_step_that_cannot_be_read_is_not_called_missing(
+    tmp_path: Path, value: str, error: str
+) -> None:
     (line,) = said(tmp_path, KILL.replace("57", value))
     assert line.startswith(error)
 
@@ -70,14 +80,18 @@ def test_neither_is_one_that_comes_from_elsewhere(tmp_path: Path) -> None:
 def test_what_else_is_wrong_there_is_still_said(tmp_path: Path) -> None:
     found = said(tmp_path, '{id: kill, knd: x, at: {step: "${vars.nope}", phse: data}}')
     assert [line.split(": ", 1)[1] for line in found] == [
-        "'kind' is missing in faults.0", "unknown key 'knd'; did you mean 'kind'?",
-        "unknown vars name 'nope'; there are none", "unknown key 'phse'; did you mean 'phase'?",
-    ]  # fmt: skip
+        "'kind' is missing in faults.0",
+        "unknown key 'knd'; did you mean 'kind'?",
+        "unknown vars name 'nope'; there are none",
+        "unknown key 'phse'; did you mean 'phase'?",
+    ]
 
 
 def test_a_key_one_level_too_deep_is_told_its_place(tmp_path: Path) -> None:
     fault = KILL.replace("step: 57", "step: 57, retrigger: every_attempt")
-    assert said(tmp_path, fault) == ["6:51: unknown key 'retrigger' in at: it belongs beside at, not in it"]
+    assert said(tmp_path, fault) == [
+        "6:51: unknown key 'retrigger' in at: it belongs beside at, not in it"
+    ]
 
 
 # --- who is spared
@@ -104,7 +118,8 @@ def test_protected_ranks_exist(tmp_path: Path) -> None:
 
 def test_protected_nodes_exist(tmp_path: Path) -> None:
     assert said(
-        tmp_path, more="blast_radius: {protected_nodes: [0, 2]}\nlauncher: {kind: local, nodes: 2}\n"
+        tmp_path,
+        more="blast_radius: {protected_nodes: [0, 2]}\nlauncher: {kind: local, nodes: 2}\n",
     ) == ["7:37: there is no node 2: with 2 nodes they go from 0 to 1"]
 
 
@@ -126,10 +141,14 @@ def test_a_fault_of_the_saves_is_for_the_rank_that_saves(tmp_path: Path) -> None
         assert said(tmp_path, fault.replace("TARGET", right)) == [], right
     assert said(tmp_path, fault.replace("TARGET", "{rank: 2}")) == [f"6:46: {why}"]
     assert said(tmp_path, fault.replace("TARGET", "{select: one}")) == [f"6:31: {why}"]
-    assert said(tmp_path, fault.replace("TARGET", "{select: all, exclude: {ranks: [0]}}")) == [f"6:31: {why}"]
+    assert said(tmp_path, fault.replace("TARGET", "{select: all, exclude: {ranks: [0]}}")) == [
+        f"6:31: {why}"
+    ]
 
 
-def test_with_a_sharded_checkpoint_every_rank_that_writes_a_part_is_a_target(tmp_path: Path) -> None:
+def test_with_a_sharded_checkpoint_every_rank_that_writes_a_part_is_a_target(
+    tmp_path: Path,
+) -> None:
     fault = "{id: eio, kind: io-error, target: TARGET, at: {step: 40}, duration: {steps: 30}}"
     sharded = {"saves": "checkpoint: {every: 20, sharded: true}"}
     for right in (
@@ -139,14 +158,21 @@ def test_with_a_sharded_checkpoint_every_rank_that_writes_a_part_is_a_target(tmp
         "{select: all, exclude: {ranks: [0]}}",
     ):
         assert said(tmp_path, fault.replace("TARGET", right), **sharded) == [], right
-    torn = "{id: t, kind: checkpoint-corrupt, params: PARAMS, target: {checkpoint: latest, rank: 2}, at: {step: 25}}"
+    torn = (
+        "{id: t, kind: checkpoint-corrupt, params: PARAMS, target: {checkpoint: latest, rank: 2},"
+        " at: {step: 25}}"
+    )
     rename, renamed = "{mode: torn}", "{mode: torn, stage: renamed}"
     assert said(tmp_path, torn.replace("PARAMS", rename), **sharded) == []
     assert said(tmp_path, torn.replace("PARAMS", renamed), **sharded) == [
         "6:67: rank 2 writes a part, which rank 0 gives its name: use stage rename, or rank: 0"
     ]
-    (alone,) = said(tmp_path, torn.replace("PARAMS", rename), saves="checkpoint: {every: 20, keep: 4}")
-    assert alone.endswith("checkpoint-corrupt acts on saves, and rank 0 alone saves: target {rank: 0}")
+    (alone,) = said(
+        tmp_path, torn.replace("PARAMS", rename), saves="checkpoint: {every: 20, keep: 4}"
+    )
+    assert alone.endswith(
+        "checkpoint-corrupt acts on saves, and rank 0 alone saves: target {rank: 0}"
+    )
     (no_rank,) = said(tmp_path, torn.replace("PARAMS", "{mode: bitflip}"), **sharded)
     assert no_rank.endswith("checkpoint-corrupt acts on checkpoints, so its target has no rank")
 
@@ -174,10 +200,13 @@ def test_trouble_with_saving_while_nobody_saves_is_a_warning(tmp_path: Path) -> 
     ("at", "warning"),
     [
         ("mtbf: 99999999h", "fault 'kill' is never due: 100 steps hardly take so long"),
-        ("time: 3h", "fault 'kill' is first due 10800 s after the first step: 100 steps hardly take so long"),
+        (
+            "time: 3h",
+            "fault 'kill' is first due 10800 s after the first step: 100 steps hardly take so long",
+        ),
         ("step: 57, probability: 0", "fault 'kill' never fires: its probability is 0"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_that_is_never_due_is_a_warning(tmp_path: Path, at: str, warning: str) -> None:
     (line,) = said(tmp_path, KILL.replace("step: 57", at))
     assert line.split("warning: ")[1] == warning
@@ -194,19 +223,28 @@ def test_nodes_with_nobody_on_them_are_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "most"),
     [
-        ("committed_steps >= 500 within 1s", "56 committed_steps"), ("committed_steps > 56", "56 committed_steps"),
-        ("healthy_replicas >= 5", "4 healthy_replicas"), ("healthy_replicas == 5", "4 healthy_replicas"),
-        ("committed_steps >= 56", ""), ("healthy_replicas == 3", ""), ("healthy_replicas < 9", ""),
+        ("committed_steps >= 500 within 1s", "56 committed_steps"),
+        ("committed_steps > 56", "56 committed_steps"),
+        ("healthy_replicas >= 5", "4 healthy_replicas"),
+        ("healthy_replicas == 5", "4 healthy_replicas"),
+        ("committed_steps >= 56", ""),
+        ("healthy_replicas == 3", ""),
+        ("healthy_replicas < 9", ""),
     ],
-)  # fmt: skip
+)
 def test_a_steady_state_out_of_reach_is_a_warning(tmp_path: Path, check: str, most: str) -> None:
     wanted = (
-        f"7:16: warning: there are never more than {most} before the first fault: it would be inconclusive"
+        f"7:16: warning: there are never more than {most} before the first fault: it would be"
+        " inconclusive"
     )
     assert said(tmp_path, more=f"steady_state: ['{check}']\n") == ([wanted] if most else [])
 
 
 def test_the_plan_of_a_fault_that_never_comes_says_never() -> None:
-    fault = FaultSpec.model_validate({"id": "f", "kind": "k", "at": {"mtbf": 1e12}, "duration": 2.0})
-    (planned,) = plan([fault], seed=1, ranks=2, spares=0, traits=lambda _: Traits(where=Where.PROCESS))
+    fault = FaultSpec.model_validate(
+        {"id": "f", "kind": "k", "at": {"mtbf": 1e12}, "duration": 2.0}
+    )
+    (planned,) = plan(
+        [fault], seed=1, ranks=2, spares=0, traits=lambda _: Traits(where=Where.PROCESS)
+    )
     assert when_text(planned) == "never"

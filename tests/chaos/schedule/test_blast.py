@@ -13,13 +13,27 @@ from chaos.scenario.fault import FaultSpec
 from chaos.scenario.model import BlastRadius
 from chaos.scenario.topology import Topology
 from chaos.scenario.verify import complaint, unmet
-from chaos.schedule.blast import Damage, Privilege, may_need, nodes_hit, privilege, ranks_hit, refusal
+from chaos.schedule.blast import (
+    Damage,
+    Privilege,
+    may_need,
+    nodes_hit,
+    privilege,
+    ranks_hit,
+    refusal,
+)
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import Traits
 
 
-def refused(limits: dict[str, Any], *, active: int = 0, healthy: int = 4, ranks: tuple[int, ...] = (2,),
-            disables: bool = True) -> str | None:  # fmt: skip
+def refused(
+    limits: dict[str, Any],
+    *,
+    active: int = 0,
+    healthy: int = 4,
+    ranks: tuple[int, ...] = (2,),
+    disables: bool = True,
+) -> str | None:
     damage = Damage(active=active, healthy=healthy)
     return refusal(BlastRadius.model_validate(limits), damage, ranks=ranks, disables=disables)
 
@@ -31,7 +45,8 @@ def test_no_limits_no_refusal() -> None:
 def test_each_limit() -> None:
     assert refused({"max_concurrent_faults": 2}, active=1) is None
     assert (
-        refused({"max_concurrent_faults": 2}, active=2) == "blast_radius allows 2 at once, and 2 are active"
+        refused({"max_concurrent_faults": 2}, active=2)
+        == "blast_radius allows 2 at once, and 2 are active"
     )
     assert refused({"min_healthy_replicas": 3}) is None
     assert refused({"min_healthy_replicas": 3}, healthy=3) == (
@@ -65,15 +80,25 @@ def test_a_launcher_that_meets_a_need_by_other_means_has_its_own_costs() -> None
 def test_nodes_are_kept_from_harm() -> None:
     some = Damage(active=1, healthy=4, nodes=frozenset({0}))
 
-    def asked(limits: dict[str, Any], *, disables: bool = True, whole: tuple[int, ...] = (2,)) -> str | None:
+    def asked(
+        limits: dict[str, Any], *, disables: bool = True, whole: tuple[int, ...] = (2,)
+    ) -> str | None:
         return refusal(
-            BlastRadius.model_validate(limits), some, ranks=(3,), disables=disables, nodes=(1, 2), whole=whole
+            BlastRadius.model_validate(limits),
+            some,
+            ranks=(3,),
+            disables=disables,
+            nodes=(1, 2),
+            whole=whole,
         )
 
     assert asked({"protected_nodes": [0]}) is None
     assert asked({"protected_nodes": [2, 3]}) == "blast_radius protects node 2"
     assert asked({"max_nodes_lost": 2}) is None
-    assert asked({"max_nodes_lost": 1}) == "blast_radius allows 1 nodes lost at once, and this would make 2"
+    assert (
+        asked({"max_nodes_lost": 1})
+        == "blast_radius allows 1 nodes lost at once, and this would make 2"
+    )
     assert asked({"max_nodes_lost": 1}, whole=(0,)) is None, "lost already"
     assert asked({"max_nodes_lost": 1}, whole=()) is None, "a rank of it is no node"
     assert asked({"max_nodes_lost": 1}, disables=False) is None
@@ -83,7 +108,9 @@ def test_nodes_that_a_fault_touches() -> None:
     place = Topology(ranks=4, nodes=3)
 
     def touched(target: dict[str, Any], where: Where = Where.PROCESS) -> frozenset[int]:
-        fault = FaultSpec.model_validate({"id": "f", "kind": "k", "at": {"step": 1}, "target": target})
+        fault = FaultSpec.model_validate(
+            {"id": "f", "kind": "k", "at": {"step": 1}, "target": target}
+        )
         (planned,) = plan(
             [fault], seed=1, ranks=4, spares=2, traits=lambda _: Traits(where=where), topology=place
         )
@@ -95,10 +122,17 @@ def test_nodes_that_a_fault_touches() -> None:
 
 
 def test_a_lost_node_takes_its_ranks() -> None:
-    fault = FaultSpec.model_validate({"id": "f", "kind": "k", "at": {"step": 1}, "target": {"node": 1}})
+    fault = FaultSpec.model_validate(
+        {"id": "f", "kind": "k", "at": {"step": 1}, "target": {"node": 1}}
+    )
     place = Topology(ranks=4, nodes=2)
     (planned,) = plan(
-        [fault], seed=1, ranks=4, spares=0, traits=lambda _: Traits(where=Where.NODE), topology=place
+        [fault],
+        seed=1,
+        ranks=4,
+        spares=0,
+        traits=lambda _: Traits(where=Where.NODE),
+        topology=place,
     )
     assert ranks_hit(planned, Where.NODE, place) == {2, 3}
     assert ranks_hit(planned, Where.HEALTH, place) == frozenset()
@@ -110,10 +144,18 @@ EVIDENCE = {"mbit_per_s": 25.0, "signal": "SIGKILL", "code": -9, "link": {"lost"
 @pytest.mark.parametrize(
     "verify",
     [
-        {"mbit_per_s": "< 30"}, {"mbit_per_s": ">= 25"}, {"signal": "SIGKILL"}, {"signal": "== SIGKILL"},
-        {"code": -9}, {"code": "== -9"}, {"link.lost": "<= 0.1"}, {"oom": True}, {"oom": "true"}, {},
+        {"mbit_per_s": "< 30"},
+        {"mbit_per_s": ">= 25"},
+        {"signal": "SIGKILL"},
+        {"signal": "== SIGKILL"},
+        {"code": -9},
+        {"code": "== -9"},
+        {"link.lost": "<= 0.1"},
+        {"oom": True},
+        {"oom": "true"},
+        {},
     ],
-)  # fmt: skip
+)
 def test_evidence_that_meets_its_conditions(verify: dict[str, Any]) -> None:
     assert unmet(verify, EVIDENCE) is None
 
@@ -125,10 +167,12 @@ def test_evidence_that_meets_its_conditions(verify: dict[str, Any]) -> None:
         ({"signal": "SIGTERM"}, "signal is 'SIGKILL', and must be SIGTERM"),
         ({"signal": "< 3"}, "signal is 'SIGKILL', and must be < 3"),
         ({"oom": False}, "oom is True, and must be False"),
-        ({"link.late": 1},
-         "the evidence has no 'link.late' (it has: code, link, mbit_per_s, oom, signal)"),
+        (
+            {"link.late": 1},
+            "the evidence has no 'link.late' (it has: code, link, mbit_per_s, oom, signal)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_evidence_that_does_not(verify: dict[str, Any], why: str) -> None:
     assert unmet(verify, EVIDENCE) == why
 
@@ -136,12 +180,15 @@ def test_evidence_that_does_not(verify: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("< 30", ""), ("SIGKILL", ""), (3, ""), (True, ""),
+        ("< 30", ""),
+        ("SIGKILL", ""),
+        (3, ""),
+        (True, ""),
         ("<> 3", "unknown comparison '<>'; use one of <, <=, >, >=, =="),
         ("<", "nothing follows '<': write '< 30'"),
         ("< fast", "'fast' is no number to compare with"),
         ([1], "a condition is a value, or a comparison such as '< 30'"),
     ],
-)  # fmt: skip
+)
 def test_conditions_that_cannot_be_read(wanted: Any, said: str) -> None:
     assert complaint(wanted) == said

@@ -1,4 +1,6 @@
-"""What docs/clusters.md shows is true: parameters are read, files and options are there, privileges are as it says."""
+"""What docs/clusters.md shows is true: parameters are read, files and options are there, privileges
+are as it says.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,20 @@ def test_commands_name_files_and_options_that_are_there() -> None:
 @pytest.mark.parametrize(
     ("row", "needs"),
     [
-        ("links between ranks", {Need.LINKS}), ("a limit on memory or processor time", {Need.MEMORY, Need.QUOTA}),
-        ("a limited file system", {Need.MOUNT}), ("processes, nodes as a whole", {Need.NODES}),
+        ("links between ranks", {Need.LINKS}),
+        ("a limit on memory or processor time", {Need.MEMORY, Need.QUOTA}),
+        ("a limited file system", {Need.MOUNT}),
+        ("processes, nodes as a whole", {Need.NODES}),
     ],
-)  # fmt: skip
+)
 def test_privileges_are_as_the_table_says(row: str, needs: set[Need]) -> None:
     (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
     said = dict(
-        zip(("local", "docker", "slurm"), (cell.strip() for cell in line.split("|")[3:6]), strict=True)
+        zip(
+            ("local", "docker", "slurm"),
+            (cell.strip() for cell in line.split("|")[3:6]),
+            strict=True,
+        )
     )
     words = {"none": "none", "net_admin": "NET_ADMIN", "root": "root"}
     for name, text in said.items():

@@ -33,7 +33,9 @@ def spec(name: str = "f", **fields: Any) -> FaultSpec:
 def planned(
     *faults: FaultSpec, seed: int = 1, ranks: int = 4, spares: int = 0, phases: tuple[str, ...] = ()
 ) -> Any:
-    return plan(faults, seed=seed, ranks=ranks, spares=spares, traits=lambda _: Traits(phases=phases))
+    return plan(
+        faults, seed=seed, ranks=ranks, spares=spares, traits=lambda _: Traits(phases=phases)
+    )
 
 
 def one(fault: FaultSpec, **context: Any) -> PlannedFault:
@@ -51,13 +53,21 @@ def test_known_plan_never_changes() -> None:
 def test_other_faults_and_their_order_do_not_matter(seed: int, names: list[str]) -> None:
     faults = {name: spec(name, at={"step": 5, "phase": "any"}) for name in names}
     together = planned(*(faults[name] for name in names), seed=seed)
-    assert {f.id: f for f in together} == {name: one(fault, seed=seed) for name, fault in faults.items()}
+    assert {f.id: f for f in together} == {
+        name: one(fault, seed=seed) for name, fault in faults.items()
+    }
 
 
 def test_seeds_reach_every_target_and_phase() -> None:
     plans = [one(spec(at={"step": 5, "phase": "any"}), seed=seed) for seed in range(200)]
     assert {f.ranks for f in plans} == {(0,), (1,), (2,), (3,)}
-    assert {f.points[0][1] for f in plans} == {"data", "forward", "backward", "collective", "optimizer"}
+    assert {f.points[0][1] for f in plans} == {
+        "data",
+        "forward",
+        "backward",
+        "collective",
+        "optimizer",
+    }
 
 
 def test_phase_any_stays_within_what_the_kind_can() -> None:
@@ -66,7 +76,9 @@ def test_phase_any_stays_within_what_the_kind_can() -> None:
         "backward",
         "optimizer",
     }
-    assert one(spec(at={"step": 5, "phase": "any"}), phases=("checkpoint",)).points == ((5, "checkpoint"),)
+    assert one(spec(at={"step": 5, "phase": "any"}), phases=("checkpoint",)).points == (
+        (5, "checkpoint"),
+    )
 
 
 def test_default_phase() -> None:
@@ -166,7 +178,8 @@ def test_poisson_arrivals_have_the_mean_asked_for() -> None:
     gaps = [after - before for before, after in zip((0.0, *times), times, strict=False)]
     assert len(times) == 5000 and list(times) == sorted(times)
     assert statistics.fmean(gaps) == pytest.approx(30, rel=0.05)
-    assert statistics.pstdev(gaps) == pytest.approx(30, rel=0.07)  # exponential: as wide as its mean
+    # exponential: as wide as its mean
+    assert statistics.pstdev(gaps) == pytest.approx(30, rel=0.07)
 
 
 @pytest.mark.parametrize("shape", [0.7, 1.0, 3.0])
@@ -191,8 +204,12 @@ def test_each_arrival_draws_its_own_target() -> None:
     worn = one(spec(at={"mtbf": 30, "max": 40}))
     hit = [worn.aimed((number, "")).ranks for number in range(40)]
     assert hit[0] == worn.ranks == one(spec(at={"time": 1})).ranks
-    assert {ranks for ranks in hit} == {(0,), (1,), (2,), (3,)}, "a fleet does not wear out at one place"
-    assert [one(spec(at={"mtbf": 30, "max": 10})).aimed((n, "")).ranks for n in range(10)] == hit[:10]
+    assert {ranks for ranks in hit} == {(0,), (1,), (2,), (3,)}, (
+        "a fleet does not wear out at one place"
+    )
+    assert [one(spec(at={"mtbf": 30, "max": 10})).aimed((n, "")).ranks for n in range(10)] == hit[
+        :10
+    ]
     named = one(spec(at={"mtbf": 30, "max": 5}, target={"rank": 2}))
     assert {named.aimed((number, "")).ranks for number in range(5)} == {(2,)}
 

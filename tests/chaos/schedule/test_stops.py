@@ -13,7 +13,13 @@ from chaos.schedule.stops import Facts, Tally, to_stop
 
 
 def stop(*rules: str, **seen: Any) -> str | None:
-    facts: dict[str, Any] = {"idle_s": 1.0, "wall_s": 1.0, "healthy": 4, "failures": 0, "nonfinite": False}
+    facts: dict[str, Any] = {
+        "idle_s": 1.0,
+        "wall_s": 1.0,
+        "healthy": 4,
+        "failures": 0,
+        "nonfinite": False,
+    }
     return to_stop([parse_stop(rule) for rule in rules], Facts(**{**facts, **seen}))
 
 
@@ -34,7 +40,13 @@ def test_each_condition_holds_only_beyond_its_limit() -> None:
 def failure(cause: str) -> Event:
     data = {"failure": 0, "cause": cause, "process": "w0", "rank": 0, "detail": ""}
     return Event(
-        kind=Kind.FAILURE_DETECTED, actor="orchestrator", seq=0, time_ns=0, generation=1, step=None, data=data
+        kind=Kind.FAILURE_DETECTED,
+        actor="orchestrator",
+        seq=0,
+        time_ns=0,
+        generation=1,
+        step=None,
+        data=data,
     )
 
 
@@ -60,7 +72,10 @@ def test_steady_checks() -> None:
     [
         ("goodput > 1", "unknown measure 'goodput'"),
         ("commited_steps > 1", "did you mean 'committed_steps'?"),
-        ("committed_steps", "cannot read 'committed_steps': write 'committed_steps >= 5 within 60s'"),
+        (
+            "committed_steps",
+            "cannot read 'committed_steps': write 'committed_steps >= 5 within 60s'",
+        ),
         ("committed_steps <> 5", "unknown comparison '<>'"),
         ("committed_steps > 5 over 3 steps", "committed_steps takes no 'over n steps'"),
         ("step_time_cv < 1", "step_time_cv needs 'over n steps'"),

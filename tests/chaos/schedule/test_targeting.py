@@ -14,14 +14,24 @@ from chaos.scenario.topology import Topology
 from chaos.schedule.targeting import Scope, TargetError, Targets, Traits, resolve
 
 PLACE = Topology(ranks=8, nodes=4, nodes_per_rack=2)  # two ranks on a node, two nodes in a rack
-PROCESS, NODE, LINK = Traits(where=Where.PROCESS), Traits(where=Where.NODE), Traits(where=Where.LINK)
+PROCESS, NODE, LINK = (
+    Traits(where=Where.PROCESS),
+    Traits(where=Where.NODE),
+    Traits(where=Where.LINK),
+)
 
 
 def hit(
-    target: dict[str, Any], traits: Traits = PROCESS, *, place: Topology = PLACE, seed: int = 1,
-    spares: int = 0, protected: frozenset[int] = frozenset(), name: str = "f",
+    target: dict[str, Any],
+    traits: Traits = PROCESS,
+    *,
+    place: Topology = PLACE,
+    seed: int = 1,
+    spares: int = 0,
+    protected: frozenset[int] = frozenset(),
+    name: str = "f",
     sheltered: frozenset[int] = frozenset(),
-) -> Targets:  # fmt: skip
+) -> Targets:
     fault = FaultSpec.model_validate({"id": name, "kind": "k", "at": {"step": 5}, "target": target})
     scope = Scope(topology=place, spares=spares, protected=protected, sheltered=sheltered)
     return resolve(fault, traits, scope, seed)
@@ -47,17 +57,29 @@ def test_blocks_of_ranks_on_nodes_and_of_nodes_in_racks() -> None:
 def test_every_rank_is_on_exactly_one_node(ranks: int, nodes: int, per_rack: int) -> None:
     place = Topology(ranks=ranks, nodes=nodes, nodes_per_rack=per_rack)
     assert sorted(r for node in range(nodes) for r in place.ranks_on(node)) == list(range(ranks))
-    assert sorted(n for rack in range(place.racks) for n in place.nodes_in(rack)) == list(range(nodes))
+    assert sorted(n for rack in range(place.racks) for n in place.nodes_in(rack)) == list(
+        range(nodes)
+    )
 
 
 @pytest.mark.parametrize(
     ("select", "size", "count"),
     [
-        ({"percent": 25}, 8, 2), ({"percent": 30}, 8, 3), ({"percent": 1}, 8, 1), ({"percent": 100}, 8, 8),
-        ("minority", 8, 3), ("majority", 8, 5), ("minority", 5, 2), ("majority", 5, 3), ("minority", 3, 1),
-        ("majority", 2, 2), ("one", 8, 1), ("all", 8, 8), ({"count": 3}, 8, 3),
+        ({"percent": 25}, 8, 2),
+        ({"percent": 30}, 8, 3),
+        ({"percent": 1}, 8, 1),
+        ({"percent": 100}, 8, 8),
+        ("minority", 8, 3),
+        ("majority", 8, 5),
+        ("minority", 5, 2),
+        ("majority", 5, 3),
+        ("minority", 3, 1),
+        ("majority", 2, 2),
+        ("one", 8, 1),
+        ("all", 8, 8),
+        ({"count": 3}, 8, 3),
     ],
-)  # fmt: skip
+)
 def test_how_many(select: Any, size: int, count: int) -> None:
     assert len(hit({"select": select}, place=Topology(ranks=size)).ranks) == count
 
@@ -84,9 +106,15 @@ def test_an_exclusion_moves_only_the_excluded(seed: int, out: int) -> None:
 
 def test_nobody_left() -> None:
     everybody = {"exclude": {"ranks": list(range(8))}}
-    assert refusal(everybody) == ("every worker it could hit is excluded or protected", ("exclude",))
+    assert refusal(everybody) == (
+        "every worker it could hit is excluded or protected",
+        ("exclude",),
+    )
     message, part = refusal({"select": {"count": 7}, "exclude": {"nodes": [0]}})
-    assert (message, part) == ("cannot select 7 of 6 (2 excluded or protected)", ("select", "count"))
+    assert (message, part) == (
+        "cannot select 7 of 6 (2 excluded or protected)",
+        ("select", "count"),
+    )
     assert refusal({"rank": 0}, protected=frozenset({0}))[1] == ("exclude",)
     assert refusal({"role": "spare"})[0] == "there is no spare to select from"
 
@@ -148,7 +176,9 @@ def test_correlated_faults_choose_racks() -> None:
 
 def test_links() -> None:
     four = Topology(ranks=4)
-    assert hit({"link": {"src": 1, "dst": 2}}, LINK, place=four) == Targets(ranks=(1,), links=((1, 2),))
+    assert hit({"link": {"src": 1, "dst": 2}}, LINK, place=four) == Targets(
+        ranks=(1,), links=((1, 2),)
+    )
     assert hit({"link": {"src": 1}}, LINK, place=four).links == ((1, 0), (1, 2), (1, 3))
     assert hit({"rank": 3}, LINK, place=four).links == ((3, 0), (3, 1), (3, 2))
     both = {"select": "all", "exclude": {"ranks": [2, 3]}}

@@ -1,4 +1,6 @@
-"""Processes of an arm that are placed while nodes are lost, and keepers of nodes that come and go."""
+"""Processes of an arm that are placed while nodes are lost, and keepers of nodes that come
+and go.
+"""
 
 from __future__ import annotations
 
@@ -96,14 +98,18 @@ def test_when_no_node_takes_it_the_last_reason_is_said(roster: Roster, nodes: Fa
         roster.spawn("worker", "warm")
 
 
-def test_nodes_that_do_not_answer_are_asked_again_for_a_while(roster: Roster, nodes: FakeNodes) -> None:
+def test_nodes_that_do_not_answer_are_asked_again_for_a_while(
+    roster: Roster, nodes: FakeNodes
+) -> None:
     nodes.answers_after = 5
     name = roster.spawn("worker", "warm")
     assert nodes.started == [(name, 1, "cpu:0@n1")] and nodes.asked == 6
     nodes.asked, nodes.answers_after = 0, 1000
     with pytest.raises(InfrastructureError, match="the power failed"):
         roster.spawn("worker", "warm")
-    assert nodes.asked == 2 * PATIENCE_S, "each of two nodes once a second for as long as they are given"
+    assert nodes.asked == 2 * PATIENCE_S, (
+        "each of two nodes once a second for as long as they are given"
+    )
 
 
 def test_a_node_whose_device_is_refused_takes_nobody(roster: Roster, nodes: FakeNodes) -> None:
@@ -183,7 +189,11 @@ def test_keepers_listen_at_their_nodes_addresses_and_know_each_other_by_them() -
     keepers = keepers_of(housing)
     assert starts(keepers) == [("k0", 0), ("k1", 1)]
     assert [config.host for config in housing.started] == ["10.0.0.0", "10.0.0.1"]
-    peers = {name: message.payload["peers"] for name, message in housing.told if isinstance(message, Extra)}
+    peers = {
+        name: message.payload["peers"]
+        for name, message in housing.told
+        if isinstance(message, Extra)
+    }
     assert peers == {"k0": {"1": ["10.0.0.1", 1002]}, "k1": {"0": ["10.0.0.0", 1001]}}
 
 

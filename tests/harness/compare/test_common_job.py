@@ -1,4 +1,6 @@
-"""The job that every compared stack trains: the same samples, losses and checkpoints whoever trains it."""
+"""The job that every compared stack trains: the same samples, losses and checkpoints whoever trains
+it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def the_job(data: Path, *, ranks: int = 1) -> CommonJob:
-    return CommonJob(size="nano", ranks=ranks, steps=STEPS, global_batch=BATCH, every=2, seed=SEED, data=data)
+    return CommonJob(
+        size="nano", ranks=ranks, steps=STEPS, global_batch=BATCH, every=2, seed=SEED, data=data
+    )
 
 
 @pytest.fixture
@@ -45,7 +49,9 @@ def training(data: Path, tmp_path: Path) -> Training:
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
     """A group of one rank."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -75,7 +81,9 @@ def test_the_environment_holds_all_of_the_job(data: Path) -> None:
 def test_ranks_share_the_global_batch_of_the_order(training: Training, world: int) -> None:
     for step in (1, 2, 50):
         shares = [training.ids(step, rank, world) for rank in range(world)]
-        assert [sample for share in shares for sample in share] == order.batch(step, BATCH, SAMPLES, SEED)
+        assert [sample for share in shares for sample in share] == order.batch(
+            step, BATCH, SAMPLES, SEED
+        )
 
 
 def test_a_checkpoint_goes_on_bit_for_bit_and_is_whole_or_not_there(
@@ -102,7 +110,8 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_is_whole_or_not_there(
     for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     os.truncate(other.saved()[-1], whole // 2)
-    with pytest.raises(RuntimeError, match="central directory"):  # torch's own error: nobody falls back
+    # torch's own error: nobody falls back
+    with pytest.raises(RuntimeError, match="central directory"):
         other.load()
 
 
@@ -124,7 +133,11 @@ def test_points_come_in_order_and_nan_is_in_every_gradient(
     monkeypatch.setattr(beacon, "did", did)
     for step in (1, 2):
         training.backward(training.loss(training.model, step, 0, training.ids(step, 0, 1)))
-        bad = [torch.isnan(p.grad).all().item() for p in training.model.parameters() if p.grad is not None]
+        bad = [
+            torch.isnan(p.grad).all().item()
+            for p in training.model.parameters()
+            if p.grad is not None
+        ]
         assert all(bad) if step == 2 else not any(bad)
         training.apply()
     assert names == ["data", "forward", "gradient", "backward", "optimizer"] * 2
@@ -134,19 +147,25 @@ def test_points_come_in_order_and_nan_is_in_every_gradient(
 
 
 @pytest.mark.parametrize("settings", ["default", "tuned"])
-@pytest.mark.parametrize("name", ["none", "torchrun", "hot-spare", "drop-replica", "checkpoint-restart"])
+@pytest.mark.parametrize(
+    "name", ["none", "torchrun", "hot-spare", "drop-replica", "checkpoint-restart"]
+)
 def test_what_starts_it(name: str, settings: Settings, data: Path) -> None:
     stack, job = environments.made(name, settings), the_job(data, ranks=4)
     drive = stack.drive(job, Path("/env/bin/python"))
     assert drive.argv[0] == "/env/bin/python" and "4" in drive.argv
     assert job.environment().items() <= drive.env.items()
     said = " ".join(drive.argv) + str(drive.env)
-    assert all(str(value) in said for value in stack.chosen().values()), "what it says it does, it does"
+    assert all(str(value) in said for value in stack.chosen().values()), (
+        "what it says it does, it does"
+    )
     assert all(stack.not_offered(family) is None for family in FAMILIES)
     assert stack.provisioned(job) == (5 if name == "hot-spare" else 4)
 
 
-def train_under(name: str, settings: Settings, data: Path, scratch: Path) -> dict[int, set[float | None]]:
+def train_under(
+    name: str, settings: Settings, data: Path, scratch: Path
+) -> dict[int, set[float | None]]:
     """Start a stack as a comparison does, without faults; what its ranks reported."""
     scratch.mkdir()
     drive = environments.made(name, settings).drive(the_job(data, ranks=2), Path(sys.executable))
@@ -167,19 +186,27 @@ def train_under(name: str, settings: Settings, data: Path, scratch: Path) -> dic
 def test_a_stack_that_nothing_happens_to_reports_every_step(data: Path, tmp_path: Path) -> None:
     losses = train_under("none", "default", data, tmp_path / "none")
     assert sorted(losses) == list(range(1, STEPS + 1))
-    assert all(len(said) == 1 for said in losses.values()), "all ranks report the loss of the global batch"
+    assert all(len(said) == 1 for said in losses.values()), (
+        "all ranks report the loss of the global batch"
+    )
 
 
 @pytest.mark.real
 @pytest.mark.soak
-def test_losses_are_the_same_step_by_step_under_every_stack_of_ours(data: Path, tmp_path: Path) -> None:
+def test_losses_are_the_same_step_by_step_under_every_stack_of_ours(
+    data: Path, tmp_path: Path
+) -> None:
     plain = train_under("none", "default", data, tmp_path / "none")
     assert train_under("torchrun", "default", data, tmp_path / "a") == plain
     assert train_under("torchrun", "tuned", data, tmp_path / "b") == plain
     mine: list[tuple[str, Settings]] = [
-        ("hot-spare", "default"), ("drop-replica", "tuned"), ("checkpoint-restart", "tuned"),
-    ]  # fmt: skip
+        ("hot-spare", "default"),
+        ("drop-replica", "tuned"),
+        ("checkpoint-restart", "tuned"),
+    ]
     for name, settings in mine:
         ours = train_under(name, settings, data, tmp_path / f"{name}-{settings}")
         for step, said in plain.items():
-            assert sorted(filter(None, ours[step])) == pytest.approx(sorted(filter(None, said)), rel=1e-5)
+            assert sorted(filter(None, ours[step])) == pytest.approx(
+                sorted(filter(None, said)), rel=1e-5
+            )

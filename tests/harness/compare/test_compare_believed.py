@@ -1,4 +1,6 @@
-"""A comparison judges the record of each arm again: what cannot be what happened counts for nothing, and is named."""
+"""A comparison judges the record of each arm again: what cannot be what happened counts for
+nothing, and is named.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,15 @@ def test_the_unchanged_arms_are_a_trial() -> None:
 
 
 @pytest.mark.parametrize("mutation", REFUTED, ids=repr)
-def test_a_record_that_contradicts_itself_or_its_plan_counts_for_nothing(mutation: Mutation) -> None:
+def test_a_record_that_contradicts_itself_or_its_plan_counts_for_nothing(
+    mutation: Mutation,
+) -> None:
     made = trial(mutation)
     assert made.outcome == "refuted" and made.witness.partition(":")[0] in CONTRADICTS
-    assert (made.recovery, made.goodput, made.step_time, made.samples_lost, made.losses) == (*[None] * 4, ())
+    assert (made.recovery, made.goodput, made.step_time, made.samples_lost, made.losses) == (
+        *[None] * 4,
+        (),
+    )
 
 
 @pytest.mark.parametrize("mutation", [one for one in OURS if one not in REFUTED], ids=repr)
@@ -81,14 +88,18 @@ def _of_another_seed(directory: Directory) -> str:
 
 def _whole_of_another(directory: Directory) -> str:
     """Where the fault was lies the run without it, scenario and all."""
-    (there,), (here,) = (list(directory.runs.glob(f"{name}/1")) for name in ("*control*", "*.family.*"))
+    (there,), (here,) = (
+        list(directory.runs.glob(f"{name}/1")) for name in ("*control*", "*.family.*")
+    )
     shutil.rmtree(here)
     shutil.copytree(there, here)
     return "its run is one of ours-default.control-of-family"
 
 
 def _later_hit(directory: Directory) -> str:
-    """The fault is said to have acted a second later than it did, so that the recovery seems shorter."""
+    """The fault is said to have acted a second later than it did, so that the recovery seems
+    shorter.
+    """
     for path in directory.runs.glob("*.family.*/1/events/*/orchestrator.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for line in lines:
@@ -112,7 +123,9 @@ def test_what_was_changed_after_it_was_played_is_named(
     assert expected in markdown.render(made)
 
 
-def test_of_every_stack_it_is_told_whom_it_suspects_while_nothing_fails(tmp_path: Path, run: Path) -> None:
+def test_of_every_stack_it_is_told_whom_it_suspects_while_nothing_fails(
+    tmp_path: Path, run: Path
+) -> None:
     directory = comparison(tmp_path, run)
     (told,) = gather(directory).at_rest
     alarms = told.false_alarms
@@ -138,7 +151,9 @@ def test_two_arms_with_one_log_are_none(tmp_path: Path, run: Path) -> None:
     assert len(made.cautions) == 2 and all("under another name" in line for line in made.cautions)
 
 
-def test_a_run_that_does_not_say_what_it_was_to_be_is_named_and_kept(tmp_path: Path, run: Path) -> None:
+def test_a_run_that_does_not_say_what_it_was_to_be_is_named_and_kept(
+    tmp_path: Path, run: Path
+) -> None:
     directory = comparison(tmp_path, run)
     for path in directory.runs.glob("*.family.*/1/scenario.resolved.yaml"):
         path.write_text("another: version\n")

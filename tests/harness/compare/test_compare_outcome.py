@@ -1,4 +1,6 @@
-"""What a comparison says became of a job: one class each, with its witness, from logs of commands seen from outside."""
+"""What a comparison says became of a job: one class each, with its witness, from logs of commands
+seen from outside.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Fleet(Job):
             self.observer.tick(self.now)
             for rank in ranks:
                 told = 5.0 / step if loss is None else loss
-                self.observer.on_progress(Progress(step=step, rank=rank, loss=told, samples=share), self.now)
+                self.observer.on_progress(
+                    Progress(step=step, rank=rank, loss=told, samples=share), self.now
+                )
 
     def hit(self, kind: str = "process-kill", *, landed: bool = True, fault: str = "hit") -> None:
         self.now += S // 100
@@ -56,14 +60,27 @@ class Fleet(Job):
     def killed(self) -> None:
         self.hit()
         self.record(
-            Kind.PROCESS_EXITED, process="w1", pid=1, exit_code=None, signal=9, expected=False, last_seq=None
+            Kind.PROCESS_EXITED,
+            process="w1",
+            pid=1,
+            exit_code=None,
+            signal=9,
+            expected=False,
+            last_seq=None,
         )
         self.exit("w1", signum=signal.SIGKILL)
 
     def end(self, outcome: str = "completed", reason: str = "") -> Log:
         self.now += S
-        self.record(Kind.RUN_FINISHED, outcome=outcome, reason=reason, committed_step=self.observer.committed)
-        return make_log([ActorLog(actor=ORCHESTRATOR, events=tuple(self.events), problems=(), ended=True)])
+        self.record(
+            Kind.RUN_FINISHED,
+            outcome=outcome,
+            reason=reason,
+            committed_step=self.observer.committed,
+        )
+        return make_log(
+            [ActorLog(actor=ORCHESTRATOR, events=tuple(self.events), problems=(), ended=True)]
+        )
 
 
 def control() -> Log:
@@ -102,7 +119,9 @@ def test_a_rank_replaced_without_a_step_done_again_is_recovered() -> None:
     made = trial(fleet.end())
     assert (made.outcome, made.steps_lost, made.samples_lost) == ("recovered", 0, 0)
     assert made.recovery == pytest.approx(1.1, abs=0.02)
-    assert made.detection == pytest.approx(1.0, abs=0.02), "its replacement, not the death that the fault was"
+    assert made.detection == pytest.approx(1.0, abs=0.02), (
+        "its replacement, not the death that the fault was"
+    )
     assert sum(span.seconds for span in made.phases) == pytest.approx(made.recovery)
     assert "rank 1" in made.witness
 
@@ -182,10 +201,18 @@ def test_a_control_that_failed_is_said() -> None:
     broken.reach(1, 20)
     made = trial_of(
         Source(
-            label="x", family="kill", seed=1, log=fleet.end(), control=broken.end("gave-up", "exit code 1"), ideal=None,
-            run="r", control_run="c", verdict="pass", reproduce="",
+            label="x",
+            family="kill",
+            seed=1,
+            log=fleet.end(),
+            control=broken.end("gave-up", "exit code 1"),
+            ideal=None,
+            run="r",
+            control_run="c",
+            verdict="pass",
+            reproduce="",
         )
-    )  # fmt: skip
+    )
     assert "its control did not get to its end" in made.note
 
 
@@ -198,13 +225,17 @@ def test_steps_done_again_are_rolled_back() -> None:
     made = trial(fleet.end())
     assert (made.outcome, made.steps_lost) == ("rolled back", 10)
     assert "10 steps from 21 to 30 were done again" in made.witness
-    assert made.recovery == pytest.approx(2.1, abs=0.02), "until the first new step, the redone ones included"
+    assert made.recovery == pytest.approx(2.1, abs=0.02), (
+        "until the first new step, the redone ones included"
+    )
     assert made.goodput is not None and made.control_goodput is not None
     assert 0 < made.goodput < made.control_goodput <= 1
 
 
 def test_the_rest_of_a_step_in_which_a_replacement_is_found_late_is_not_done_again() -> None:
-    """It joined some steps before it was seen from outside: the last report of step 38 came after that."""
+    """It joined some steps before it was seen from outside: the last report of step 38 came after
+    that.
+    """
     fleet = Fleet()
     fleet.reach(1, 30)
     fleet.killed()
@@ -257,7 +288,9 @@ def test_fewer_ranks_to_the_end_are_degraded_and_their_samples_lost() -> None:
 def test_a_job_that_goes_on_at_once_without_a_rank_has_a_recovery_time_as_every_other_has(
     stop: float,
 ) -> None:
-    """Its median would else be that of its slower recoveries alone, and a sweep would call it immediate."""
+    """Its median would else be that of its slower recoveries alone, and a sweep would call it
+    immediate.
+    """
     fleet = Fleet()
     fleet.reach(1, 30)
     fleet.hit("rank-hang")
@@ -284,12 +317,18 @@ def test_fewer_ranks_that_share_the_whole_batch_lose_no_sample() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "expected"),
     [
-        ("gave-up", "the command ended with exit code 1 at step 30; its last lines:\n    | Error: x", "all ranks died"),
+        (
+            "gave-up",
+            "the command ended with exit code 1 at step 30; its last lines:\n    | Error: x",
+            "all ranks died",
+        ),
         ("timed-out", "no step for 20 s (workload.progress_deadline) after step 30", "hung"),
         ("halted", "no_committed_step_for > 50s", "hung"),
     ],
-)  # fmt: skip
-def test_a_job_that_does_not_come_to_its_end_never_recovers(outcome: str, reason: str, expected: str) -> None:
+)
+def test_a_job_that_does_not_come_to_its_end_never_recovers(
+    outcome: str, reason: str, expected: str
+) -> None:
     fleet = Fleet()
     fleet.reach(1, 30)
     fleet.killed()
@@ -383,7 +422,9 @@ def test_a_fault_that_did_not_land_says_nothing() -> None:
 
 def test_a_job_that_never_began_says_how_it_ended() -> None:
     fleet = Fleet()
-    made = trial(fleet.end("gave-up", "the command ended with exit code 1 before any progress was seen"))
+    made = trial(
+        fleet.end("gave-up", "the command ended with exit code 1 before any progress was seen")
+    )
     assert made.outcome == "not landed"
     assert "before any progress" in made.witness
 
@@ -417,7 +458,9 @@ def test_goodput_is_against_the_bare_loop_so_that_a_slow_stack_pays_for_it() -> 
 
 
 def test_a_share_is_lost_by_whoever_had_the_number_then() -> None:
-    """Rank 0 dies after the all-reduce of step 30 and before its report; rank 1 goes on as rank 0 with all samples."""
+    """Rank 0 dies after the all-reduce of step 30 and before its report; rank 1 goes on as rank 0
+    with all samples.
+    """
     fleet = Fleet()
     fleet.reach(1, 29)
     fleet.reach(30, 30, ranks=(1,))

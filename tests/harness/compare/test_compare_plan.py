@@ -1,4 +1,6 @@
-"""What a comparison plans: stacks and settings by name, families, order, time, and what may be resumed."""
+"""What a comparison plans: stacks and settings by name, families, order, time, and what may be
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,12 @@ pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1
 name: {name}
 description: one rank is killed
-workload: {{kind: gpt, size: nano, ranks: 2, steps: {steps}, global_batch: 8, checkpoint: {{every: 5}}}}
+workload: {{kind: gpt, size: nano, ranks: 2, steps: {steps}, global_batch: 8,
+  checkpoint: {{every: 5}}}}
 recovery: hot-spare
 faults:
-  - {{id: k, kind: process-kill, target: {{select: one}}, at: {{step: 12, phase: any}}, expect: {{outcome: recovered}}}}
+  - {{id: k, kind: process-kill,
+      target: {{select: one}}, at: {{step: 12, phase: any}}, expect: {{outcome: recovered}}}}
 sla: {{steps_lost: ["max <= 1"]}}
 """
 
@@ -49,7 +53,9 @@ class Plain(Stack):
         return {}
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        return Drive(argv=(str(python), "-c", "pass"), env=job.environment() | {"WHO": "plain"}, restarts=2)
+        return Drive(
+            argv=(str(python), "-c", "pass"), env=job.environment() | {"WHO": "plain"}, restarts=2
+        )
 
 
 class Tunable(Plain):
@@ -81,10 +87,20 @@ def asked(directory: Path, **more: object) -> Asked:
     """What a command line says about the family ``kill``."""
     family(directory)
     given: dict[str, object] = {
-        "name": "x", "scenarios": [directory / "kill.yaml"], "stacks": ["plain", "tunable"], "settings": "both",
-        "repeat": 2, "seed": 7, "deadline": 20.0, "against": "", "same": False, "price": None, "currency": "USD",
-        "skip_missing": False, "argv": ["compare"],
-    }  # fmt: skip
+        "name": "x",
+        "scenarios": [directory / "kill.yaml"],
+        "stacks": ["plain", "tunable"],
+        "settings": "both",
+        "repeat": 2,
+        "seed": 7,
+        "deadline": 20.0,
+        "against": "",
+        "same": False,
+        "price": None,
+        "currency": "USD",
+        "skip_missing": False,
+        "argv": ["compare"],
+    }
     return Asked(**{**given, **more})  # type: ignore[arg-type]
 
 
@@ -110,7 +126,9 @@ def test_stacks_are_named_with_their_settings_and_equal_settings_are_played_once
         ("tunable:", "unknown setting ''", "tunable:default"),
     ],
 )
-def test_a_wrong_stack_or_setting_is_named_with_the_nearest(word: str, message: str, hint: str) -> None:
+def test_a_wrong_stack_or_setting_is_named_with_the_nearest(
+    word: str, message: str, hint: str
+) -> None:
     with pytest.raises(ScenarioError) as caught:
         entrants([word], STACKS, "both")
     assert message in str(caught.value)
@@ -122,9 +140,13 @@ def test_every_pair_has_one_control_that_families_of_one_workload_share(tmp_path
     arms = arms_of(entrants([], STACKS, "both"), families, [1, 2])
     counts = Counter((arm.label, arm.family is None) for arm in arms)
     assert counts == {
-        ("plain default", False): 6, ("plain default", True): 4, ("tunable default", False): 4,
-        ("tunable default", True): 4, ("tunable tuned", False): 4, ("tunable tuned", True): 4,
-    }  # fmt: skip
+        ("plain default", False): 6,
+        ("plain default", True): 4,
+        ("tunable default", False): 4,
+        ("tunable default", True): 4,
+        ("tunable tuned", False): 4,
+        ("tunable tuned", True): 4,
+    }
     assert len({arm.id for arm in arms}) == len(arms)
     workloads = {one.name: one.workload for one in families}
     for arm in arms:
@@ -141,7 +163,8 @@ def test_the_order_is_shuffled_within_a_seed_and_the_same_each_time(tmp_path: Pa
     assert [arm.seed for arm in arms] == sorted(arm.seed for arm in arms)
     assert arms == arms_of(entrants([], STACKS, "both"), families, range(4))
     orders = {
-        tuple((arm.label, arm.family, arm.like) for arm in arms if arm.seed == seed) for seed in range(4)
+        tuple((arm.label, arm.family, arm.like) for arm in arms if arm.seed == seed)
+        for seed in range(4)
     }
     assert len(orders) == 4
 
@@ -170,11 +193,22 @@ def test_an_arm_is_the_faults_of_the_family_on_the_command_of_the_stack(tmp_path
         (("kind: gpt, size: nano", "kind: mlp"), "trains the workload gpt"),
         (("every: 5", "every: 30s"), "every so many steps"),
         (("size: nano", "params: {{lr: 0.1}}"), "its workload sets lr"),
-        ((FAMILY[FAMILY.index("faults:") : FAMILY.index("sla:")], "faults: []\n"), "it has no faults"),
-        (("recovery: hot-spare", "recovery: ${{matrix.r}}\nmatrix: {{r: [hot-spare, drop-replica]}}"), "has 2 cells"),
+        (
+            (FAMILY[FAMILY.index("faults:") : FAMILY.index("sla:")], "faults: []\n"),
+            "it has no faults",
+        ),
+        (
+            (
+                "recovery: hot-spare",
+                "recovery: ${{matrix.r}}\nmatrix: {{r: [hot-spare, drop-replica]}}",
+            ),
+            "has 2 cells",
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_a_family_says_why(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+)
+def test_what_cannot_be_a_family_says_why(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
     with pytest.raises(ScenarioError) as caught:
         family(tmp_path, text=FAMILY.replace(*change))
     assert message in str(caught.value)
@@ -188,7 +222,9 @@ def test_two_families_of_one_name_and_one_that_no_stack_takes_are_refused(tmp_pa
         check_families([family(tmp_path), family(tmp_path, "other", text=text)], chosen)
     with pytest.raises(ScenarioError, match="two fault families are called 'kill'"):
         check_families([family(tmp_path), family(tmp_path / "b")], chosen)
-    with pytest.raises(ScenarioError, match=r"no stack can be put under save .*it has no checkpoints"):
+    with pytest.raises(
+        ScenarioError, match=r"no stack can be put under save .*it has no checkpoints"
+    ):
         check_families([family(tmp_path, "save")], chosen)
 
 
@@ -243,14 +279,18 @@ def test_more_is_an_extension_and_less_or_other_is_another_comparison(tmp_path: 
         with pytest.raises(ScenarioError, match=message):
             refuse_other(plan, other)
     changed = planned(tmp_path)
-    (tmp_path / "kill.yaml").write_text((tmp_path / "kill.yaml").read_text().replace("step: 12", "step: 13"))
+    (tmp_path / "kill.yaml").write_text(
+        (tmp_path / "kill.yaml").read_text().replace("step: 12", "step: 13")
+    )
     new = prepare.prepare(as_planned(changed, skip_missing=False), STACKS, build_catalogue()).plan
     with pytest.raises(ScenarioError, match="the fault family kill has changed"):
         refuse_other(changed, new)
 
 
 def test_seeds_added_after_a_look_stand_in_the_report(tmp_path: Path) -> None:
-    """Each interval is of one look: who looks, adds seeds and looks again has more chances to be wrong."""
+    """Each interval is of one look: who looks, adds seeds and looks again has more chances to be
+    wrong.
+    """
     old, more = planned(tmp_path), planned(tmp_path, repeat=4)
     (said,) = resumed(old, more, accepted=False).changes
     assert said.startswith(f"extended {more.started} by {len(more.seeds) - len(old.seeds)} seeds: ")
@@ -261,14 +301,16 @@ def test_seeds_added_after_a_look_stand_in_the_report(tmp_path: Path) -> None:
 def test_another_version_of_the_code_is_not_mixed_in_unnoticed(tmp_path: Path) -> None:
     old, new = planned(tmp_path), planned(tmp_path)
     assert resumed(old, new, accepted=False).changes == []
-    new = new.model_copy(update={"provenance": {**new.provenance, "code": "other", "boot": "later"}})
+    new = new.model_copy(
+        update={"provenance": {**new.provenance, "code": "other", "boot": "later"}}
+    )
     with pytest.raises(ScenarioError, match="the code of chaos"):
         resumed(old, new, accepted=False)
     changes = resumed(old, new, accepted=True).changes
     assert len(changes) == 2 and "the code of chaos" in changes[0] and "started again" in changes[1]
-    assert differences({"cores": 2, "versions": {"torch": "1"}}, {"cores": 4, "versions": {"torch": "2"}}) == [
-        "cores (2 then, 4 now)", "versions (torch 1 then, torch 2 now)",
-    ]  # fmt: skip
+    assert differences(
+        {"cores": 2, "versions": {"torch": "1"}}, {"cores": 4, "versions": {"torch": "2"}}
+    ) == ["cores (2 then, 4 now)", "versions (torch 1 then, torch 2 now)"]
 
 
 def played(arm: Arm, directory: Directory, *, usable: bool = True, seconds: float = 3.0) -> Played:
@@ -276,7 +318,12 @@ def played(arm: Arm, directory: Directory, *, usable: bool = True, seconds: floa
     run = directory.runs / arm.id
     run.mkdir(parents=True, exist_ok=True)
     return Played(
-        arm=arm, run=f"runs/{arm.id}", usable=usable, verdict="pass", seconds=seconds, finished="now"
+        arm=arm,
+        run=f"runs/{arm.id}",
+        usable=usable,
+        verdict="pass",
+        seconds=seconds,
+        finished="now",
     )
 
 
@@ -321,5 +368,7 @@ def test_time_is_what_arms_like_it_took_and_else_a_guess(tmp_path: Path) -> None
     seconds, guessed = seconds_left(plan.arms, {}, plan.workloads)
     assert guessed == len(plan.arms) and seconds > 0
     took = {arm: 10.0 for arm in plan.arms if arm.seed == 7}
-    seconds, guessed = seconds_left([arm for arm in plan.arms if arm.seed == 8], took, plan.workloads)
+    seconds, guessed = seconds_left(
+        [arm for arm in plan.arms if arm.seed == 8], took, plan.workloads
+    )
     assert (seconds, guessed) == (60.0, 0)

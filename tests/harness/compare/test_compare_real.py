@@ -1,4 +1,6 @@
-"""``chaos compare`` from the command line: programs that are really killed, interrupted, resumed and reported."""
+"""``chaos compare`` from the command line: programs that are really killed, interrupted, resumed
+and reported.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
 FAMILY = """version: 1
 name: kill
 description: one rank is killed
-workload: {kind: gpt, size: nano, params: {data: DATA}, ranks: 2, steps: 22, global_batch: 8, checkpoint: {every: 10}}
+workload: {kind: gpt, size: nano, params: {data: DATA}, ranks: 2, steps: 22, global_batch: 8,
+  checkpoint: {every: 10}}
 recovery: hot-spare
 faults: [{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 14}}]
 """
@@ -108,7 +111,10 @@ def test_a_comparison_is_played_resumed_extended_and_gathered_again(
     )
     assert trials["restarts default"].samples_lost == 0
     assert 0 < (trials["restarts default"].recovery or 0) < 15
-    assert (trials["dies default"].outcome, trials["dies default"].recovery) == ("all ranks died", math.inf)
+    assert (trials["dies default"].outcome, trials["dies default"].recovery) == (
+        "all ranks died",
+        math.inf,
+    )
     assert made.reference == "restarts default"
     (ratio,) = [ratio for ratio in made.ratios if ratio.metric == "recovery"]
     assert (ratio.label, ratio.value, ratio.says) == ("dies default", math.inf, "too few")
@@ -144,7 +150,8 @@ def test_a_comparison_is_played_resumed_extended_and_gathered_again(
 def test_an_interrupted_comparison_leaves_nothing_and_says_how_to_go_on(place: Path) -> None:
     program = (
         "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may have had it ignored
+        # a shell may have had it ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
         "from tests.harness.compare import test_compare_real as tests\n"
         "from harness.compare.environments import environments\n"
@@ -153,9 +160,12 @@ def test_an_interrupted_comparison_leaves_nothing_and_says_how_to_go_on(place: P
         f"sys.exit(tests.compare(tests.Path({str(place)!r}), *words))\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         cwd=Path(__file__).parents[3],
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("[1/2]"):
@@ -175,9 +185,9 @@ def _living(place: Path) -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if f"CHAOS_SCRATCH={place}".encode() in (entry / "environ").read_bytes() and entry.name != str(
-                os.getpid()
-            ):
+            if f"CHAOS_SCRATCH={place}".encode() in (
+                entry / "environ"
+            ).read_bytes() and entry.name != str(os.getpid()):
                 found.append(entry.name)
         except OSError:
             continue
@@ -214,7 +224,9 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
 def test_what_is_wrong_ends_with_2_and_says_what_to_do(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    given = [str(place / word) if word in ("kill.yaml", "absent.yaml", ".") else word for word in words]
+    given = [
+        str(place / word) if word in ("kill.yaml", "absent.yaml", ".") else word for word in words
+    ]
     assert compare(place, *given) == 2
     assert message in capsys.readouterr().err
     assert not list(place.glob("runs/compare/*/runs"))

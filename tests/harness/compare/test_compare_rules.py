@@ -1,4 +1,6 @@
-"""What makes a comparison fair enough to cite: like against like, the closed division, sweeps, and a packed copy."""
+"""What makes a comparison fair enough to cite: like against like, the closed division, sweeps, and
+a packed copy.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ faults:
   - {fault}
 """
 KILL = "{id: k, kind: process-kill, target: {select: one}, at: {step: 12}}"
-NAN = "{id: n, kind: tensor-corrupt, params: {surface: gradient, op: nan}, target: {rank: 1}, at: {step: 12}}"
+NAN = (
+    "{id: n, kind: tensor-corrupt, params: {surface: gradient, op: nan}, target: {rank: 1}, at:"
+    " {step: 12}}"
+)
 
 
 class Base(Stack):
@@ -88,31 +93,67 @@ def planned(directory: Path, fault: str = KILL, **more: object) -> Plan:
     path = directory / "family.yaml"
     path.write_text(FAMILY.format(name="family", fault=fault))
     given: dict[str, object] = {
-        "name": "x", "scenarios": [path], "stacks": [], "settings": "default", "repeat": 2, "seed": 7, "deadline": 20.0,
-        "against": "ours", "same": False, "price": None, "currency": "USD", "skip_missing": False, "argv": ["compare"],
-    }  # fmt: skip
+        "name": "x",
+        "scenarios": [path],
+        "stacks": [],
+        "settings": "default",
+        "repeat": 2,
+        "seed": 7,
+        "deadline": 20.0,
+        "against": "ours",
+        "same": False,
+        "price": None,
+        "currency": "USD",
+        "skip_missing": False,
+        "argv": ["compare"],
+    }
     asked = Asked(**{**given, **more})  # type: ignore[arg-type]
     return prepare.prepare(asked, STACKS, build_catalogue()).plan
 
 
 def trial(
-    label: str, seed: int, recovery: float | None, *, family: str = "family", outcome: str = "recovered"
+    label: str,
+    seed: int,
+    recovery: float | None,
+    *,
+    family: str = "family",
+    outcome: str = "recovered",
 ) -> Trial:
     return Trial(
-        label=label, family=family, seed=seed, outcome=outcome, witness="w", recovery=recovery, detection=None,
-        phases=[], steps_lost=0, samples_lost=0, goodput=1.0, control_goodput=1.0, badput={}, step_time=0.05, wall=1.0,
-        ranks=2, verdict="pass", run="runs/x", reproduce="chaos run x.yaml",
-    )  # type: ignore[arg-type]  # fmt: skip
+        label=label,
+        family=family,
+        seed=seed,
+        outcome=outcome,
+        witness="w",
+        recovery=recovery,
+        detection=None,
+        phases=[],
+        steps_lost=0,
+        samples_lost=0,
+        goodput=1.0,
+        control_goodput=1.0,
+        badput={},
+        step_time=0.05,
+        wall=1.0,
+        ranks=2,
+        verdict="pass",
+        run="runs/x",
+        reproduce="chaos run x.yaml",
+    )  # type: ignore[arg-type]
 
 
 def test_a_stack_is_set_against_the_built_in_that_goes_on_in_its_way(tmp_path: Path) -> None:
     against = {stack.label: stack.against for stack in planned(tmp_path).stacks}
     assert against == {
-        "ours default": "ours default", "our-spare default": "ours default", "peer default": "our-spare default",
-    }  # fmt: skip
+        "ours default": "ours default",
+        "our-spare default": "ours default",
+        "peer default": "our-spare default",
+    }
 
 
-def test_ratios_are_of_what_a_stack_is_set_against_and_pool_no_family_that_tests_the_script() -> None:
+def test_ratios_are_of_what_a_stack_is_set_against_and_pool_no_family_that_tests_the_script() -> (
+    None
+):
     times = {"ours": 1.0, "our-spare": 2.0, "peer": 8.0}
     trials = [
         trial(label, seed, value, family=family)
@@ -122,8 +163,13 @@ def test_ratios_are_of_what_a_stack_is_set_against_and_pool_no_family_that_tests
     ]
     found = ratios_of(trials, "ours", seed=1, against={"peer": "our-spare"}, apart=["nan"])
     by = {(one.label, one.family): one for one in found if one.metric == "recovery"}
-    assert by["peer", "kill"].value == pytest.approx(4.0) and by["peer", "kill"].against == "our-spare"
-    assert by["our-spare", "kill"].value == pytest.approx(2.0) and by["our-spare", "kill"].against == "ours"
+    assert (
+        by["peer", "kill"].value == pytest.approx(4.0) and by["peer", "kill"].against == "our-spare"
+    )
+    assert (
+        by["our-spare", "kill"].value == pytest.approx(2.0)
+        and by["our-spare", "kill"].against == "ours"
+    )
     assert by["peer", "every kind"].n == 12, "kill and hang, six pairs each"
 
 
@@ -161,16 +207,22 @@ def test_like_against_like_is_said() -> None:
 @pytest.mark.parametrize(
     ("says", "shown"), [("slower", True), ("no difference shown", False), ("too few", False)]
 )
-def test_the_headline_gives_the_ratio_of_pairs_and_says_which_are_not_shown(says: str, shown: bool) -> None:
+def test_the_headline_gives_the_ratio_of_pairs_and_says_which_are_not_shown(
+    says: str, shown: bool
+) -> None:
     """Not the ratio of the medians: the two may lie on different sides of 1."""
     made = build(6)
     ratios = [
-        one.model_copy(update={"value": 1.19, "interval": (0.92, 1.45), "says": says})
-        if one.family == "kill"
-        else one
+        (
+            one.model_copy(update={"value": 1.19, "interval": (0.92, 1.45), "says": says})
+            if one.family == "kill"
+            else one
+        )
         for one in made.ratios
     ]
-    said = [line.striptags() for line in findings(Facts(made.model_copy(update={"ratios": ratios})))]
+    said = [
+        line.striptags() for line in findings(Facts(made.model_copy(update={"ratios": ratios})))
+    ]
     (line,) = [line for line in said if line.startswith("The fastest other stack")]
     first, _, second = line.partition("not shown")
     assert ("1.19 times [" in first) is shown and ("1.19 times [" in second) is not shown
@@ -189,7 +241,9 @@ def test_the_closed_division_says_every_rule_that_a_plan_breaks(tmp_path: Path) 
 
 def plan_of(tmp_path: Path, **provenance: object) -> Plan:
     plan = planned(tmp_path, repeat=6, same=True)
-    return plan.model_copy(update={"provenance": {"commit": "abc", "slowest_lookup_s": 0.0, **provenance}})
+    return plan.model_copy(
+        update={"provenance": {"commit": "abc", "slowest_lookup_s": 0.0, **provenance}}
+    )
 
 
 def test_a_plan_that_keeps_the_rules_breaks_none(tmp_path: Path) -> None:
@@ -213,7 +267,9 @@ def test_code_that_is_no_commit_and_a_slow_name_server_break_a_rule(
 
 def played(label: str, busy: float | None) -> Played:
     arm = Arm(label=label, family="family", like="family", seed=7)
-    return Played(arm=arm, run="runs/x", usable=True, verdict="pass", seconds=1.0, finished="now", busy=busy)
+    return Played(
+        arm=arm, run="runs/x", usable=True, verdict="pass", seconds=1.0, finished="now", busy=busy
+    )
 
 
 def test_what_ran_beside_the_arms_and_an_unequal_twin_break_rules(tmp_path: Path) -> None:
@@ -221,9 +277,15 @@ def test_what_ran_beside_the_arms_and_an_unequal_twin_break_rules(tmp_path: Path
     quiet = [played("ours default", 0.01)]
     assert rules.broken_by(plan, quiet, [], 0) == []
     same = Ratio(
-        label="ours again", against="ours default", family="family", metric="recovery", n=6, value=2.0,
-        interval=(1.5, 3.0), says="slower",
-    )  # fmt: skip
+        label="ours again",
+        against="ours default",
+        family="family",
+        metric="recovery",
+        n=6,
+        value=2.0,
+        interval=(1.5, 3.0),
+        says="slower",
+    )
     assert "differs from itself" in rules.broken_by(plan, quiet, [same], 0)[0]
     assert "1 arms" in rules.broken_by(plan, quiet, [], 1)[0]
     assert (
@@ -247,15 +309,22 @@ def test_how_busy_the_machine_is(tmp_path: Path) -> None:
 # sweeps
 
 
-def test_a_sweep_plays_every_combination_on_seeds_of_its_own_and_no_controls(tmp_path: Path) -> None:
+def test_a_sweep_plays_every_combination_on_seeds_of_its_own_and_no_controls(
+    tmp_path: Path,
+) -> None:
     plan = planned(tmp_path, tune="peer", against="", seed=9001)
-    assert [stack.label for stack in plan.stacks] == [f"peer try {number:02}" for number in (1, 2, 3, 4)]
+    assert [stack.label for stack in plan.stacks] == [
+        f"peer try {number:02}" for number in (1, 2, 3, 4)
+    ]
     assert [stack.chosen for stack in plan.stacks] == [
         {"wait": wait, "poll": poll} for wait in (1, 5) for poll in (1, 2)
     ]
     assert {arm.family for arm in plan.arms} == {"family"} and len(plan.arms) == 8
     again = as_planned(plan, skip_missing=False)
-    assert again.tune == "peer" and prepare.prepare(again, STACKS, build_catalogue()).plan.arms == plan.arms
+    assert (
+        again.tune == "peer"
+        and prepare.prepare(again, STACKS, build_catalogue()).plan.arms == plan.arms
+    )
 
 
 @pytest.mark.parametrize("more", [{"stacks": ["ours"]}, {"same": True}, {"closed": True}])
@@ -275,15 +344,21 @@ def test_the_fastest_that_survives_everything_is_chosen(tmp_path: Path) -> None:
     plan = planned(tmp_path, tune="peer", against="")
     times = {1: [0.1, math.inf], 2: [2.0, 2.2], 3: [1.0, 1.2], 4: [5.0, 5.0]}
     trials = [
-        trial(f"peer try {number:02}", 7 + place, value, outcome="hung" if value == math.inf else "recovered")
+        trial(
+            f"peer try {number:02}",
+            7 + place,
+            value,
+            outcome="hung" if value == math.inf else "recovered",
+        )
         for number, values in times.items()
         for place, value in enumerate(values)
     ]
     sweep = sweep_of(plan, trials, Peer, "now")
     assert sweep.best == {"wait": 5, "poll": 1} and len(sweep.tried) == 4
-    assert (sweep.tried[0].lost, sweep.tried[0].recovery["family"]) == (1, [0.1, math.inf]), (
-        "fastest, and it loses one"
-    )
+    assert (sweep.tried[0].lost, sweep.tried[0].recovery["family"]) == (
+        1,
+        [0.1, math.inf],
+    ), "fastest, and it loses one"
     assert "of which 3 survived" in sweep.words() and "loses" not in sweep.words()
     assert tuned.recorded("peer", tmp_path) is None
     path = tuned.write(sweep, tmp_path)
@@ -317,19 +392,26 @@ SWEPT = sorted(name for name, kind in environments.stacks().items() if kind.grid
 
 
 @pytest.mark.parametrize("name", SWEPT)
-def test_what_can_be_swept_has_options_of_its_own_and_a_recorded_sweep_is_of_them(name: str) -> None:
+def test_what_can_be_swept_has_options_of_its_own_and_a_recorded_sweep_is_of_them(
+    name: str,
+) -> None:
     kind = environments.find(name)
     tried = [one.stack.values for one in candidates(name, kind)]
     assert len(tried) > 1 and all(dict(values) != dict(tried[0]) for values in tried[1:])
     assert set(kind.grid) <= set(tried[0])
     sweep = tuned.recorded(name)
     if sweep is not None:
-        assert (sweep.stack, sweep.grid) == (name, {key: list(values) for key, values in kind.grid.items()})
+        assert (sweep.stack, sweep.grid) == (
+            name,
+            {key: list(values) for key, values in kind.grid.items()},
+        )
         assert [one.values for one in sweep.tried] == tried and sweep.best in tried
 
 
 def test_the_spare_of_the_wrapper_is_paid_for_and_started() -> None:
-    job = CommonJob(size="nano", ranks=4, steps=10, global_batch=8, every=5, seed=1, data=Path("corpus.bin"))
+    job = CommonJob(
+        size="nano", ranks=4, steps=10, global_batch=8, every=5, seed=1, data=Path("corpus.bin")
+    )
     stack = NvrxInprocessSpare("tuned")
     argv = stack.drive(job, Path("python")).argv
     assert stack.provisioned(job) == HotSpare("tuned").provisioned(job) == 5
@@ -348,7 +430,9 @@ def test_a_stack_is_left_out_of_a_family_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of simulated runs, one with a fault and one without, with the outputs of their ranks."""
+    """A directory of simulated runs, one with a fault and one without, with the outputs of their
+    ranks.
+    """
     return runs_in(tmp_path_factory.mktemp("run"))
 
 
@@ -374,7 +458,9 @@ def comparison(tmp_path: Path, run: Path) -> Directory:
     for arm in plan.arms:
         directory.scenario(arm).parent.mkdir(parents=True, exist_ok=True)
         directory.scenario(arm).write_text(f"command: {ROOT}/x\n")
-        shutil.copytree((run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1")
+        shutil.copytree(
+            (run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1"
+        )
         one = Played(
             arm=arm,
             run=f"runs/{arm.id}/1",
@@ -396,13 +482,19 @@ def test_a_packed_comparison_gives_the_same_report(tmp_path: Path, run: Path) ->
     first = path.read_bytes()
     archive.unpack(path, tmp_path / "out")
     assert gather(Directory(tmp_path / "out")) == before
-    assert archive.pack(directory, path).read_bytes() == first, "the same bytes from the same comparison"
-    names = sorted(str(one.relative_to(tmp_path / "out")) for one in (tmp_path / "out").rglob("*.*"))
+    assert archive.pack(directory, path).read_bytes() == first, (
+        "the same bytes from the same comparison"
+    )
+    names = sorted(
+        str(one.relative_to(tmp_path / "out")) for one in (tmp_path / "out").rglob("*.*")
+    )
     assert not any("logs" in name for name in names) and any("/events/" in name for name in names)
 
 
 def test_a_packed_comparison_names_no_place_of_the_machine(tmp_path: Path, run: Path) -> None:
-    archive.unpack(archive.pack(comparison(tmp_path, run), tmp_path / "made.tar.xz"), tmp_path / "out")
+    archive.unpack(
+        archive.pack(comparison(tmp_path, run), tmp_path / "made.tar.xz"), tmp_path / "out"
+    )
     texts = [path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert not any(str(ROOT) in text or str(Path.home()) in text for text in texts)
     assert any("/chaos/x" in text for text in texts)
@@ -442,7 +534,9 @@ def test_an_archive_that_is_too_large_or_torn_is_refused(
         archive.unpack(torn, tmp_path / "out")
 
 
-def test_the_command_reads_an_archive(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_an_archive(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = archive.pack(comparison(tmp_path, run), tmp_path / "made.tar.xz")
     assert invoke(["compare", str(path), "--runs", str(tmp_path / "runs")]) == 0
     assert (tmp_path / "runs" / "compare" / "made" / "compare.html").is_file()

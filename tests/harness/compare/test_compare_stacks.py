@@ -1,4 +1,6 @@
-"""A small comparison with other people's stacks, driven for real: a killed rank and an exception."""
+"""A small comparison with other people's stacks, driven for real: a killed rank and an
+exception.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from chaos.cli import invoke
 from harness.compare.environments import environments
 from harness.compare.result.model import Comparison, Trial
 
-pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]  # nine arms of some 20 s
+# nine arms of some 20 s
+pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]
 
 FAMILIES = Path(__file__).parents[3] / "scenarios" / "compare"
 OURS, RESTARTS, REPLICAS = "hot-spare tuned", "torchrun tuned", "torchft tuned"
@@ -25,7 +28,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
     """The comparison, played once."""
     state = environments.look("torchft")
     if not state.ready:
-        (pytest.fail if REQUIRED else pytest.skip)(f"torchft: {state.why}; chaos stacks install torchft")
+        (pytest.fail if REQUIRED else pytest.skip)(
+            f"torchft: {state.why}; chaos stacks install torchft"
+        )
     runs = tmp_path_factory.mktemp("runs")
     words = ["compare", str(FAMILIES / "kill.yaml"), str(FAMILIES / "exception.yaml"), "--stacks"]
     words += [",".join(label.replace(" ", ":") for label in (OURS, RESTARTS, REPLICAS))]

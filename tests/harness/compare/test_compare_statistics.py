@@ -1,4 +1,6 @@
-"""What the comparison's statistics call different: rarely on equal stacks, and soon on unequal ones."""
+"""What the comparison's statistics call different: rarely on equal stacks, and soon on unequal
+ones.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ TIMES = st.one_of(st.floats(min_value=1e-3, max_value=1e4), st.just(math.inf))
 
 
 def upper_bound(trials: int, chance: float, confidence: float = 0.95) -> int:
-    """Largest count that is not surprising at ``chance``: the quantile of the binomial distribution."""
+    """Largest count that is not surprising at ``chance``: the quantile of the binomial
+    distribution.
+    """
     total = 0.0
     for count in range(trials + 1):
         total += math.comb(trials, count) * chance**count * (1 - chance) ** (trials - count)
@@ -35,9 +39,12 @@ def upper_bound(trials: int, chance: float, confidence: float = 0.95) -> int:
     return trials
 
 
-def times(generator: random.Random, pairs: int, factor: float) -> tuple[dict[int, float], dict[int, float]]:
-    """Recovery times of two stacks as they are here: a level of the pair's own (same fault, same moment, same load)
-    that both share, lognormal noise, one in eight twice to tenfold as long, one in fifty never.
+def times(
+    generator: random.Random, pairs: int, factor: float
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Recovery times of two stacks as they are here: a level of the pair's own (same fault, same
+    moment, same load) that both share, lognormal noise, one in eight twice to tenfold as long, one
+    in fifty never.
     """
     ours, theirs = {}, {}
     for seed in range(pairs):
@@ -51,7 +58,9 @@ def times(generator: random.Random, pairs: int, factor: float) -> tuple[dict[int
 
 
 def called_different(pairs: int, factor: float, first: int = 0) -> int:
-    """How many of 200 comparisons say that one of the two is faster, or the only one that recovers."""
+    """How many of 200 comparisons say that one of the two is faster, or the only one that
+    recovers.
+    """
     count = 0
     for number in range(first, first + COMPARISONS):
         ours, theirs = times(random.Random(f"{pairs} {factor} {number}"), pairs, factor)
@@ -85,7 +94,9 @@ def pair(ours: list[float], theirs: list[float]) -> tuple[Mapping[int, float], M
 
 
 def test_the_answer_is_about_theirs() -> None:
-    value, interval, says = paired_ratio(*pair([1.0] * 8, [2.0, 2.1, 2.2, 1.9, 2.0, 1.8, 3.0, 2.05]), seed=1)
+    value, interval, says = paired_ratio(
+        *pair([1.0] * 8, [2.0, 2.1, 2.2, 1.9, 2.0, 1.8, 3.0, 2.05]), seed=1
+    )
     assert value == pytest.approx(math.sqrt(2.0 * 2.05)) and says == "slower"
     assert interval == pytest.approx((1.8, 3.0))
     assert paired_ratio(*pair([2.0] * 6, [1.0] * 6), seed=1)[2] == "faster"
@@ -99,11 +110,18 @@ def test_never_recovering_is_an_infinite_ratio() -> None:
         (math.inf, math.inf),
         "only the other recovers",
     )
-    assert paired_ratio(*pair(never, [1.0] * 7), seed=1) == (0.0, (0.0, 0.0), "only this one recovers")
+    assert paired_ratio(*pair(never, [1.0] * 7), seed=1) == (
+        0.0,
+        (0.0, 0.0),
+        "only this one recovers",
+    )
     assert paired_ratio(*pair(never, never), seed=1) == (None, None, "neither recovers")
     mixed = paired_ratio(*pair([1.0] * 7, [3.0, *never[1:]]), seed=1)
     assert mixed == (math.inf, (pytest.approx(3.0), math.inf), "slower")
-    assert paired_ratio(*pair([math.inf, 1.0] * 4, [1.0, math.inf] * 4), seed=1)[2] == "no difference shown"
+    assert (
+        paired_ratio(*pair([math.inf, 1.0] * 4, [1.0, math.inf] * 4), seed=1)[2]
+        == "no difference shown"
+    )
 
 
 def test_few_pairs_say_nothing_however_far_apart() -> None:
@@ -143,7 +161,9 @@ def test_interval_of_the_median_takes_infinity_as_the_largest() -> None:
 @pytest.mark.parametrize(("name", "least"), [("p90", 29), ("p95", 59)])
 def test_a_quantile_needs_enough_incidents(name: str, least: int) -> None:
     assert quantile([1.0] * (least - 1), name) is None
-    assert quantile([float(v) for v in range(1, least + 1)], name) == math.ceil(int(name[1:]) / 100 * least)
+    assert quantile([float(v) for v in range(1, least + 1)], name) == math.ceil(
+        int(name[1:]) / 100 * least
+    )
 
 
 def test_outliers_are_named_by_their_seed() -> None:

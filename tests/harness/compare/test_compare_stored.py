@@ -26,9 +26,14 @@ KILL = "{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 13, phase: 
 
 
 def run(
-    place: Path, name: str, *, steps: int = 20, faults: str = KILL, recoveries: str = "hot-spare, checkpoint-restart",
+    place: Path,
+    name: str,
+    *,
+    steps: int = 20,
+    faults: str = KILL,
+    recoveries: str = "hot-spare, checkpoint-restart",
     seed: int = 5,
-) -> Path:  # fmt: skip
+) -> Path:
     """A simulated run, and its directory."""
     path = place / "scenario.yaml"
     path.write_text(SCENARIO.format(steps=steps, faults=faults, recoveries=recoveries))

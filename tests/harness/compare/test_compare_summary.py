@@ -10,15 +10,37 @@ from harness.compare.result.summary import cells_of, ratios_of, worst_of
 
 
 def trial(
-    label: str, seed: int, recovery: float | None, outcome: OutcomeClass = "recovered", *, family: str = "kill",
-    step_time: float = 0.05, ranks: int = 4,
-) -> Trial:  # fmt: skip
+    label: str,
+    seed: int,
+    recovery: float | None,
+    outcome: OutcomeClass = "recovered",
+    *,
+    family: str = "kill",
+    step_time: float = 0.05,
+    ranks: int = 4,
+) -> Trial:
     """A trial of which only these numbers matter."""
     return Trial(
-        label=label, family=family, seed=seed, outcome=outcome, witness=f"{outcome} {seed}", recovery=recovery,
-        detection=None, phases=[], steps_lost=0, samples_lost=0, goodput=0.5, control_goodput=0.6, badput={},
-        step_time=step_time, wall=10.0, ranks=ranks, verdict="pass", run="", reproduce="",
-    )  # fmt: skip
+        label=label,
+        family=family,
+        seed=seed,
+        outcome=outcome,
+        witness=f"{outcome} {seed}",
+        recovery=recovery,
+        detection=None,
+        phases=[],
+        steps_lost=0,
+        samples_lost=0,
+        goodput=0.5,
+        control_goodput=0.6,
+        badput={},
+        step_time=step_time,
+        wall=10.0,
+        ranks=ranks,
+        verdict="pass",
+        run="",
+        reproduce="",
+    )
 
 
 def test_the_worst_outcome_stands_and_what_did_not_land_says_nothing() -> None:
@@ -28,7 +50,11 @@ def test_the_worst_outcome_stands_and_what_did_not_land_says_nothing() -> None:
 
 
 def test_a_cell_keeps_every_value_and_counts_never_as_infinite() -> None:
-    trials = [trial("x", 1, 0.5), trial("x", 2, math.inf, "hung"), trial("x", 3, None, "not landed")]
+    trials = [
+        trial("x", 1, 0.5),
+        trial("x", 2, math.inf, "hung"),
+        trial("x", 3, None, "not landed"),
+    ]
     (cell,) = cells_of(["x"], ["kill"], trials, bare=None, not_offered={})
     assert (cell.n, cell.worst, cell.witness) == (2, "hung", "hung 2")
     assert cell.outcomes == {"recovered": 1, "hung": 1, "not landed": 1}
@@ -37,9 +63,16 @@ def test_a_cell_keeps_every_value_and_counts_never_as_infinite() -> None:
 
 
 def test_overhead_is_against_the_bare_loop_of_the_same_seed_and_a_cost_counts_spares() -> None:
-    trials = [trial("x", 1, 3.6, step_time=0.06, ranks=5), trial("none default", 1, math.inf, "hung")]
+    trials = [
+        trial("x", 1, 3.6, step_time=0.06, ranks=5),
+        trial("none default", 1, math.inf, "hung"),
+    ]
     cells = cells_of(
-        ["x"], ["kill", "save"], trials, bare="none default", not_offered={("x", "save"): "no files"}
+        ["x"],
+        ["kill", "save"],
+        trials,
+        bare="none default",
+        not_offered={("x", "save"): "no files"},
     )
     assert cells[0].overhead is not None and round(cells[0].overhead.values[0], 6) == 1.2
     assert cells[0].cost_gpu_hours == 5 * 3.6 / 3600
@@ -70,9 +103,16 @@ def test_a_pair_in_which_only_one_recovers_has_an_infinite_ratio() -> None:
 
 
 def test_what_gave_no_value_is_counted_and_shown() -> None:
-    """Of three trials one never stood still: its recovery is no third value, and the table says so."""
+    """Of three trials one never stood still: its recovery is no third value, and the table
+    says so.
+    """
     whole = trial("x", 1, 0.5).model_copy(update={"full_rate": 0.75, "redundancy": 2.0})
-    trials = [whole, trial("x", 2, 0.6), trial("x", 3, None, "masked"), trial("x", 4, None, "not landed")]
+    trials = [
+        whole,
+        trial("x", 2, 0.6),
+        trial("x", 3, None, "masked"),
+        trial("x", 4, None, "not landed"),
+    ]
     (cell,) = cells_of(["x"], ["kill"], trials, bare=None, not_offered={})
     assert cell.recovery is not None and cell.recovery.counted == "2 of 3"
     assert cell.full_rate is not None and (cell.full_rate.values, cell.full_rate.counted) == (
@@ -85,7 +125,13 @@ def test_what_gave_no_value_is_counted_and_shown() -> None:
 
 def test_who_kept_the_work_survived_and_what_did_not_land_says_nothing() -> None:
     """Clopper and Pearson's limits for 3 of 4, by tables."""
-    ends: tuple[OutcomeClass, ...] = ("recovered", "rolled back", "degraded", "started over", "not landed")
+    ends: tuple[OutcomeClass, ...] = (
+        "recovered",
+        "rolled back",
+        "degraded",
+        "started over",
+        "not landed",
+    )
     trials = [
         trial("x", seed, 1.0, outcome).model_copy(update={"ettr": 0.2 * seed})
         for seed, outcome in enumerate(ends, 1)

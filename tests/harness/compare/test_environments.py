@@ -1,4 +1,6 @@
-"""Environments of stacks: made whole or not at all, by a Python and a pip that are fakes (no network)."""
+"""Environments of stacks: made whole or not at all, by a Python and a pip that are fakes (no
+network).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ case "$*" in
     echo "Collecting everything"
     if [ -e "$FAKE/words" ]; then cat "$FAKE/words"; exit 1; fi
     if [ -e "$FAKE/hold" ]; then echo $$ > "$FAKE/pid"; read -r never < "$FAKE/hold"; fi ;;
-  *" list "*) echo '[{"name": "torch", "version": "2.13.0+cpu"}, {"name": "Some_Thing", "version": "1.2"}]' ;;
+  *" list "*) echo '[{"name": "torch", "version": "2.13.0+cpu"},'
+    echo ' {"name": "Some_Thing", "version": "1.2"}]' ;;
   -c*) if [ -e "$FAKE/unimportable" ]; then echo "ImportError: no libfoo.so"; exit 1; fi ;;
 esac
 """
@@ -47,7 +50,9 @@ class Fake(Stack):
     """A stack with an environment of its own."""
 
     requirements: ClassVar[Requirements | None] = Requirements(
-        pins=("some-thing==1.2", "numpy==2.0.0"), without_dependencies=("loner==3",), probe="some_thing"
+        pins=("some-thing==1.2", "numpy==2.0.0"),
+        without_dependencies=("loner==3",),
+        probe="some_thing",
     )
 
     def chosen(self) -> dict[str, object]:
@@ -93,7 +98,9 @@ def test_an_install_makes_it_ready_and_a_second_leaves_it_alone(base: Path) -> N
     assert found.versions["Some_Thing"] == "1.2" and found.versions["torch"] == "2.13.0+cpu"
     first, alone = asked(base)
     assert "torch==2.13.0" in first and "some-thing==1.2" in first and "loner" not in first
-    assert "numpy==2.0.0" in first and first.count("numpy==") == 1, "the stack's own pin goes before ours"
+    assert "numpy==2.0.0" in first and first.count("numpy==") == 1, (
+        "the stack's own pin goes before ours"
+    )
     assert alone.endswith("--no-deps loner==3")
     assert any("pinned packages" in line for line in lines)
     assert not found.directory.with_name("fake.log").exists()  # type: ignore[union-attr]
@@ -105,7 +112,9 @@ def test_versions_that_clash_are_said_in_the_words_of_pip_and_nothing_is_left(ba
     base.with_name("words").write_text(CLASH)
     with pytest.raises(ScenarioError) as caught:
         installing.install("fake", quiet, base=base)
-    assert "a 1 depends on c<2" in str(caught.value) and "ResolutionImpossible" not in str(caught.value)
+    assert "a 1 depends on c<2" in str(caught.value) and "ResolutionImpossible" not in str(
+        caught.value
+    )
     assert "harness/stacks" in caught.value.hint and "fake.log" in caught.value.hint
     found = environments.look("fake")
     assert not found.ready and found.directory is not None and not found.directory.exists()
@@ -135,7 +144,9 @@ def test_an_interrupted_install_leaves_no_process_and_no_directory(base: Path) -
     assert not found.ready and found.directory is not None and not found.directory.exists()
 
 
-def test_a_command_that_takes_too_long_is_ended(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_takes_too_long_is_ended(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(base.with_name("hold"))
     monkeypatch.setattr(installing, "LIMIT_S", 0.3)
     with pytest.raises(InfrastructureError, match="took more than"):
@@ -156,7 +167,10 @@ def test_a_directory_of_somebody_else_is_never_removed(base: Path) -> None:
     directory = environments.root() / "fake"
     directory.mkdir(parents=True)
     (directory / "thesis.txt").touch()
-    for act in (lambda: installing.install("fake", quiet, base=base), lambda: installing.remove("fake")):
+    for act in (
+        lambda: installing.install("fake", quiet, base=base),
+        lambda: installing.remove("fake"),
+    ):
         with pytest.raises(InfrastructureError, match="was not made by chaos stacks install"):
             act()
     assert (directory / "thesis.txt").exists()
@@ -218,7 +232,9 @@ def test_removing_it(base: Path) -> None:
     assert not environments.look("fake").ready
 
 
-def test_an_unfit_python_is_said_before_anything_is_made(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfit_python_is_said_before_anything_is_made(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Fake, "requirements", Requirements(pins=(), python=">=3.30,<3.40"))
     assert "it works with Python" in environments.look("fake").why
     with pytest.raises(ScenarioError, match=r"it works with Python >=3\.30"):
@@ -229,10 +245,15 @@ def test_an_unfit_python_is_said_before_anything_is_made(base: Path, monkeypatch
 @pytest.mark.parametrize(
     ("specifier", "version", "fits"),
     [
-        (">=3.11", (3, 11), True), (">=3.11,<3.13", (3, 13), False), (">=3.11, <3.13", (3, 12), True),
-        ("!=3.12", (3, 12), False), ("==3.11", (3, 11), True), (">3.11", (3, 11), False), ("<=3.9", (3, 10), False),
+        (">=3.11", (3, 11), True),
+        (">=3.11,<3.13", (3, 13), False),
+        (">=3.11, <3.13", (3, 12), True),
+        ("!=3.12", (3, 12), False),
+        ("==3.11", (3, 11), True),
+        (">3.11", (3, 11), False),
+        ("<=3.9", (3, 10), False),
     ],
-)  # fmt: skip
+)
 def test_versions_of_python_are_compared_as_numbers(
     specifier: str, version: tuple[int, int], fits: bool
 ) -> None:
@@ -243,16 +264,21 @@ def test_versions_of_python_are_compared_as_numbers(
     ("text", "lines"),
     [
         (
-            "ERROR: Could not find a version that satisfies the requirement x==9 (from versions: 1.0, 2.0)\n"
-            "ERROR: No matching distribution found for x==9\n",
-            ["Could not find a version that satisfies the requirement x==9", "No matching distribution found for x==9"],
+            (
+                "ERROR: Could not find a version that satisfies the requirement x==9 (from"
+                " versions: 1.0, 2.0)\nERROR: No matching distribution found for x==9\n"
+            ),
+            [
+                "Could not find a version that satisfies the requirement x==9",
+                "No matching distribution found for x==9",
+            ],
         ),
         ("\x1b[31mERROR: it\x1b[0m is\n", ["it is"]),
         ("Traceback\n  line\nImportError: no\n", ["Traceback", "  line", "ImportError: no"]),
         ("", ["it said nothing"]),
         ("ERROR: a\n" * 99, ["a"]),
     ],
-)  # fmt: skip
+)
 def test_the_words_of_pip(text: str, lines: list[str]) -> None:
     assert installing.pip_words(text) == lines
 
@@ -295,7 +321,9 @@ def test_the_verbs_of_stacks(
 
 
 @pytest.mark.parametrize("name", sorted(environments.stacks()))
-def test_every_stack_says_what_it_is(name: str, find: Callable[..., type[Stack]] = environments.find) -> None:
+def test_every_stack_says_what_it_is(
+    name: str, find: Callable[..., type[Stack]] = environments.find
+) -> None:
     kind = find(name)
     assert kind.title and kind.__doc__ and kind.tuned_because
     if kind.requirements is not None:

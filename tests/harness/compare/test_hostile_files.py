@@ -1,5 +1,7 @@
-"""Files of a run and of a comparison that nobody of ours wrote: whatever stands in their place, every command that
-reads or replaces them says so at once, in bounded memory, and touches nothing else."""
+"""Files of a run and of a comparison that nobody of ours wrote: whatever stands in their place,
+every command that reads or replaces them says so at once, in bounded memory, and touches nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ SPOILT: dict[str, Spoil] = {
     "a device": instead(lambda path: path.symlink_to("/dev/zero")),
     "a link": instead(lambda path: path.symlink_to(beside(path))),
     "a circle": instead(lambda path: path.symlink_to(path.name)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +135,21 @@ def prepare(root: Path) -> Place:
     invoke(["baseline", "save", str(place.run.root), "-o", str(root / "baseline.json")])
     arm = Arm(label="ours", family="kill", like="kill", seed=1)
     plan = Plan(
-        name="c", started="now", argv=["compare"], seeds=[1], deadline=9.0, reference="ours", same=False, price=None,
-        currency="USD", families=[], stacks=[], skipped={}, arms=[arm], provenance={},
-    )  # fmt: skip
+        name="c",
+        started="now",
+        argv=["compare"],
+        seeds=[1],
+        deadline=9.0,
+        reference="ours",
+        same=False,
+        price=None,
+        currency="USD",
+        families=[],
+        stacks=[],
+        skipped={},
+        arms=[arm],
+        provenance={},
+    )
     place.comparison.write_plan(plan)
     place.comparison.scenario(arm).parent.mkdir()
     place.comparison.scenario(arm).write_text("name: x\n")
@@ -172,7 +186,9 @@ def copied(model: Place, root: Path) -> Place:
 
 
 def played(said: Path, argv: list[str]) -> tuple[int, str]:
-    """Exit code and output of a command in a process of its own, which has little memory and time."""
+    """Exit code and output of a command in a process of its own, which has little memory
+    and time.
+    """
     child = os.fork()
     if child == 0:
         code = TRACEBACK
@@ -219,16 +235,23 @@ READ: list[tuple[str, str, tuple[str, ...]]] = [
     ("baseline.json", "gate RUN --baseline BASELINE", ("hostile", "a pipe")),
     ("runs/compare/c/plan.json", "compare COMPARISON", EVERYTHING),
     ("runs/compare/c/trials.jsonl", "compare COMPARISON --archive AWAY/c.tar.xz", SOME),
-    ("packed.tar.xz", "compare PACKED --runs AWAY", ("truncated", "no JSON", "10 GB", "a pipe", "a device")),
+    (
+        "packed.tar.xz",
+        "compare PACKED --runs AWAY",
+        ("truncated", "no JSON", "10 GB", "a pipe", "a device"),
+    ),
 ]
 
 
 def command_line(place: Place, words: str) -> list[str]:
     places = {
-        "RUNS": place.root / "runs", "RUN": place.run.root, "AWAY": place.root / "away",
-        "BASELINE": place.root / "baseline.json", "COMPARISON": place.comparison.root,
+        "RUNS": place.root / "runs",
+        "RUN": place.run.root,
+        "AWAY": place.root / "away",
+        "BASELINE": place.root / "baseline.json",
+        "COMPARISON": place.comparison.root,
         "PACKED": place.root / "packed.tar.xz",
-    }  # fmt: skip
+    }
     found = [word.partition("/") for word in words.split()]
     return [str(places[head] / tail) if head in places else head for head, _, tail in found]
 
@@ -249,7 +272,9 @@ def test_a_file_that_nobody_of_ours_wrote_is_an_error_or_says_nothing(
         SPOILT[what](path)
         code, said = played(memory / "said", command_line(place, words))
         problems = [
-            word for word in ("defect of chaos", "cannot write the output", "\x1b", "\u202e") if word in said
+            word
+            for word in ("defect of chaos", "cannot write the output", "\x1b", "\u202e")
+            if word in said
         ]
         if code not in range(8) or problems or len(said) > 5_000:
             wrong.append(f"{what}: exit {code}, {problems}: {said[-600:]}")
@@ -260,7 +285,9 @@ def test_a_file_that_nobody_of_ours_wrote_is_an_error_or_says_nothing(
 DERIVED = ("report.html", "summary.md", "junit.xml", "metrics.prom", "trace.json", "results.json")
 
 
-def test_a_report_takes_the_place_of_what_has_its_name_and_writes_through_nothing(place: Place) -> None:
+def test_a_report_takes_the_place_of_what_has_its_name_and_writes_through_nothing(
+    place: Place,
+) -> None:
     for name in DERIVED:
         (place.run.root / name).unlink()
     for name in DERIVED[::2]:
@@ -273,7 +300,8 @@ def test_a_report_takes_the_place_of_what_has_its_name_and_writes_through_nothin
     assert code == 0, said
     assert place.outside.read_text() == "precious"
     assert all(
-        (place.run.root / name).is_file() and not (place.run.root / name).is_symlink() for name in DERIVED
+        (place.run.root / name).is_file() and not (place.run.root / name).is_symlink()
+        for name in DERIVED
     )
 
 
@@ -310,12 +338,19 @@ def test_a_trial_that_was_played_elsewhere_is_no_trial(
     line = json.loads(place.comparison.trials.read_text())
     for run in ("../../files/r", str(place.run.root)):
         place.comparison.trials.write_text(json.dumps({**line, "run": run}) + "\n")
-        assert invoke(["compare", str(place.comparison.root), "--archive", str(place.root / "x.tar.xz")]) == 4
+        assert (
+            invoke(
+                ["compare", str(place.comparison.root), "--archive", str(place.root / "x.tar.xz")]
+            )
+            == 4
+        )
         assert "leads out of the comparison" in capsys.readouterr().err
     assert not (place.root / "x.tar.xz").exists()
 
 
-def test_a_name_as_long_as_the_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_as_long_as_the_memory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "long.tar.xz"
     with lzma.open(path, "wb", preset=0) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         entry = tarfile.TarInfo("././@LongLink")
@@ -334,12 +369,18 @@ def test_what_a_terminal_would_obey_is_shown_by_its_number() -> None:
         == "a\\u001b[31mb\\u202e\\u009b\\udb40\\udc01\\ud800"
     )
     assert _say.plain("5\u202f% · ✓\n\tß") == "5\u202f% · ✓\n\tß"
-    assert json.loads(_say.plain(json.dumps(["\x9b\U000e0001"], ensure_ascii=False))) == ["\x9b\U000e0001"]
+    assert json.loads(_say.plain(json.dumps(["\x9b\U000e0001"], ensure_ascii=False))) == [
+        "\x9b\U000e0001"
+    ]
 
 
 def test_every_command_prints_by_the_one_way_that_obeys_nothing() -> None:
     root = Path(_say.__file__).parent
-    own = [one for one in (*root.glob("*.py"), root.parent / "cli.py") if "click.echo(" in one.read_text()]
+    own = [
+        one
+        for one in (*root.glob("*.py"), root.parent / "cli.py")
+        if "click.echo(" in one.read_text()
+    ]
     assert sorted(one.name for one in own) == ["_say.py", "stacks.py"]
     for line in (root / "stacks.py").read_text().splitlines():
         assert "click.echo(" not in line or "plain(" in line or '"\\r\\x1b[2K"' in line, line
@@ -350,4 +391,6 @@ def test_a_name_of_an_arm_leads_nowhere_else(place: Place, tmp_path: Path) -> No
         with pytest.raises(LogError, match="leads out of the run directory"):
             place.run.events(name)
     os.mkfifo(tmp_path / "w0.jsonl")
-    assert read_actor(tmp_path / "w0.jsonl").problems == ("w0.jsonl: cannot be read: is not a regular file",)
+    assert read_actor(tmp_path / "w0.jsonl").problems == (
+        "w0.jsonl: cannot be read: is not a regular file",
+    )

@@ -1,4 +1,6 @@
-"""What the script of the built-in stacks reports: each step once, also one that is committed after a failure."""
+"""What the script of the built-in stacks reports: each step once, also one that is committed after
+a failure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from harness.peers import ours
 
 
 class FakeJob:
-    """A job of three steps; the group of step 2 breaks after the reduction, which the next group then commits."""
+    """A job of three steps; the group of step 2 breaks after the reduction, which the next group
+    then commits.
+    """
 
     rank = 0
 
@@ -57,10 +61,15 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float, int]]:
     """What is reported: (step, loss, samples)."""
     made: list[tuple[int, float, int]] = []
     training = SimpleNamespace(
-        samples=8, job=SimpleNamespace(steps=3, global_batch=2, seed=1), optimizer=None, scheduler=None, clip_norm=0.0,
-        model=SimpleNamespace(parameters=list), loss=lambda *_: None,
+        samples=8,
+        job=SimpleNamespace(steps=3, global_batch=2, seed=1),
+        optimizer=None,
+        scheduler=None,
+        clip_norm=0.0,
+        model=SimpleNamespace(parameters=list),
+        loss=lambda *_: None,
         report=lambda step, loss, samples: made.append((step, loss, samples)),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(ours, "Training", SimpleNamespace(from_environment=lambda: training))
     monkeypatch.setattr(ours.recovery, "join", lambda **_: FakeJob())
     monkeypatch.setattr(ours, "point", lambda *_: None)

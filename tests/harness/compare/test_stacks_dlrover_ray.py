@@ -1,4 +1,6 @@
-"""DLRover and Ray Train as stacks: how they are started, and that their launchers leave nobody behind."""
+"""DLRover and Ray Train as stacks: how they are started, and that their launchers leave nobody
+behind.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,17 @@ def test_ray_is_started_with_its_documented_options() -> None:
 
 @pytest.mark.parametrize("every", [1, 5, 20])
 def test_memory_is_saved_to_at_least_as_often_as_storage(every: int) -> None:
-    job = CommonJob(size="nano", ranks=2, steps=9, global_batch=4, every=every, seed=1, data=Path("/d"))
+    job = CommonJob(
+        size="nano", ranks=2, steps=9, global_batch=4, every=every, seed=1, data=Path("/d")
+    )
     assert 1 <= int(DLRover("tuned").drive(job, PYTHON).env["JOB_MEMORY_EVERY"]) <= every
 
 
 @pytest.mark.parametrize("kind", STACKS)
 @pytest.mark.parametrize("settings", ["default", "tuned"])
-def test_a_stack_says_what_it_sets_why_and_what_is_emulated(kind: type[Stack], settings: Settings) -> None:
+def test_a_stack_says_what_it_sets_why_and_what_is_emulated(
+    kind: type[Stack], settings: Settings
+) -> None:
     stack = kind(settings)
     assert stack.chosen() and stack.title and not stack.ours
     assert set(kind("default").chosen()) < set(kind("tuned").chosen())
@@ -88,8 +94,13 @@ def test_the_point_of_a_save_lies_between_the_parts_of_the_state(
     script = importlib.import_module("harness.peers.dlrover_train")
     seen: list[str] = []
     monkeypatch.setattr(script, "point", lambda name, step: seen.append(f"{name} {step}"))
-    state = {"model": {"w": 1}, "optimizer": script.Midway({"m": 2}, 20, passes), "scheduler": {"s": 3}}
-    for _ in range(passes):  # as DLRover walks through it: once for the sizes if need be, then to copy
+    state = {
+        "model": {"w": 1},
+        "optimizer": script.Midway({"m": 2}, 20, passes),
+        "scheduler": {"s": 3},
+    }
+    # as DLRover walks through it: once for the sizes if need be, then to copy
+    for _ in range(passes):
         seen.clear()
         for part in state.values():
             seen += [key for key, _ in part.items()]
@@ -102,12 +113,16 @@ def test_the_point_of_a_save_lies_between_the_parts_of_the_state(
 def test_a_launcher_refuses_an_environment_without_a_job(module: str, tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", f"harness.peers.{module}"]
-    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    ended = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert ended.returncode == 1
     assert "lacks JOB_RANKS" in ended.stderr and "chaos compare" in ended.stderr
     assert "Traceback" not in ended.stderr
     whole = env | JOB.environment()
-    ended = subprocess.run(command, env=whole, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    ended = subprocess.run(
+        command, env=whole, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert ended.returncode == 1 and "CHAOS_SCRATCH is not set" in ended.stderr
 
 
@@ -150,7 +165,8 @@ class Launched:
             (folder / name).write_text(textwrap.dedent(text))
         arguments = [folder / "launch.py", self.home, folder / "daemon.py", self.told]
         self.process = subprocess.Popen(
-            [*before, sys.executable, *map(str, arguments)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+            [*before, sys.executable, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         until(self.told.exists)
         self.daemon = int(self.told.read_text())
@@ -201,13 +217,17 @@ class Trained:
         job = CommonJob(size="nano", ranks=2, steps=12, global_batch=8, every=4, seed=3, data=data)
         drive = environments.made(name, settings).drive(job, python)
         told = {"CHAOS_SCRATCH": str(folder), beacon.VARIABLE: str(self._said)}
-        self.process = subprocess.Popen(drive.argv, env={**os.environ, **drive.env, **told}, cwd=folder)
+        self.process = subprocess.Popen(
+            drive.argv, env={**os.environ, **drive.env, **told}, cwd=folder
+        )
         self._deadline = time.monotonic() + TRAIN_LIMIT_S
 
     def said(self) -> list[Progress]:
         """All reports so far."""
         return [
-            one for line in self._said.read_text().splitlines() if (one := parse_beacon(line)) is not None
+            one
+            for line in self._said.read_text().splitlines()
+            if (one := parse_beacon(line)) is not None
         ]
 
     def kill(self, rank: int, after: int) -> None:
@@ -223,7 +243,9 @@ class Trained:
         os.kill(pid, signal.SIGKILL)
 
     def losses(self) -> list[tuple[int, float]]:
-        """Wait for the end, which must be a good one; all (step, loss) that were reported by any rank, at any time."""
+        """Wait for the end, which must be a good one; all (step, loss) that were reported by any
+        rank, at any time.
+        """
         assert self.process.wait(self._deadline - time.monotonic()) == 0
         return [(one.step, one.loss) for one in self.said() if one.loss is not None]
 
@@ -259,7 +281,8 @@ def test_losses_are_those_of_plain_training_whether_or_not_a_rank_is_killed(
     assert len(whole) == 24 and all(loss == plain[step] for step, loss in whole)
     hit = train(name, settings, "hit")
     hit.kill(1, after=6)
-    # a new DistributedDataParallel sums its first step in other buckets, which is seen in the last digits
+    # a new DistributedDataParallel sums its first step in other buckets, which is seen in the last
+    # digits
     assert all(loss == pytest.approx(plain[step], rel=1e-5) for step, loss in hit.losses())
     assert {step for step, _ in hit.losses()} == set(plain)
     assert len({one.pid for one in hit.said()}) >= 3, "somebody was started anew"

@@ -1,4 +1,6 @@
-"""torchft and NVIDIA's restarts as stacks: how they are started, what their scripts refuse, and who starts ranks."""
+"""torchft and NVIDIA's restarts as stacks: how they are started, what their scripts refuse, and who
+starts ranks.
+"""
 
 from __future__ import annotations
 
@@ -44,23 +46,36 @@ def test_torchft_is_started_as_its_readme_has_it_and_tuned_with_a_majority() -> 
     default, tuned = (Torchft(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
     assert default.env == tuned.env == JOB.environment()
     assert default.argv[:3] == (str(PYTHON), "-m", "harness.peers.torchft_replicas")
-    assert option(default.argv, "--lighthouse") == (
-        "--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000 --heartbeat_timeout_ms 5000"
+    assert (
+        option(default.argv, "--lighthouse")
+        == "--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000 --heartbeat_timeout_ms"
+        " 5000"
     )
-    assert option(default.argv, "--min-replicas") == "1" and option(tuned.argv, "--min-replicas") == "3"
+    assert (
+        option(default.argv, "--min-replicas") == "1"
+        and option(tuned.argv, "--min-replicas") == "3"
+    )
     assert "--min_replicas 3" in str(option(tuned.argv, "--lighthouse"))
-    assert option(default.argv, "--gradients") == "ddp" and option(tuned.argv, "--gradients") == "flat"
-    assert (option(default.argv, "--group-timeout"), option(default.argv, "--timeout")) == ("5", "30")
+    assert (
+        option(default.argv, "--gradients") == "ddp" and option(tuned.argv, "--gradients") == "flat"
+    )
+    assert (option(default.argv, "--group-timeout"), option(default.argv, "--timeout")) == (
+        "5",
+        "30",
+    )
 
 
 def test_the_wrapper_has_its_own_waits_unless_tuned() -> None:
-    default, tuned = (NvrxInprocess(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
+    default, tuned = (
+        NvrxInprocess(settings).drive(JOB, PYTHON) for settings in ("default", "tuned")
+    )
     command = (str(PYTHON), "-m", "harness.peers.supervise", "--ranks", "4", "--")
     script = (str(PYTHON), "-m", "harness.peers.nvrx_inprocess", "--group-timeout")
     assert default.argv == (*command, *script, "10")
     assert tuned.argv[: len(command) + len(script)] == (*command, *script)
     waits = {
-        name: option(tuned.argv, f"--{name.replace('_', '-')}") for name in ("soft_timeout", "hard_timeout")
+        name: option(tuned.argv, f"--{name.replace('_', '-')}")
+        for name in ("soft_timeout", "hard_timeout")
     }
     group = float(option(tuned.argv, "--group-timeout") or "inf")
     assert group < float(waits["soft_timeout"] or 0) < float(waits["hard_timeout"] or 0), (
@@ -70,11 +85,20 @@ def test_the_wrapper_has_its_own_waits_unless_tuned() -> None:
 
 
 def test_the_launcher_has_its_own_timeouts_unless_tuned() -> None:
-    default, tuned = (NvrxFtLauncher(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
+    default, tuned = (
+        NvrxFtLauncher(settings).drive(JOB, PYTHON) for settings in ("default", "tuned")
+    )
     for drive in (default, tuned):
-        assert drive.argv[:3] == (str(PYTHON), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher")
+        assert drive.argv[:3] == (
+            str(PYTHON),
+            "-m",
+            "nvidia_resiliency_ext.fault_tolerance.launcher",
+        )
         assert drive.argv[-1] == str(ROOT / "harness" / "peers" / "nvrx_heartbeats.py")
-        assert option(drive.argv, "--nproc-per-node") == "4" and option(drive.argv, "--max-restarts") == "3"
+        assert (
+            option(drive.argv, "--nproc-per-node") == "4"
+            and option(drive.argv, "--max-restarts") == "3"
+        )
     assert option(default.argv, "--ft-param-rank_heartbeat_timeout") is None
     assert option(tuned.argv, "--ft-param-rank_heartbeat_timeout") is not None
     assert default.env == JOB.environment()
@@ -90,7 +114,11 @@ def test_a_stack_says_what_it_sets_and_why(kind: type[Stack], settings: Settings
     assert kind("default").chosen() != kind("tuned").chosen()
     assert "docs/source/" in stack.tuned_because, "a page that recommends it"
     said = " ".join((*stack.drive(JOB, PYTHON).argv, *stack.drive(JOB, PYTHON).env.values()))
-    numbers = [str(value).removesuffix(" s") for value in stack.chosen().values() if str(value)[:1].isdigit()]
+    numbers = [
+        str(value).removesuffix(" s")
+        for value in stack.chosen().values()
+        if str(value)[:1].isdigit()
+    ]
     assert all(number in said for number in numbers), "what it says it sets, it sets"
     needs = stack.requirements
     assert needs is not None and needs.probe
@@ -100,10 +128,14 @@ def test_a_stack_says_what_it_sets_and_why(kind: type[Stack], settings: Settings
 def run_module(
     module: str, *arguments: str, env: dict[str, str], cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """A script of ``harness.peers`` in chaos's own environment, where the peers' packages are not."""
+    """A script of ``harness.peers`` in chaos's own environment, where the peers' packages
+    are not.
+    """
     told = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | env
     command = [sys.executable, "-m", f"harness.peers.{module}", *arguments]
-    return subprocess.run(command, env=told, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
+    return subprocess.run(
+        command, env=told, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S
+    )
 
 
 @pytest.mark.real
@@ -113,12 +145,18 @@ def run_module(
         ("supervise --ranks 2 -- true", False, "lacks JOB_RANKS"),
         ("torchft_replicas --lighthouse=--min_replicas", False, "lacks JOB_RANKS"),
         ("torchft_replicas --lighthouse=--min_replicas", True, "chaos stacks install torchft"),
-        pytest.param("torchft_train", True, "by harness.peers.torchft_replicas", marks=pytest.mark.soak),
-        pytest.param("nvrx_inprocess", True, "start it by harness.peers.supervise", marks=pytest.mark.soak),
+        pytest.param(
+            "torchft_train", True, "by harness.peers.torchft_replicas", marks=pytest.mark.soak
+        ),
+        pytest.param(
+            "nvrx_inprocess", True, "start it by harness.peers.supervise", marks=pytest.mark.soak
+        ),
         pytest.param("nvrx_heartbeats", True, "start it by ft_launcher", marks=pytest.mark.soak),
     ],
 )
-def test_a_script_says_who_starts_it(command: str, with_job: bool, words: str, tmp_path: Path) -> None:
+def test_a_script_says_who_starts_it(
+    command: str, with_job: bool, words: str, tmp_path: Path
+) -> None:
     env = JOB.environment() | {"CHAOS_SCRATCH": str(tmp_path)} if with_job else {}
     ended = run_module(*command.split(), env=env, cwd=tmp_path)
     assert ended.returncode == 1 and words in ended.stderr
@@ -143,11 +181,22 @@ RANK = """
 
 
 def supervised(folder: Path, fates: str, restarts: int = 0) -> tuple[int, str, int]:
-    """Ranks that end as told, one word a rank, one fate a start; exit code, what was said, and how many starts."""
+    """Ranks that end as told, one word a rank, one fate a start; exit code, what was said, and how
+    many starts.
+    """
     (folder / "rank.py").write_text(textwrap.dedent(RANK))
-    arguments = ["--ranks", str(len(fates.split())), "--restarts", str(restarts), "--", sys.executable]
+    arguments = [
+        "--ranks",
+        str(len(fates.split())),
+        "--restarts",
+        str(restarts),
+        "--",
+        sys.executable,
+    ]
     env = JOB.environment() | {"CHAOS_SCRATCH": str(folder), "FATES": fates}
-    ended = run_module("supervise", *arguments, str(folder / "rank.py"), str(folder), env=env, cwd=folder)
+    ended = run_module(
+        "supervise", *arguments, str(folder / "rank.py"), str(folder), env=env, cwd=folder
+    )
     return ended.returncode, ended.stderr, len(list(folder.glob("?-*")))
 
 
@@ -177,8 +226,9 @@ def test_ranks_that_do_not_end_with_the_others_are_killed(
 ) -> None:
     (tmp_path / "rank.py").write_text(textwrap.dedent(RANK))
     code = (
-        "import sys; from harness.peers import supervise; supervise.LINGER_S = 0.2\n"
-        "sys.exit(supervise.Supervisor([sys.executable, *sys.argv[1:]], supervise.rank_environments(2)).run())"
+        "import sys; from harness.peers import supervise; supervise.LINGER_S ="
+        " 0.2\nsys.exit(supervise.Supervisor([sys.executable, *sys.argv[1:]],"
+        " supervise.rank_environments(2)).run())"
     )
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "FATES": "0 wait"}
     command = [sys.executable, "-c", code, str(tmp_path / "rank.py"), str(tmp_path)]
@@ -217,18 +267,26 @@ def start(
     python = interpreter(name)
     scratch.mkdir()
     (scratch / "beacon").touch()
-    job = CommonJob(size="nano", ranks=ranks, steps=steps, global_batch=8, every=2, seed=3, data=data)
+    job = CommonJob(
+        size="nano", ranks=ranks, steps=steps, global_batch=8, every=2, seed=3, data=data
+    )
     drive = environments.made(name, settings).drive(job, python)
     told = {"CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(scratch / "beacon")}
     with (scratch / "output").open("wb") as output:
         return subprocess.Popen(
-            drive.argv, env={**os.environ, **drive.env, **told}, cwd=scratch, stdout=output, stderr=output
+            drive.argv,
+            env={**os.environ, **drive.env, **told},
+            cwd=scratch,
+            stdout=output,
+            stderr=output,
         )
 
 
 def reported(scratch: Path) -> list[Progress]:
     """What ranks have said so far, in order."""
-    said = [parse_beacon(line) for line in (scratch / "beacon").read_text().splitlines(keepends=False)]
+    said = [
+        parse_beacon(line) for line in (scratch / "beacon").read_text().splitlines(keepends=False)
+    ]
     return [one for one in said if one is not None]
 
 
@@ -237,7 +295,9 @@ def output(scratch: Path) -> str:
     return (scratch / "output").read_text(errors="replace")[-3000:]
 
 
-def train_under(name: str, settings: Settings, data: Path, scratch: Path) -> dict[int, float | None]:
+def train_under(
+    name: str, settings: Settings, data: Path, scratch: Path
+) -> dict[int, float | None]:
     """Train to the end without faults; the loss of each step."""
     assert start(name, settings, data, scratch).wait(TRAIN_LIMIT_S) == 0, output(scratch)
     assert any((scratch / "checkpoints").iterdir())

@@ -1,5 +1,6 @@
-"""``chaos fuzz`` finds every planted defect (``tests/support/planted.py``), and what it finds is that defect.
-Those that it seldom comes upon are shown by a scenario made for them, too."""
+"""``chaos fuzz`` finds every planted defect (``tests/support/planted.py``), and what it finds is
+that defect. Those that it seldom comes upon are shown by a scenario made for them, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ SEARCHES = 3
 
 
 def kill(step: int = 20) -> Fault:
-    return {"kind": "process-kill", "at": {"step": step, "phase": "backward"}, "target": {"rank": 1}}
+    return {
+        "kind": "process-kill",
+        "at": {"step": step, "phase": "backward"},
+        "target": {"rank": 1},
+    }
 
 
 def lost(event: str) -> Fault:
@@ -67,7 +72,13 @@ def tree(name: str) -> dict[str, Any]:
     faults, more = SHOWN[name]
     rules = {"ranks": 4, "steps": 60, "every": 6, "keep": 3, **more}
     checkpoint = {key: rules.pop(key) for key in ("every", "keep")}
-    job = {"kind": "mlp", "parallelism": "ddp", "global_batch": 12, "checkpoint": checkpoint, **rules}
+    job = {
+        "kind": "mlp",
+        "parallelism": "ddp",
+        "global_batch": 12,
+        "checkpoint": checkpoint,
+        **rules,
+    }
     return {
         "version": 1,
         "name": "planted",
@@ -81,8 +92,10 @@ def tree(name: str) -> dict[str, Any]:
 
 
 def found(name: str) -> bool:
-    """Whether one of the first searches of the benchmark finds it; what shows without the defect is no find
-    (``sought``). More than one, as any change of the draw decides what a single one happens to come upon."""
+    """Whether one of the first searches of the benchmark finds it; what shows without the defect is
+    no find (``sought``). More than one, as any change of the draw decides what a single one happens
+    to come upon.
+    """
     return any(sought(PLANTED[name], seed=f"{name} {number}").finds for number in range(SEARCHES))
 
 
@@ -98,7 +111,8 @@ def test_a_planted_defect_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in EVERY_DAY else [pytest.mark.long]) for name in SHOWN]
+    "name",
+    [pytest.param(name, marks=[] if name in EVERY_DAY else [pytest.mark.long]) for name in SHOWN],
 )
 def test_a_scenario_made_for_it_shows_it(name: str) -> None:
     planted, catalogue = PLANTED[name], build_catalogue()

@@ -1,4 +1,6 @@
-"""``chaos fuzz``: what it draws, what it takes for a defect, how it makes scenarios small, and that it finds some."""
+"""``chaos fuzz``: what it draws, what it takes for a defect, how it makes scenarios small, and that
+it finds some.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
 MOST_REFUSED = 0.5
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
-REGRESSIONS = [path for path in sorted(FOLDER.glob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)]
+REGRESSIONS = [
+    path for path in sorted(FOLDER.glob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)
+]
 
 
 def dice(seed: int = 1) -> Dice:
@@ -68,7 +72,9 @@ def test_one_seed_draws_the_same_again() -> None:
     assert trees(20, seed=3) == trees(20, seed=3) != trees(20, seed=4)
 
 
-def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(tmp_path: Path) -> None:
+def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(
+    tmp_path: Path,
+) -> None:
     refused = []
     for number, tree in enumerate(trees(100)):
         path = tmp_path / f"{number}.yaml"
@@ -86,7 +92,17 @@ def test_every_kind_strategy_layout_and_trigger_is_drawn() -> None:
     assert {tree["recovery"]["strategy"] for tree in drawn} == set(strategies()) - {"none"}
     assert {str(tree["workload"]["parallelism"])[:6] for tree in drawn} == {"ddp", "fsdp", "{'hsdp"}
     at = {key for tree in drawn for f in tree["faults"] for key in f["at"]}
-    assert at >= {"step", "steps", "from", "time", "event", "mtbf", "weibull", "phase", "probability"}
+    assert at >= {
+        "step",
+        "steps",
+        "from",
+        "time",
+        "event",
+        "mtbf",
+        "weibull",
+        "phase",
+        "probability",
+    }
 
 
 def test_what_was_seldom_chosen_is_chosen_more_often() -> None:
@@ -111,13 +127,25 @@ def test_variations_leave_the_scenario_they_are_of_alone() -> None:
 
 
 def tree_of(*faults: Mapping[str, Any], **more: Any) -> draw.Tree:
-    workload = {"kind": "mlp", "ranks": 4, "steps": 30, "parallelism": "ddp", "global_batch": 12,
-                "checkpoint": {"every": 6}}  # fmt: skip
+    workload = {
+        "kind": "mlp",
+        "ranks": 4,
+        "steps": 30,
+        "parallelism": "ddp",
+        "global_batch": 12,
+        "checkpoint": {"every": 6},
+    }
     return {
-        "version": 1, "name": "fuzz", "seed": 5, "launcher": {"kind": "sim", "nodes": 1}, "workload": workload,
-        "recovery": {"strategy": "drop-replica"}, "faults": [dict(fault) for fault in faults],
-        "stop_conditions": [{"when": "no_committed_step_for > 120s"}], **more,
-    }  # fmt: skip
+        "version": 1,
+        "name": "fuzz",
+        "seed": 5,
+        "launcher": {"kind": "sim", "nodes": 1},
+        "workload": workload,
+        "recovery": {"strategy": "drop-replica"},
+        "faults": [dict(fault) for fault in faults],
+        "stop_conditions": [{"when": "no_committed_step_for > 120s"}],
+        **more,
+    }
 
 
 KILL = {"id": "f0", "kind": "process-kill", "at": {"step": 12}, "target": {"rank": 2}}
@@ -144,13 +172,28 @@ def test_a_good_run_is_no_find() -> None:
         (Played(left=("a cgroup",)), "left behind"),
         (said("fail", "w3 commits 12 twice"), "faulted: membership fail: P commits # twice"),
         (said("inconclusive", "who knows"), "faulted: membership inconclusive: who knows"),
-        (said("inconclusive", "f0 waited for data number 2, which never came: lower", "faulted: fault-landed"), None),
-        (said("inconclusive", "f0 waited for data number 2, which never came; f1 is lost", "faulted: fault-landed"),
-         "faulted: fault-landed inconclusive: F is lost"),
-        (said("fail", "f0 was due at step 3, but was never injected", "faulted: fault-landed"),
-         "faulted: fault-landed fail: F was due at step #, but was never injected"),
+        (
+            said(
+                "inconclusive",
+                "f0 waited for data number 2, which never came: lower",
+                "faulted: fault-landed",
+            ),
+            None,
+        ),
+        (
+            said(
+                "inconclusive",
+                "f0 waited for data number 2, which never came; f1 is lost",
+                "faulted: fault-landed",
+            ),
+            "faulted: fault-landed inconclusive: F is lost",
+        ),
+        (
+            said("fail", "f0 was due at step 3, but was never injected", "faulted: fault-landed"),
+            "faulted: fault-landed fail: F was due at step #, but was never injected",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_a_defect(played: Played, key: str | None) -> None:
     found = find_in(tree_of(KILL), played)
     assert (found.key if found else None) == key
@@ -161,11 +204,17 @@ def test_two_logs_of_one_seed_are_a_defect() -> None:
     assert unsteady(Played(digest="a"), Played(digest="a")) is None
 
 
-@pytest.mark.parametrize(("params", "found"), [({"sample": 5}, False), ({"sample": None}, True), ({}, True)])
-def test_only_a_sample_that_was_named_may_come_up_too_late(params: Mapping[str, Any], found: bool) -> None:
+@pytest.mark.parametrize(
+    ("params", "found"), [({"sample": 5}, False), ({"sample": None}, True), ({}, True)]
+)
+def test_only_a_sample_that_was_named_may_come_up_too_late(
+    params: Mapping[str, Any], found: bool
+) -> None:
     tree = tree_of({"id": "f0", "kind": "poison-sample", "at": {"step": 1}, "params": params})
     unseen = "f0 (occurrence 0) could not be injected: no evidence within 15 s"
-    assert (find_in(tree, said("inconclusive", unseen, "faulted: fault-landed")) is not None) == found
+    assert (
+        find_in(tree, said("inconclusive", unseen, "faulted: fault-landed")) is not None
+    ) == found
 
 
 class GivesUp(CheckpointRestart):
@@ -190,23 +239,33 @@ def test_giving_up_is_right_where_all_that_was_saved_is_in_doubt(
     assert (find_in(tree, played) is not None) == found
 
 
-@pytest.mark.parametrize(("steps", "silent_s", "found"), [(0, 60.0, False), (0, 20.0, True), (3, 60.0, True)])
+@pytest.mark.parametrize(
+    ("steps", "silent_s", "found"), [(0, 60.0, False), (0, 20.0, True), (3, 60.0, True)]
+)
 def test_a_halted_job_is_no_find_only_where_hangs_took_its_time_before_the_first_step(
     steps: int, silent_s: float, found: bool
 ) -> None:
     script = Script("hot-spare", spares=1)
     script.train(steps)
     detail = f"silent for {silent_s:.2f} s in collective of step {steps + 1}"
-    script.orchestrator(Kind.FAILURE_DETECTED, failure=1, cause="hang", process="w1", rank=1, detail=detail)
-    halted = said("fail", f"the job did not finish: halted at step {steps} of 4", "faulted: liveness")
-    played = replace(halted, logs={"faulted": script.finish().log()}, outcomes={"faulted": "halted"})
+    script.orchestrator(
+        Kind.FAILURE_DETECTED, failure=1, cause="hang", process="w1", rank=1, detail=detail
+    )
+    halted = said(
+        "fail", f"the job did not finish: halted at step {steps} of 4", "faulted: liveness"
+    )
+    played = replace(
+        halted, logs={"faulted": script.finish().log()}, outcomes={"faulted": "halted"}
+    )
     tree = tree_of({"id": "f0", "kind": "rank-hang", "at": {"step": 1}})
     tree["stop_conditions"] = [{"when": "no_committed_step_for > 100s"}]
     assert (find_in(tree, played) is not None) == found
 
 
 def test_the_same_defect_has_the_same_words() -> None:
-    assert plain("w12 committed step 31 of generation 2") == plain("s1 committed step 7 of generation 10")
+    assert plain("w12 committed step 31 of generation 2") == plain(
+        "s1 committed step 7 of generation 10"
+    )
 
 
 class Explodes(Behaviour):
@@ -222,7 +281,8 @@ def test_a_traceback_is_a_find_with_its_place() -> None:
     found = find_in(tree, Player(catalogue=CATALOGUE, behaviour=Explodes).play(tree))
     assert (
         found is not None
-        and found.key == "crash: ZeroDivisionError in tests/harness/fuzz/test_search.py learning_rate"
+        and found.key
+        == "crash: ZeroDivisionError in tests/harness/fuzz/test_search.py learning_rate"
     )
 
 
@@ -257,7 +317,9 @@ def test_smaller_ones_leave_the_scenario_they_are_of_alone() -> None:
 
 
 def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
-    path = write(tmp_path / "new", tree_of(KILL), "faulted: membership fail", "w3 is member twice\nand more")
+    path = write(
+        tmp_path / "new", tree_of(KILL), "faulted: membership fail", "w3 is member twice\nand more"
+    )
     (cell,) = load(path, CATALOGUE).cells[:1]
     assert cell.scenario.name == path.stem
     assert cell.scenario.description == "Showed: w3 is member twice"
@@ -288,7 +350,9 @@ def test_that_nobody_was_there_to_be_hit_is_a_reason_where_the_log_shows_it() ->
 
 def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Search:
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
-    search = Search(world=world, player=Player(catalogue=CATALOGUE, behaviour=behaviour), seed="planted")  # type: ignore[arg-type]
+    search = Search(
+        world=world, player=Player(catalogue=CATALOGUE, behaviour=behaviour), seed="planted"
+    )  # type: ignore[arg-type]
     for _ in range(most):
         if search.step() is not None:
             break
@@ -304,7 +368,9 @@ def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Se
         (defects.RestoresOlder, "checkpoint-restart"),
     ],
 )
-def test_a_planted_defect_is_found_and_small(defect: Callable[[], Behaviour], strategy: str) -> None:
+def test_a_planted_defect_is_found_and_small(
+    defect: Callable[[], Behaviour], strategy: str
+) -> None:
     search = searched(defect, 300, strategy)
     (found,) = search.finds.values()
     assert len(found.tree["faults"]) == 1
@@ -312,9 +378,14 @@ def test_a_planted_defect_is_found_and_small(defect: Callable[[], Behaviour], st
 
 def test_what_was_reached_is_counted() -> None:
     coverage = Coverage()
-    assert coverage.add({("hit", "training", "exception", "data"), ("heard", "training", "Ready")}) == 2
+    assert (
+        coverage.add({("hit", "training", "exception", "data"), ("heard", "training", "Ready")})
+        == 2
+    )
     assert coverage.add({("heard", "training", "Ready")}) == 0
-    assert dict((text, (many, once)) for text, many, once in coverage.rows())["stage × message"] == (1, 0)
+    assert dict((text, (many, once)) for text, many, once in coverage.rows())[
+        "stage × message"
+    ] == (1, 0)
 
 
 def test_nothing_is_made_smaller_when_the_time_is_over() -> None:

@@ -1,4 +1,6 @@
-"""Jobs that ``chaos fuzz --real`` plays: what is asked of one that has ended, and of the machine that it was on."""
+"""Jobs that ``chaos fuzz --real`` plays: what is asked of one that has ended, and of the machine
+that it was on.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,15 @@ def test_what_this_machine_cannot_play_is_refused_and_no_find() -> None:
     [
         (Ended(code=2, said="no such kind"), None),
         (Ended(code=7, said="skipped"), None),
-        (Ended(code=2, said="no such kind", left=("process 7 chaos",)), "crash: exit code 2: no such kind"),
+        (
+            Ended(code=2, said="no such kind", left=("process 7 chaos",)),
+            "crash: exit code 2: no such kind",
+        ),
         (Ended(code=0, said="pass"), "crash: exit code 0: pass"),
-        (Ended(code=4, said="cannot write /tmp/x/7: no"), "crash: exit code 4: cannot write PATH no"),
+        (
+            Ended(code=4, said="cannot write /tmp/x/7: no"),
+            "crash: exit code 4: cannot write PATH no",
+        ),
         (Ended(code=-11, said=""), "crash: exit code -11: "),
         (Ended(code=4, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
         (Ended(code=1, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
@@ -85,8 +93,9 @@ PASS = Finding(verdict="pass", witness="")
 
 def test_a_verdict_that_no_checker_explains_and_an_arm_that_is_missing_are_findings() -> None:
     assert findings_of(results_of("pass", control=PASS, faulted=PASS)) == {
-        "control: liveness": PASS, "faulted: liveness": PASS,
-    }  # fmt: skip
+        "control: liveness": PASS,
+        "faulted: liveness": PASS,
+    }
     unsaid = findings_of(results_of("fail", control=PASS, faulted=PASS))["run: verdict"]
     assert (unsaid.verdict, unsaid.witness) == ("fail", "goodput is 0.1")
     assert (
@@ -109,13 +118,17 @@ def test_a_verdict_that_no_checker_explains_and_an_arm_that_is_missing_are_findi
 def test_one_in_which_all_passes_is_none_if_nothing_else_is_wrong(
     ended: Ended, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS))
+    monkeypatch.setattr(
+        real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS)
+    )
     found = find_in(tree_of("local"), played_of(ended, None, {}))
     assert (found.key if found else None) == key
 
 
 def test_a_traceback_of_an_agent_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS))
+    monkeypatch.setattr(
+        real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS)
+    )
     run = RunDirectory(tmp_path)
     (tmp_path / "nodes").mkdir()
     (tmp_path / "nodes" / "n1.log").write_text(TRACE)
@@ -129,11 +142,15 @@ def test_a_traceback_of_an_agent_is_one(tmp_path: Path, monkeypatch: pytest.Monk
         ("the machine was too busy: its ranks stood; step 30 of 30", "local", "inconclusive", True),
         ("the machine was too busy: its ranks stood; step 30 of 30", "sim", "inconclusive", False),
         ("the machine was too busy: its ranks stood; step 30 of 30", "local", "fail", False),
-        ("step 30 of 30; at 0.3; but in 0.20 s in all, too short to tell: raise workload.steps", "local",
-         "inconclusive", True),
+        (
+            "step 30 of 30; at 0.3; but in 0.20 s in all, too short to tell: raise workload.steps",
+            "local",
+            "inconclusive",
+            True,
+        ),
         ("nobody knows: the machine was too busy: it", "local", "inconclusive", False),
     ],
-)  # fmt: skip
+)
 def test_a_busy_machine_excuses_a_real_run_alone(
     witness: str, launcher: str, verdict: Any, excused: bool
 ) -> None:
@@ -154,13 +171,18 @@ def test_what_a_run_left_is_seen_and_ended(tmp_path: Path) -> None:
 
 
 class Machine:
-    """Places of a machine that are looked at, below a directory; ``run``: of a run of process 77."""
+    """Places of a machine that are looked at, below a directory; ``run``: of a run of
+    process 77.
+    """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.queues = root, ["qdisc noqueue 0: dev lo root refcnt 2"]
         self.place = root / "place"
         self.run = RunDirectory(self.place / "runs" / "fuzz" / "2026-01-01-5")
-        for path in (self.run.root, *(root / name for name in ("netns", "net", "net/lo", "cpu", "shm"))):
+        for path in (
+            self.run.root,
+            *(root / name for name in ("netns", "net", "net/lo", "cpu", "shm")),
+        ):
             path.mkdir(parents=True, exist_ok=True)
         (root / "mounts").write_text("1 0 0:1 / / rw - ext4 /dev/x rw\n")
         for name, value in (("NAMESPACES", "netns"), ("DEVICES", "net"), ("MOUNTS", "mounts")):
@@ -179,11 +201,17 @@ class Machine:
 
 
 LEFT: dict[str, tuple[Callable[[Machine], object], str]] = {
-    "group": (lambda m: (m.root / "cpu" / "chaos-2026-01-01-5-a.faulted-77-w0").mkdir(), "control group "),
+    "group": (
+        lambda m: (m.root / "cpu" / "chaos-2026-01-01-5-a.faulted-77-w0").mkdir(),
+        "control group ",
+    ),
     "mount": (Machine.mount, "mount of "),
     "memory": (lambda m: (m.root / "shm" / "torch_77_1").touch(), "shared memory torch_77_1"),
     "namespace": (lambda m: (m.root / "netns" / "n0").touch(), "network namespace n0"),
-    "queue": (lambda m: m.queues.append("qdisc netem 1: dev lo root"), "queue: qdisc netem 1: dev lo root"),
+    "queue": (
+        lambda m: m.queues.append("qdisc netem 1: dev lo root"),
+        "queue: qdisc netem 1: dev lo root",
+    ),
     "ledger": (Machine.ledger, "open in the ledger: remove the control group "),
     "live": (lambda m: (m.run.root / "live.json").touch(), "the run is not over"),
 }
@@ -202,7 +230,9 @@ def test_what_the_machine_shows_to_be_left_is_told(
     assert found.startswith(said)
 
 
-def test_what_others_do_meanwhile_is_not_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_do_meanwhile_is_not_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine(tmp_path, monkeypatch)
     before = Before.now("a-token", start_time(os.getpid()))
     (tmp_path / "cpu" / "chaos-2026-01-01-5-a.faulted-78-w0").mkdir()
@@ -238,7 +268,10 @@ def test_a_kill_is_played_for_real_and_is_no_find(tmp_path: Path) -> None:
     tree = tree_of("local")
     played = RealPlayer(catalogue=CATALOGUE, root=tmp_path).play(tree)
     assert find_in(tree, played) is None, find_in(tree, played)
-    assert (played.refused, dict(played.outcomes)) == ("", {"control": "completed", "faulted": "completed"})
+    assert (played.refused, dict(played.outcomes)) == (
+        "",
+        {"control": "completed", "faulted": "completed"},
+    )
     assert ("hit", "training", "process-kill", "backward") in played.reached
     assert not list(tmp_path.iterdir())
 
@@ -294,10 +327,26 @@ def playing(search: int) -> bool:
 def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     search = subprocess.Popen(
-        [sys.executable, "-m", "chaos", "fuzz", "--real", "--budget", "5m", "--jobs", "64", "--into", f"{tmp_path}/x"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=env,
+        [
+            sys.executable,
+            "-m",
+            "chaos",
+            "fuzz",
+            "--real",
+            "--budget",
+            "5m",
+            "--jobs",
+            "64",
+            "--into",
+            f"{tmp_path}/x",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=env,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     before = Before.now("none", start_time(search.pid))
     try:
         until_s = time.monotonic() + LIMIT_S
@@ -312,7 +361,9 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
     assert "at a time, as each takes 4 cores" in said
     assert not [path for path in tmp_path.iterdir() if path.name != "x"]
     assert left_by(before, None, tmp_path, set()) == ()
-    assert not any(f"{MARK}=".encode() in environment(pid) for pid in os.listdir("/proc") if pid.isdigit())
+    assert not any(
+        f"{MARK}=".encode() in environment(pid) for pid in os.listdir("/proc") if pid.isdigit()
+    )
 
 
 def environment(pid: str) -> bytes:

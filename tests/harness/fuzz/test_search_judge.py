@@ -1,4 +1,6 @@
-"""``chaos fuzz --what judge``: how logs are changed, what is claimed of them, and that a lenient checker is found."""
+"""``chaos fuzz --what judge``: how logs are changed, what is claimed of them, and that a lenient
+checker is found.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_what_is_changed_is_in_order_and_numbered_again(change: Change, count: i
     assert made.problems == ()
     for actor in made.actors.values():
         assert [event.seq for event in actor.events] == list(range(len(actor.events)))
-        assert [event.time_ns for event in actor.events] == sorted(event.time_ns for event in actor.events)
+        assert [event.time_ns for event in actor.events] == sorted(
+            event.time_ns for event in actor.events
+        )
     assert [event.to_line() for event in faulted().events] == before
 
 
@@ -170,7 +174,9 @@ def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch
         patched.setitem(harness.judge.checkers._ALL, "liveness", early)
         found = Bench().neutral(base())
         assert found is not None and found.key.startswith("not alike: all times later: ")
-    monkeypatch.setitem(neutral.WRITTEN, "wrong", lambda line: line.replace('"exit_code":0', '"exit_code":1'))  # type: ignore[arg-type]
+    monkeypatch.setitem(
+        neutral.WRITTEN, "wrong", lambda line: line.replace('"exit_code":0', '"exit_code":1')
+    )  # type: ignore[arg-type]
     found = Bench().neutral(base())
     assert found is not None and found.key == "not alike: wrong"
 
@@ -211,7 +217,9 @@ def test_a_lenient_checker_is_found(monkeypatch: pytest.MonkeyPatch, name: str) 
     """In 1500 changes: of three searches, as one alone may be unlucky for long."""
     lenient(monkeypatch, name)
     finds = [find for seed in ("a", "b", "c") for find in searched(500, seed).finds.values()]
-    assert finds and all(len(one.changes) == 1 and one.find.key.startswith("unseen: ") for one in finds)
+    assert finds and all(
+        len(one.changes) == 1 and one.find.key.startswith("unseen: ") for one in finds
+    )
 
 
 @pytest.mark.slow
@@ -225,7 +233,9 @@ def test_a_find_is_kept_as_a_file_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     swap = one_of(TAKEN, do="data", path=("samples", 0), how="add", by=1)
-    kept = Unseen(find=Find(key="k", text="samples_lost was 0"), tree=TREE, changes=(swap,), plays=0)
+    kept = Unseen(
+        find=Find(key="k", text="samples_lost was 0"), tree=TREE, changes=(swap,), plays=0
+    )
     ((name, content),) = kept.files().items()
     (tmp_path / name).write_bytes(content)
     player = Player(catalogue=CATALOGUE)

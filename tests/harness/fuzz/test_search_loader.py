@@ -1,4 +1,6 @@
-"""``chaos fuzz --what loader``: how files are spoilt, what is taken for a defect, and that planted ones are found."""
+"""``chaos fuzz --what loader``: how files are spoilt, what is taken for a defect, and that planted
+ones are found.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,16 @@ ONE = "1 error; nothing was started"
     ("read", "key"),
     [
         (Read(path=PATH), None),
-        (refused(f"{PATH}:1:2: ranks must be at least 1, not 0", "  ranks: 0", "         ^", ONE), None),
-        (Read(path=PATH, crash="Traceback", place="KeyError in a/b.py c"), "crash: KeyError in a/b.py c"),
+        (
+            refused(
+                f"{PATH}:1:2: ranks must be at least 1, not 0", "  ranks: 0", "         ^", ONE
+            ),
+            None,
+        ),
+        (
+            Read(path=PATH, crash="Traceback", place="KeyError in a/b.py c"),
+            "crash: KeyError in a/b.py c",
+        ),
         (
             Read(path=PATH, cautions=(f"{PATH}:1:2: warning: \x1b[2J",)),
             "characters that are not to be seen: scenario.yaml:#:#: warning: \x1b[#J",
@@ -110,7 +120,10 @@ ONE = "1 error; nothing was started"
             refused(f"{PATH}:1:2: \x1b[2J", ONE),
             "characters that are not to be seen: scenario.yaml:#:#: \x1b[#J",
         ),
-        (refused(f"{PATH}:1:2: a", "b is wrong", ONE), "a line that is none of an error's: b is wrong"),
+        (
+            refused(f"{PATH}:1:2: a", "b is wrong", ONE),
+            "a line that is none of an error's: b is wrong",
+        ),
     ],
 )
 def test_what_counts_as_a_defect(read: Read, key: str | None) -> None:
@@ -155,7 +168,9 @@ def test_a_tree_is_made_small() -> None:
 
 
 def test_a_text_is_made_small() -> None:
-    data = b"".join(b"line %d\n" % number for number in range(400)) + b"wrong: " + b"y" * 300 + b"\n"
+    data = (
+        b"".join(b"line %d\n" % number for number in range(400)) + b"wrong: " + b"y" * 300 + b"\n"
+    )
     small, asked = smallest(data, lambda one: b"wrong" in one, 200, smaller_texts)
     assert b"wrong" in small and len(small) < 20 and asked <= 200
 
@@ -227,7 +242,10 @@ def test_a_find_is_kept_as_it_is_and_says_what_it_showed(
         (found,) = found_within(5).values()
         files = found.files()
         names = sorted(files)
-        assert [name.endswith(end) for name, end in zip(names, (SAYS, ENDING), strict=True)] == [True, True]
+        assert [name.endswith(end) for name, end in zip(names, (SAYS, ENDING), strict=True)] == [
+            True,
+            True,
+        ]
         for name, content in files.items():
             (tmp_path / name).write_bytes(content)
         again = replayed(tmp_path / names[1], READER)
@@ -243,5 +261,7 @@ def test_what_was_found_once_is_mended(path: Path) -> None:
 
 
 def test_a_strategy_is_refused_where_nothing_is_played() -> None:
-    result = CliRunner().invoke(fuzz, ["--what", "loader", "--strategy", "hot-spare"], standalone_mode=False)
+    result = CliRunner().invoke(
+        fuzz, ["--what", "loader", "--strategy", "hot-spare"], standalone_mode=False
+    )
     assert "leave it out" in str(result.exception)

@@ -1,4 +1,6 @@
-"""``chaos fuzz --real``: what counts as found where nothing is the same twice, and what is drawn for it."""
+"""``chaos fuzz --real``: what counts as found where nothing is the same twice, and what is drawn
+for it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ OTHER_KEY = "faulted: membership fail: nobody knows rank #"
 
 
 class Plays:
-    """Plays by what it is told: a row of results, the last again and again; or a function of the scenario."""
+    """Plays by what it is told: a row of results, the last again and again; or a function of the
+    scenario.
+    """
 
     def __init__(self, *row: Played, by: Callable[[draw.Tree], Played] | None = None) -> None:
         self.row, self.by = row, by
@@ -50,13 +54,19 @@ class Plays:
 class Searched:
     """A search with what it told."""
 
-    def __init__(self, player: Plays, simulator: Plays | None = None, until_s: float = math.inf) -> None:
+    def __init__(
+        self, player: Plays, simulator: Plays | None = None, until_s: float = math.inf
+    ) -> None:
         self.player, self.simulator = player, simulator or Plays(GOOD)
         self.told: list[Found] = []
         self.search = RealSearch(
-            world=world_of("local"), player=player, seed="x", simulator=self.simulator, tell=self.told.append,
+            world=world_of("local"),
+            player=player,
+            seed="x",
+            simulator=self.simulator,
+            tell=self.told.append,
             until_s=until_s,
-        )  # fmt: skip
+        )
 
     def step(self) -> Found | None:
         return self.search.step()
@@ -73,7 +83,9 @@ class Searched:
         ((BAD, OTHER, OTHER, GOOD), OTHER_KEY, "2 of 3 plays"),
     ],
 )
-def test_what_shows_twice_in_three_plays_is_found(row: tuple[Played, ...], key: str, how: str) -> None:
+def test_what_shows_twice_in_three_plays_is_found(
+    row: tuple[Played, ...], key: str, how: str
+) -> None:
     searched = Searched(Plays(*row))
     found = searched.step()
     assert found is not None and (found.find.key, found.steady) == (key, True)
@@ -194,13 +206,17 @@ def test_files_follow_what_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["local", "agents"])
-def test_what_is_drawn_for_real_is_small_and_much_of_it_loads(tmp_path: Path, launcher: str) -> None:
+def test_what_is_drawn_for_real_is_small_and_much_of_it_loads(
+    tmp_path: Path, launcher: str
+) -> None:
     one, refused = Dice(rng=random.Random(1)), []
     world = world_of(launcher)
     for number in range(60):
         tree = draw.scenario(one, world)
         job = tree["workload"]
-        assert tree["launcher"]["kind"] == launcher and job["ranks"] <= 4 and 20 <= job["steps"] <= 60
+        assert (
+            tree["launcher"]["kind"] == launcher and job["ranks"] <= 4 and 20 <= job["steps"] <= 60
+        )
         assert all(
             value <= 2
             for f in tree["faults"]

@@ -1,4 +1,6 @@
-"""Stories of faults that belong together: what they draw, and that nothing is drawn less for them."""
+"""Stories of faults that belong together: what they draw, and that nothing is drawn less
+for them.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,14 @@ def story(*beats: Beat, needs: tuple[str, ...] = ()) -> tuple[Story]:
 def test_one_seed_tells_the_same_whatever_the_process() -> None:
     said = {
         subprocess.run(
-            [sys.executable, "-c", DIGEST], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True,
+            [sys.executable, "-c", DIGEST],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
             cwd=Path(__file__).resolve().parents[3],
         ).stdout
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert len(said) == 1
 
 
@@ -92,7 +97,11 @@ def test_who_is_hit_stands_beside_who_was_hit_before() -> None:
         met = 0
         for tree in trees(60, story(Beat(), Beat(when=("soon",), who=(who,))), world):
             first, second = (fault["target"].get("rank") for fault in tree["faults"][:2])
-            if first is not None and second is not None and "role" not in tree["faults"][1]["target"]:
+            if (
+                first is not None
+                and second is not None
+                and "role" not in tree["faults"][1]["target"]
+            ):
                 met += 1
                 assert (first == second) == same
         assert met > 10
@@ -120,7 +129,9 @@ class Vanishes(Fault):
 
 def test_a_new_kind_is_in_stories_by_what_it_says_of_itself() -> None:
     world = World(kinds={**kinds(), "vanishes": Vanishes}, strategies=strategies())
-    assert "vanishes" in {fault["kind"] for tree in trees(300, world=world) for fault in tree["faults"]}
+    assert "vanishes" in {
+        fault["kind"] for tree in trees(300, world=world) for fault in tree["faults"]
+    }
 
 
 class Nowhere:
@@ -143,11 +154,30 @@ def test_a_search_still_draws_every_feature_of_the_format() -> None:
     faults = [fault for tree in player.trees for fault in tree["faults"]]
     assert {fault["kind"] for fault in faults} == set(kinds())
     assert {tree["recovery"]["strategy"] for tree in player.trees} == set(strategies()) - {"none"}
-    assert {str(tree["workload"]["parallelism"])[:6] for tree in player.trees} == {"ddp", "fsdp", "{'hsdp"}
+    assert {str(tree["workload"]["parallelism"])[:6] for tree in player.trees} == {
+        "ddp",
+        "fsdp",
+        "{'hsdp",
+    }
     at = {key for fault in faults for key in fault["at"]}
-    assert at >= {"step", "steps", "from", "time", "event", "mtbf", "weibull", "phase", "probability"}
-    assert {fault["at"]["event"] for fault in faults if "event" in fault["at"]} >= {"data", "restore"}
-    assert any("retrigger" in fault for fault in faults) and any("description" not in t for t in player.trees)
+    assert at >= {
+        "step",
+        "steps",
+        "from",
+        "time",
+        "event",
+        "mtbf",
+        "weibull",
+        "phase",
+        "probability",
+    }
+    assert {fault["at"]["event"] for fault in faults if "event" in fault["at"]} >= {
+        "data",
+        "restore",
+    }
+    assert any("retrigger" in fault for fault in faults) and any(
+        "description" not in t for t in player.trees
+    )
 
 
 def test_every_variation_is_made_and_leaves_its_scenario_alone() -> None:

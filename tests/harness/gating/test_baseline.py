@@ -1,4 +1,6 @@
-"""Baseline files: what goes in comes out, and what cannot be compared is refused with what to do."""
+"""Baseline files: what goes in comes out, and what cannot be compared is refused with what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ TEST = {"workload": {"kind": "gpt", "steps": 100}, "faults": [{"id": "kill", "at
 def baseline(machine: dict[str, Any] | None = None, test: dict[str, Any] | None = None) -> Baseline:
     found = {"recovery_time": summarise("recovery_time", [0.5, math.inf, 0.25])}
     return Baseline(
-        scenario="example", run_id="2026-11-20T18-02-11-17", started="2026-11-20T18:02:11+00:00", seed=17,
-        verdict="pass", machine=machine or {"host": "a", "cores": 2}, versions={"torch": "2.13.0"},
+        scenario="example",
+        run_id="2026-11-20T18-02-11-17",
+        started="2026-11-20T18:02:11+00:00",
+        seed=17,
+        verdict="pass",
+        machine=machine or {"host": "a", "cores": 2},
+        versions={"torch": "2.13.0"},
         cells={"default": BaselineCell(strategy="hot-spare", test=test or TEST, metrics=found)},
-    )  # fmt: skip
+    )
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
@@ -39,7 +46,10 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         ("", "no baseline"),
         ("[]", "no baseline"),
         ('{"kind": "something else"}', "make one with: chaos baseline save RUN"),
-        ('{"kind": "trainchaos baseline", "schema_version": 7}', "schema version 7, this chaos reads 1"),
+        (
+            '{"kind": "trainchaos baseline", "schema_version": 7}',
+            "schema version 7, this chaos reads 1",
+        ),
         ('{"kind": "trainchaos baseline", "schema_version": 1}', "is damaged at scenario"),
     ],
 )
@@ -64,7 +74,9 @@ def test_a_damaged_value_is_refused(tmp_path: Path) -> None:
     data["cells"]["default"]["metrics"]["recovery_time"]["values"] = ["fast"]
     path = tmp_path / "b.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(BaselineError, match=r"damaged at cells\.default\.metrics\.recovery_time\.values"):
+    with pytest.raises(
+        BaselineError, match=r"damaged at cells\.default\.metrics\.recovery_time\.values"
+    ):
         load(path)
 
 
@@ -75,7 +87,10 @@ def test_another_host_of_the_same_kind_is_the_same_machine() -> None:
 def test_another_machine_and_another_test_are_named() -> None:
     machine, played = differences(baseline(), baseline({"host": "a", "cores": 64}))
     assert (machine, played) == (["cores: 2 then, 64 now"], [])
-    other = {"workload": {"kind": "gpt", "steps": 200}, "faults": [{"id": "kill", "at": {"step": 58}}]}
+    other = {
+        "workload": {"kind": "gpt", "steps": 200},
+        "faults": [{"id": "kill", "at": {"step": 58}}],
+    }
     assert differences(baseline(), baseline(test=other))[1] == [
         "default: faults.0.at.step: 57 then, 58 now",
         "default: workload.steps: 100 then, 200 now",

@@ -1,4 +1,6 @@
-"""``chaos gate``, ``chaos baseline`` and ``chaos run --gate`` on simulated runs: words, files, exit codes."""
+"""``chaos gate``, ``chaos baseline`` and ``chaos run --gate`` on simulated runs: words, files, exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def changed(path: Path, target: Path, change: Callable[[Any], None]) -> Path:
     return target
 
 
-def test_a_run_against_itself_passes_and_leaves_its_files(chaos: Say, played: Path, tmp_path: Path) -> None:
+def test_a_run_against_itself_passes_and_leaves_its_files(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
     kept = tmp_path / "b.json"
     code, out, err = chaos("baseline", "save", played, "-o", kept)
     assert (code, err) == (0, "") and "1 cell" in out
@@ -73,7 +77,8 @@ def test_a_run_against_itself_passes_and_leaves_its_files(chaos: Say, played: Pa
     decided = json.loads((played / "gate.json").read_text())
     assert decided["verdict"] == "pass" and decided["baseline"] == played.name
     cases = [
-        (c.get("classname"), c.get("name")) for c in ET.parse(played / "gate.xml").getroot().iter("testcase")
+        (c.get("classname"), c.get("name"))
+        for c in ET.parse(played / "gate.xml").getroot().iter("testcase")
     ]
     assert len(cases) == len(set(cases))
     assert (
@@ -96,11 +101,17 @@ def test_slower_than_the_baseline_is_red(chaos: Say, played: Path, tmp_path: Pat
         metric["values"] = [value / 2 for value in metric["values"]]
 
     code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", halve))
-    assert code == 1 and "gate FAIL (exit 1)" in out and "recovery_time  no worse than the baseline" in out
+    assert (
+        code == 1
+        and "gate FAIL (exit 1)" in out
+        and "recovery_time  no worse than the baseline" in out
+    )
     found = chaos("gate", played, "--baseline", tmp_path / "fast.json", "--metric", "goodput")
     assert found[0] == 0, found[1]
     assert (
-        chaos("gate", played, "--baseline", tmp_path / "fast.json", "--tolerance", "recovery_time=99%")[0]
+        chaos(
+            "gate", played, "--baseline", tmp_path / "fast.json", "--tolerance", "recovery_time=99%"
+        )[0]
         != 1
     )
 
@@ -117,8 +128,12 @@ def test_what_cannot_be_compared_is_refused(chaos: Say, played: Path, tmp_path: 
     def longer(data: Any) -> None:
         data["cells"]["default"]["test"]["workload"]["steps"] = 29
 
-    code, _, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "longer.json", longer))
-    assert code == 2 and "workload.steps: 29 then, 28 now" in err and "chaos baseline save RUN" in err
+    code, _, err = chaos(
+        "gate", played, "--baseline", changed(kept, tmp_path / "longer.json", longer)
+    )
+    assert (
+        code == 2 and "workload.steps: 29 then, 28 now" in err and "chaos baseline save RUN" in err
+    )
     assert chaos("gate", tmp_path)[0] == 2
     assert chaos("gate", played, "--baseline", tmp_path / "none.json")[0] == 2
     code, _, err = chaos("gate", played, "--baseline", kept, "--metric", "recover_time")
@@ -136,7 +151,9 @@ def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) 
 
     code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "one.json", one))
     assert code == 3 and "here and in the baseline would settle it in 4 of 5 cases" in out
-    assert chaos("gate", played, "--baseline", tmp_path / "one.json", "--allow-inconclusive")[0] == 0
+    assert (
+        chaos("gate", played, "--baseline", tmp_path / "one.json", "--allow-inconclusive")[0] == 0
+    )
 
 
 def test_a_gate_speaks_json(chaos: Say, played: Path) -> None:
@@ -149,7 +166,9 @@ def test_a_baseline_is_shown(chaos: Say, played: Path, tmp_path: Path) -> None:
     code, out, _ = chaos("baseline", "show", tmp_path / "b.json")
     assert code == 0 and "recovery_time" in out and "n=5" in out and "seed 17" in out
     assert (
-        json.loads(chaos("baseline", "show", tmp_path / "b.json", "--format", "json")[1])["scenario"]
+        json.loads(chaos("baseline", "show", tmp_path / "b.json", "--format", "json")[1])[
+            "scenario"
+        ]
         == "gated"
     )
 
@@ -167,7 +186,9 @@ def test_in_a_workflow_it_annotates_and_adds_a_summary(
     summary = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    code, out, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", never_lost))
+    code, out, err = chaos(
+        "gate", played, "--baseline", changed(kept, tmp_path / "fast.json", never_lost)
+    )
     assert code == 1 and "::" not in out and err.startswith("::error file=")
     assert summary.read_text().startswith("## ✗ FAIL gated")
     assert chaos("gate", played, "--no-github")[2] == ""
@@ -192,7 +213,9 @@ def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
 @pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])
 def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: int) -> None:
     (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", limit))
-    ended, out, _ = chaos("run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs", "-q", "--gate")
+    ended, out, _ = chaos(
+        "run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs", "-q", "--gate"
+    )
     assert ended == code and f"gate {'FAIL' if code else 'PASS'}" in out
     assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
 
@@ -216,8 +239,9 @@ def test_wrong_options_of_a_gate_start_nothing(chaos: Say, played: Path, tmp_pat
 
 
 def looked_at(played: Path, target: Path, repeats: list[int], planned: int | None) -> Path:
-    """A copy of the run, at whose first arms somebody has looked. ``planned``: looks; None: the run's end was the look,
-    and the record of it are the results of then."""
+    """A copy of the run, at whose first arms somebody has looked. ``planned``: looks; None: the
+    run's end was the look, and the record of it are the results of then.
+    """
     shutil.copytree(played, target)
     (target / "looks.json").unlink(missing_ok=True)
     if planned is None:
@@ -237,15 +261,24 @@ def looked_at(played: Path, target: Path, repeats: list[int], planned: int | Non
 def test_repeats_added_after_a_look_have_no_level_left(
     chaos: Say, played: Path, tmp_path: Path, planned: int | None
 ) -> None:
-    """Five repeats pass on their own; the same five after a look at three do not, and the report says why."""
-    assert chaos("gate", looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], planned), "-q")[0] == 0
+    """Five repeats pass on their own; the same five after a look at three do not, and the report
+    says why.
+    """
+    assert (
+        chaos("gate", looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], planned), "-q")[0] == 0
+    )
     extended = looked_at(played, tmp_path / "extended", [0, 1, 2], planned)
     for _ in range(2):  # looking again changes nothing
         code, out, _ = chaos("gate", extended)
         assert code == 3 and "the level is spent by earlier looks" in out
         assert "extended from 3 to 5 arms: look 2 of 1 planned" in out
     decided = json.loads((extended / "gate.json").read_text())
-    assert (decided["extended"], decided["looks"], decided["planned"], decided["level"]) == (True, 2, 1, 0.0)
+    assert (decided["extended"], decided["looks"], decided["planned"], decided["level"]) == (
+        True,
+        2,
+        1,
+        0.0,
+    )
     assert "extended from 3 to 5 arms" in (extended / "gate.md").read_text()
     code, _, err = chaos("gate", extended, "--looks", 3)
     assert code == 2 and "cannot be changed afterwards" in err
@@ -254,14 +287,19 @@ def test_repeats_added_after_a_look_have_no_level_left(
 def test_planned_looks_share_the_level(chaos: Say, played: Path, tmp_path: Path) -> None:
     extended = looked_at(played, tmp_path / "planned", [0, 1, 2], 2)
     code, out, _ = chaos("gate", extended)
-    assert code == 3 and "look 2 of 2 planned, 2.5 % each" in out  # five arms bound a median with 3.1 %
+    # five arms bound a median with 3.1 %
+    assert code == 3 and "look 2 of 2 planned, 2.5 % each" in out
     assert "not a bound: 5 arms of at least 6" in out
     (extended / "looks.json").write_text("{}")
     assert chaos("gate", extended)[0] == 2
 
 
-def test_judging_an_extended_run_again_forgets_no_look(chaos: Say, played: Path, tmp_path: Path) -> None:
-    """The stored results are all that tells of who has seen them: they are not written anew without a note."""
+def test_judging_an_extended_run_again_forgets_no_look(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
+    """The stored results are all that tells of who has seen them: they are not written anew without
+    a note.
+    """
     extended = looked_at(played, tmp_path / "extended", [0, 1, 2], None)
     (extended / "gate.json").unlink(missing_ok=True)
     assert chaos("analyze", extended, "-q")[0] in (0, 1, 3)
@@ -273,7 +311,9 @@ def test_judging_an_extended_run_again_forgets_no_look(chaos: Say, played: Path,
 
 
 def test_a_look_in_between_is_counted_too(chaos: Say, played: Path, tmp_path: Path) -> None:
-    """Looked at after two repeats by the gate, after three by the end of a run, now after five: three looks."""
+    """Looked at after two repeats by the gate, after three by the end of a run, now after five:
+    three looks.
+    """
     extended = looked_at(played, tmp_path / "between", [0, 1, 2], None)
     record = {"planned": 2, "looks": [{"arms": {"default": [0, 1]}}]}
     (extended / "looks.json").write_text(json.dumps(record))
@@ -292,7 +332,9 @@ def test_a_record_that_is_gone_is_made_up_for_by_what_the_gate_said(
     assert "look 3 of 3 planned" in chaos("gate", extended)[1], "the same arms are no new look"
 
 
-def test_judging_a_run_again_is_no_look_of_its_own(chaos: Say, played: Path, tmp_path: Path) -> None:
+def test_judging_a_run_again_is_no_look_of_its_own(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
     whole = looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], None)
     (whole / "gate.json").unlink(missing_ok=True)
     chaos("analyze", whole, "-q")

@@ -1,4 +1,6 @@
-"""What turns a gate red: bounds that cross limits, counterexamples, and nothing that chance does on its own."""
+"""What turns a gate red: bounds that cross limits, counterexamples, and nothing that chance does on
+its own.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,17 @@ def sla(
     clause: str, values: Sequence[float], metric: str = "recovery_time", severity: str = "fail"
 ) -> SlaResult:
     return SlaResult(
-        cell="default", metric=metric, clause=clause, severity=severity, verdict="pass", observed=None,
-        unit=METRICS[metric].unit, values=list(values), detail="no value: nobody looked", line=14,
-    )  # fmt: skip
+        cell="default",
+        metric=metric,
+        clause=clause,
+        severity=severity,
+        verdict="pass",
+        observed=None,
+        unit=METRICS[metric].unit,
+        values=list(values),
+        detail="no value: nobody looked",
+        line=14,
+    )
 
 
 def decided(
@@ -48,43 +58,89 @@ def decided(
 
 def arm(cell: str, repeat: int) -> ArmResult:
     return ArmResult(
-        id=f"{cell}.r{repeat}.faulted", cell=cell, repeat=repeat, arm="faulted", seed=repeat, events="", outcome="",
-        reason="", wall_s=1, committed_step=1, steps=1, goodput=1, badput={}, useful_s=1, residual_s=0,
-        step_time_median=1, provisioned_ranks=1, invariants={},
-    )  # fmt: skip
+        id=f"{cell}.r{repeat}.faulted",
+        cell=cell,
+        repeat=repeat,
+        arm="faulted",
+        seed=repeat,
+        events="",
+        outcome="",
+        reason="",
+        wall_s=1,
+        committed_step=1,
+        steps=1,
+        goodput=1,
+        badput={},
+        useful_s=1,
+        residual_s=0,
+        step_time_median=1,
+        provisioned_ranks=1,
+        invariants={},
+    )
 
 
 def run_of(
-    cells: Mapping[str, Values], slas: Sequence[SlaResult] = (), *, repeats: int = 5, verdict: str = "pass",
+    cells: Mapping[str, Values],
+    slas: Sequence[SlaResult] = (),
+    *,
+    repeats: int = 5,
+    verdict: str = "pass",
     invariants: Mapping[str, Finding] | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """A judged run of so many repeats with these values."""
     found = {"liveness": FINE} if invariants is None else dict(invariants)
     return Results(
-        scenario="example", description="", run_id="now", seed=1, started="2026-11-20T18:02:11+00:00",
-        source="dir/example.yaml", system={}, workload={}, verdict=verdict, exit_code=0, reason="because",
+        scenario="example",
+        description="",
+        run_id="now",
+        seed=1,
+        started="2026-11-20T18:02:11+00:00",
+        source="dir/example.yaml",
+        system={},
+        workload={},
+        verdict=verdict,
+        exit_code=0,
+        reason="because",
         cells=[
             CellResult(
-                id=name, params={}, strategy="hot-spare", verdict="pass", reason="because", exactness="bit for bit",
-                metrics={metric: summarise(metric, list(v)) for metric, v in values.items()}, invariants=found,
+                id=name,
+                params={},
+                strategy="hot-spare",
+                verdict="pass",
+                reason="because",
+                exactness="bit for bit",
+                metrics={metric: summarise(metric, list(v)) for metric, v in values.items()},
+                invariants=found,
             )
             for name, values in cells.items()
         ],
-        arms=[arm(name, n) for name in cells for n in range(repeats)], faults=[], slas=list(slas), skipped=[],
-        fidelity=[], reproduce="chaos run dir/example.yaml",
-    )  # fmt: skip
+        arms=[arm(name, n) for name in cells for n in range(repeats)],
+        faults=[],
+        slas=list(slas),
+        skipped=[],
+        fidelity=[],
+        reproduce="chaos run dir/example.yaml",
+    )
 
 
 def baseline_of(cells: Mapping[str, Values]) -> Baseline:
     return Baseline(
-        scenario="example", run_id="then", started="", seed=1, verdict="pass", machine={}, versions={},
+        scenario="example",
+        run_id="then",
+        started="",
+        seed=1,
+        verdict="pass",
+        machine={},
+        versions={},
         cells={
             name: BaselineCell(
-                strategy="hot-spare", test={}, metrics={m: summarise(m, list(v)) for m, v in values.items()}
+                strategy="hot-spare",
+                test={},
+                metrics={m: summarise(m, list(v)) for m, v in values.items()},
             )
             for name, values in cells.items()
         },
-    )  # fmt: skip
+    )
 
 
 def metric(values: Sequence[float], name: str = "recovery_time", clock: float = 0.0) -> Metric:
@@ -162,16 +218,23 @@ def test_clocks_may_turn_neither_way() -> None:
     ("clause", "fewest"),
     [("max < 5s", 19), ("all < 5s", 19), ("median < 5s", 5), ("p90 < 5s", 29), ("p95 < 5s", 59)],
 )
-def test_what_one_value_cannot_bound_is_no_bound_and_says_how_many_do(clause: str, fewest: int) -> None:
+def test_what_one_value_cannot_bound_is_no_bound_and_says_how_many_do(
+    clause: str, fewest: int
+) -> None:
     found = decided(clause, [1.0])
-    assert found.verdict == "inconclusive" and f"not a bound: 1 arm of at least {fewest}" in found.detail
+    assert (
+        found.verdict == "inconclusive"
+        and f"not a bound: 1 arm of at least {fewest}" in found.detail
+    )
     assert found.needed is not None and found.needed >= fewest
     assert decided(clause, [1.0] * (fewest - 1)).verdict == "inconclusive"
     assert decided(clause, [1.0] * fewest).verdict == "pass"
 
 
 def test_the_worst_of_so_many_bounds_the_next_one() -> None:
-    """By counting: of all orders of n + 1 values, the share in which the last one is beyond all before."""
+    """By counting: of all orders of n + 1 values, the share in which the last one is beyond all
+    before.
+    """
     for n in range(1, 7):
         orders = list(itertools.permutations(range(n + 1)))
         share = Fraction(sum(order[-1] == n for order in orders), len(orders))
@@ -188,7 +251,10 @@ def test_values_of_one_arm_count_once(clause: str) -> None:
     assert decide(one, 0.05) == decide(three, 0.05) and decide(one, 0.05).verdict == "inconclusive"
     many = sla(clause, [1.0] * 60).model_copy(update={"arms": [n // 2 for n in range(60)]})
     assert decide(many, 0.05).verdict == "pass"
-    assert decide(sla(clause, [3.0] * 60).model_copy(update={"arms": many.arms}), 0.05).verdict == "fail"
+    assert (
+        decide(sla(clause, [3.0] * 60).model_copy(update={"arms": many.arms}), 0.05).verdict
+        == "fail"
+    )
 
 
 def test_an_arm_speaks_with_its_worst_value_where_the_clause_is_of_each() -> None:
@@ -231,7 +297,10 @@ def test_a_gate_needs_every_clause_shown() -> None:
     )
     amber = gate(run_of(cells, [sla("median < 2s", [1.0] * 2)], repeats=2))
     assert (amber.verdict, amber.exit_code) == ("inconclusive", 3)
-    assert amber.clauses[0].repeats is not None and f"--repeat {amber.clauses[0].repeats}" in amber.reason
+    assert (
+        amber.clauses[0].repeats is not None
+        and f"--repeat {amber.clauses[0].repeats}" in amber.reason
+    )
 
 
 def test_values_of_several_faults_are_counted_in_repeats() -> None:
@@ -270,7 +339,9 @@ def test_nothing_checked_is_no_pass() -> None:
 
 def test_arms_that_did_not_run_are_no_pass() -> None:
     results = run_of({"default": {"recovery_time": [1.0]}})
-    cell = results.cells[0].model_copy(update={"verdict": "inconclusive", "reason": "1 of 2 arms ran"})
+    cell = results.cells[0].model_copy(
+        update={"verdict": "inconclusive", "reason": "1 of 2 arms ran"}
+    )
     found = gate(results.model_copy(update={"cells": [cell], "verdict": "inconclusive"}))
     assert (found.exit_code, found.reason) == (3, "default: 1 of 2 arms ran")
 
@@ -339,11 +410,16 @@ def test_an_open_comparison_says_how_many_on_both_sides() -> None:
 def test_cells_of_one_side_only_are_said() -> None:
     results = run_of({"new": {"recovery_time": [1.0]}})
     found = gate(results, Against(baseline=baseline_of({"old": {"recovery_time": [1.0]}})))
-    assert found.warnings == ["new is not in the baseline: save a new one", "old of the baseline did not run"]
+    assert found.warnings == [
+        "new is not in the baseline: save a new one",
+        "old of the baseline did not run",
+    ]
     assert "warning: old" in as_text(found, "")
 
 
-@pytest.mark.parametrize(("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 5 % ", 0.05), ("0", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 5 % ", 0.05), ("0", 0.0)]
+)
 def test_tolerances_are_read(text: str, share: float) -> None:
     assert parse_share(text) == pytest.approx(share)
 
@@ -371,18 +447,23 @@ def noisy(rng: random.Random, n: int, slow: float = 1.0) -> dict[str, list[float
 
 
 def allowed(runs: int) -> float:
-    """Most of so many runs that a level of 5 % lets be wrong, but for chance of one in a thousand."""
+    """Most of so many runs that a level of 5 % lets be wrong, but for chance of one in a
+    thousand.
+    """
     return runs * LEVEL + 3.1 * math.sqrt(runs * LEVEL * (1 - LEVEL))
 
 
 @pytest.mark.parametrize("n", [5, 8, 20])
 def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(n: int) -> None:
     rng = random.Random(n)
-    nothing = {name: tolerance_of("steps") for name in METRICS}  # the hardest case: no tolerance at all
+    # the hardest case: no tolerance at all
+    nothing = {name: tolerance_of("steps") for name in METRICS}
     red = 0
     for _ in range(200):
         now, then = ({cell: noisy(rng, n) for cell in ("a", "b", "c")} for _ in range(2))
-        found = gate(run_of(now, repeats=n), Against(baseline=baseline_of(then), tolerances=nothing))
+        found = gate(
+            run_of(now, repeats=n), Against(baseline=baseline_of(then), tolerances=nothing)
+        )
         red += found.verdict == "fail"
     assert red <= allowed(200)
 
@@ -390,13 +471,17 @@ def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(n: int) ->
 def test_limits_that_are_the_true_medians_are_red_in_one_gate_of_twenty_at_most() -> None:
     rng, red = random.Random(7), 0
     for _ in range(200):
-        slas = [sla("median <= 1s", [rng.lognormvariate(0, 0.5) for _ in range(9)]) for _ in range(12)]
+        slas = [
+            sla("median <= 1s", [rng.lognormvariate(0, 0.5) for _ in range(9)]) for _ in range(12)
+        ]
         red += gate(run_of({"default": {}}, slas)).verdict == "fail"
     assert red <= allowed(200)
 
 
 def extended(rng: random.Random, planned: int) -> str:
-    """The answer of looks at 6, 12 and 18 arms, until one answers, with a limit that is the true median."""
+    """The answer of looks at 6, 12 and 18 arms, until one answers, with a limit that is the true
+    median.
+    """
     values: list[float] = []
     looks = Looks(planned=planned)
     for n in (6, 12, 18):
@@ -434,7 +519,8 @@ def test_a_gate_says_its_level() -> None:
         LEVEL / 2,
     )  # one counterexample breaks the third: no chance in it
     assert found.family == 2 and found.notes[-1:] == [
-        "red by chance in at most 5 % of such gates: 2.5 % for each of 2 clauses that chance can break, in 1 cell"
+        "red by chance in at most 5 % of such gates: 2.5 % for each of 2 clauses that chance can"
+        " break, in 1 cell"
     ]
     assert found.notes[-1] in as_text(found, "")
 
@@ -443,23 +529,33 @@ def test_an_open_gate_says_what_settles_all_of_it() -> None:
     slas = [sla("median < 2s", [1.0] * 3), sla("max < 5s", [1.0] * 3)]
     found = gate(run_of({"default": {}}, slas, repeats=3))
     assert found.notes[0] == "needs --repeat 19 for all of 2 open clauses, as a run of its own"
-    assert found.clauses[0].detail == (
-        "median: not a bound: 3 arms of at least 5; needs n=5: --repeat 5 would settle it if none breaks it"
+    assert (
+        found.clauses[0].detail
+        == "median: not a bound: 3 arms of at least 5; needs n=5: --repeat 5 would settle it if"
+        " none breaks it"
     )
     never = gate(run_of({"default": {}}, [*slas, sla("mean < 2s", [1.0] * 3)], repeats=3))
     assert never.notes[0] == "1 of 3 open clauses would be settled by no number of repeats"
 
 
 def test_the_level_is_shared_over_the_clauses_of_all_cells() -> None:
-    slas = [sla("median < 2s", [1.0] * 9).model_copy(update={"cell": cell}) for cell in ("a", "b", "c", "d")]
+    slas = [
+        sla("median < 2s", [1.0] * 9).model_copy(update={"cell": cell})
+        for cell in ("a", "b", "c", "d")
+    ]
     found = gate(run_of({name: {} for name in ("a", "b", "c", "d")}, slas))
-    assert found.share == pytest.approx(LEVEL / 4) and "1.25 % for each of 4 clauses" in found.notes[-1]
+    assert (
+        found.share == pytest.approx(LEVEL / 4)
+        and "1.25 % for each of 4 clauses" in found.notes[-1]
+    )
     assert "in 4 cells" in found.notes[-1]
 
 
 def test_a_clause_says_of_how_many_arms_it_knows() -> None:
     """Two of three arms gave a value: n is not 2 without a word."""
-    partial = sla("median < 1s", [0.4, 0.5, 0.5, 0.6, 0.4]).model_copy(update={"of": 6, "of_arms": 6})
+    partial = sla("median < 1s", [0.4, 0.5, 0.5, 0.6, 0.4]).model_copy(
+        update={"of": 6, "of_arms": 6}
+    )
     assert "n=5 of 6" in decide(partial, 0.05).detail
     assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "min < 1s"}), 0.05).detail
     assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "mean < 1s"}), 0.05).detail

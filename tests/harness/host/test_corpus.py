@@ -1,4 +1,6 @@
-"""Training text: found on every machine, the same every time, refused in words when it is not there."""
+"""Training text: found on every machine, the same every time, refused in words when it is not
+there.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,12 @@ def test_a_folder_is_taken_in_sorted_order_up_to_the_cap(
 ) -> None:
     folder = tmp_path / "data"
     (folder / "b").mkdir(parents=True)
-    for name, text in (("c.txt", b"4444"), ("a.txt", b"1111"), ("b/x.md", b"2222"), ("b.md", b"3333")):
+    for name, text in (
+        ("c.txt", b"4444"),
+        ("a.txt", b"1111"),
+        ("b/x.md", b"2222"),
+        ("b.md", b"3333"),
+    ):
         (folder / name).write_bytes(text)
     assert prepare(str(folder), tmp_path, block=4)[0] == b"1111222233334444"
     monkeypatch.setattr(corpus, "CAP_BYTES", 10)
@@ -56,7 +63,13 @@ def test_a_folder_is_taken_in_sorted_order_up_to_the_cap(
 
 def test_packages_and_tests_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    for name in ("site-packages/p.py", "test/t.py", "sub/__pycache__/c.pyc", "sub/tests/t.py", "sub/kept.py"):
+    for name in (
+        "site-packages/p.py",
+        "test/t.py",
+        "sub/__pycache__/c.pyc",
+        "sub/tests/t.py",
+        "sub/kept.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(name.encode())
     assert prepare(str(folder), tmp_path, block=4)[0] == b"sub/kept.py"

@@ -43,7 +43,9 @@ def test_answers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dns_check.slowest_lookup_s(limit_s=LIMIT_S) < dns_check.SLOW_S
 
 
-@pytest.mark.parametrize(("slowest_s", "said"), [(0.001, False), (dns_check.SLOW_S, False), (5.01, True)])
+@pytest.mark.parametrize(
+    ("slowest_s", "said"), [(0.001, False), (dns_check.SLOW_S, False), (5.01, True)]
+)
 def test_a_comparison_says_when_names_were_slow(slowest_s: float, said: bool) -> None:
     plan = SimpleNamespace(changes=["another commit"], provenance={"slowest_lookup_s": slowest_s})
     cautions = _cautions(plan)  # type: ignore[arg-type]
@@ -56,7 +58,9 @@ def test_a_comparison_made_before_names_were_timed_has_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize(("slowest_s", "state"), [(0.001, "ready"), (5.0, "missing")])
-def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, slowest_s: float, state: str) -> None:
+def test_doctor_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, slowest_s: float, state: str
+) -> None:
     monkeypatch.setattr(dns_check, "slowest_lookup_s", lambda: slowest_s)
     found = _names()
     assert found.state == state and bool(found.todo) == (state != "ready")

@@ -1,4 +1,6 @@
-"""The fault injector against a scene without processes: what is armed, asked for, acted, recorded, and when."""
+"""The fault injector against a scene without processes: what is armed, asked for, acted, recorded,
+and when.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class FakeScene:
         run.make_arm("arm")
         self.scenario = SimpleNamespace(blast_radius=BlastRadius(), topology=Topology(ranks=4))
         cell = SimpleNamespace(scenario=self.scenario)
-        self.setup: Any = SimpleNamespace(id="arm", run=run, checkpoints=run.checkpoints("arm"), cell=cell)
+        self.setup: Any = SimpleNamespace(
+            id="arm", run=run, checkpoints=run.checkpoints("arm"), cell=cell
+        )
         self.now = 0
         self.members = ["w0", "w1", "w2", "w3"]
         self.groups: Any = None
@@ -67,7 +71,13 @@ class FakeScene:
         require_keys(kind, data)
         self.story.append((kind.value, data | {"step": step}))
         event = Event(
-            kind=kind, actor="orchestrator", seq=0, time_ns=self.now, generation=1, step=step, data=data
+            kind=kind,
+            actor="orchestrator",
+            seq=0,
+            time_ns=self.now,
+            generation=1,
+            step=step,
+            data=data,
         )
         self.hear(event)
         return event
@@ -99,13 +109,20 @@ class FakeScene:
 class Rig:
     """An injector with one planned fault."""
 
-    def __init__(self, folder: Path, kind: str, at: dict[str, Any], nodes: int = 1, **more: Any) -> None:
+    def __init__(
+        self, folder: Path, kind: str, at: dict[str, Any], nodes: int = 1, **more: Any
+    ) -> None:
         spec = FaultSpec.model_validate(
             {"id": "f", "kind": kind, "target": {"rank": 2}, "at": at} | more  # type: ignore[arg-type]
         )
         place = Topology(ranks=4, nodes=nodes)
         planned = plan(
-            [spec], seed=1, ranks=4, spares=1, traits=lambda kind: traits_of(KINDS[kind]), topology=place
+            [spec],
+            seed=1,
+            ranks=4,
+            spares=1,
+            traits=lambda kind: traits_of(KINDS[kind]),
+            topology=place,
         )
         self.scene = FakeScene(folder)
         self.scene.scenario.topology = place
@@ -134,8 +151,15 @@ def test_a_step_fault_is_held_for_recorded_and_then_done(tmp_path: Path) -> None
     assert rig.armed("w2") == [(7, "backward")]
     assert rig.armed("w1") == []
     rig.at_point("w2", 2, 7, "backward")
-    order = [what for what, _ in rig.scene.story if what in ("ledger", "fault_injected", "signal", "go")]
-    assert order == ["ledger", "fault_injected", "signal", "go"], "undo record and event before the act"
+    order = [
+        what for what, _ in rig.scene.story if what in ("ledger", "fault_injected", "signal", "go")
+    ]
+    assert order == [
+        "ledger",
+        "fault_injected",
+        "signal",
+        "go",
+    ], "undo record and event before the act"
     assert rig.scene.told("signal") == [{"process": "w2", "signum": signal.SIGKILL}]
     assert rig.scene.told("fault_injected")[0]["step"] == 7
 
@@ -226,7 +250,9 @@ def test_a_fault_from_outside_needs_nobody_to_hold(tmp_path: Path, trigger: dict
 
 def said(rig: Rig, topic: str, occurrence: int) -> None:
     """Rank 2's agent speaks of an occurrence."""
-    rig.injector.on_said("w2", 2, Extra(topic=topic, payload={"fault": "f", "occurrence": occurrence}))
+    rig.injector.on_said(
+        "w2", 2, Extra(topic=topic, payload={"fault": "f", "occurrence": occurrence})
+    )
 
 
 def test_a_fault_whose_word_to_act_came_too_late_is_armed_again(tmp_path: Path) -> None:
@@ -287,7 +313,9 @@ def test_an_occurrence_the_blast_radius_forbids_is_not_fired(tmp_path: Path) -> 
     rig.train()
     rig.scene.now = 2 * SECOND
     rig.injector.tick(5)
-    assert failed(rig) == ["not fired: blast_radius keeps 4 replicas healthy, and of 4 this would leave 3"]
+    assert failed(rig) == [
+        "not fired: blast_radius keeps 4 replicas healthy, and of 4 this would leave 3"
+    ]
     assert not rig.scene.told("signal") and not rig.scene.told("fault_injected")
 
 
@@ -307,7 +335,9 @@ def test_no_more_nodes_are_lost_at_once_than_allowed(tmp_path: Path) -> None:
     rig.train()
     rig.scene.now = 2 * SECOND
     rig.injector.tick(5)
-    assert failed(rig) == ["not fired: blast_radius allows 0 nodes lost at once, and this would make 1"]
+    assert failed(rig) == [
+        "not fired: blast_radius allows 0 nodes lost at once, and this would make 1"
+    ]
 
 
 def test_faults_count_as_active_until_the_job_trains_again(tmp_path: Path) -> None:
@@ -342,13 +372,19 @@ def test_evidence_must_meet_verify(tmp_path: Path, verify: dict[str, Any], lands
     rig.scene.now = 2 * SECOND
     rig.injector.tick(5)
     rig.scene.record(
-        Kind.PROCESS_EXITED, process="w2", pid=1, exit_code=None, signal=9, expected=False, last_seq=0
+        Kind.PROCESS_EXITED,
+        process="w2",
+        pid=1,
+        exit_code=None,
+        signal=9,
+        expected=False,
+        last_seq=0,
     )
     rig.injector.tick(5)
     assert bool(rig.scene.told("fault_landed")) == lands
-    assert [r.startswith("it landed, but not as verify asks: signal is 9") for r in failed(rig)] == [True] * (
-        not lands
-    )
+    assert [
+        r.startswith("it landed, but not as verify asks: signal is 9") for r in failed(rig)
+    ] == [True] * (not lands)
 
 
 def test_a_hang_without_a_duration_is_left_to_be_found(tmp_path: Path) -> None:
@@ -368,7 +404,9 @@ def test_evidence_of_a_rank_on_another_machine_is_read_by_the_coordinators_clock
 ) -> None:
     rig = Rig(tmp_path, "straggler", {"step": 7}, duration=30.0, params={"factor": 2.0})
     rig.scene.now = 100 * SECOND
-    rig.scene.record(Kind.NODE_JOINED, node=1, host="far", boot="far", address="10.0.0.2", devices=[])
+    rig.scene.record(
+        Kind.NODE_JOINED, node=1, host="far", boot="far", address="10.0.0.2", devices=[]
+    )
     rig.scene.record(Kind.CLOCK_MEASURED, node=1, offset_ns=ahead_ns, bound_ns=1000)
     rig.scene.record(Kind.PROCESS_SPAWNED, process="w2", pid=1, role="worker", mode="warm", node=1)
     writer = EventWriter(tmp_path / "events" / "arm", "w2", lambda: rig.scene.now + ahead_ns)
@@ -377,7 +415,9 @@ def test_evidence_of_a_rank_on_another_machine_is_read_by_the_coordinators_clock
         rig.scene.now += SECOND
         about = dict.fromkeys(REQUIRED[Kind.STEP_COMMITTED], 0)
         writer.write(
-            Kind.STEP_COMMITTED, step=step, **(about | {"seconds": {"forward": seconds, "backward": seconds}})
+            Kind.STEP_COMMITTED,
+            step=step,
+            **(about | {"seconds": {"forward": seconds, "backward": seconds}}),
         )
 
     rig.train()
@@ -393,7 +433,9 @@ def test_evidence_of_a_rank_on_another_machine_is_read_by_the_coordinators_clock
     assert landed["evidence"]["measured_factor"] == 2.0
 
 
-def test_what_an_act_did_before_it_failed_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_act_did_before_it_failed_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Links were cut for good, as the other half of the act could not be done."""
     undone: list[Any] = []
 

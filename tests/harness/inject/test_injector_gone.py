@@ -1,4 +1,6 @@
-"""What was due while there was nothing to act on: it acts later, or says at the end why it never did."""
+"""What was due while there was nothing to act on: it acts later, or says at the end why it never
+did.
+"""
 
 from __future__ import annotations
 
@@ -27,5 +29,9 @@ def test_what_was_due_and_never_there_is_said_at_the_end(
         rig.injector.tick(21)
     rig.injector.close()
     assert len(rig.scene.told("fault_injected")) == (there == "later")
-    said = [(d["reason"], d["step"]) for d in rig.scene.told("fault_failed") if "not fired" in d["reason"]]
+    said = [
+        (d["reason"], d["step"])
+        for d in rig.scene.told("fault_failed")
+        if "not fired" in d["reason"]
+    ]
     assert said == ([(f"not fired: {NOT_THERE}", step)] if there == "never" else [])

@@ -1,4 +1,6 @@
-"""Ranks that hold for several faults at once, for what is no rank's, and that die where they hold."""
+"""Ranks that hold for several faults at once, for what is no rank's, and that die where
+they hold.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ EVERYBODY = {"select": "all"}
 
 
 class Rig:
-    """An injector with any faults, and ranks that come to points. ``storage``: what was done to the file system."""
+    """An injector with any faults, and ranks that come to points. ``storage``: what was done to the
+    file system.
+    """
 
     def __init__(self, folder: Path, *faults: dict[str, Any]) -> None:
         specs = [FaultSpec.model_validate(fault) for fault in faults]
@@ -44,9 +48,11 @@ class Rig:
         self.scene.scenario.workload = SimpleNamespace(ranks=4)
         self.storage: list[str] = []
         self.scene.storage = SimpleNamespace(
-            path=Path("/x"), fill=lambda shrink: self.storage.append("full"), free=lambda: self.storage.append("free"),
+            path=Path("/x"),
+            fill=lambda shrink: self.storage.append("full"),
+            free=lambda: self.storage.append("free"),
             probe=lambda: "ENOSPC" if self.storage[-1:] == ["full"] else None,
-        )  # fmt: skip
+        )
         self.injector = Injector(self.scene, planned, KINDS)
         self.scene.hear = self.injector.observe
         self.form()
@@ -54,7 +60,12 @@ class Rig:
 
     def form(self) -> None:
         """A generation forms."""
-        more = {"members": list(self.scene.members), "state": "kept", "source": None, "cause": "failure"}
+        more = {
+            "members": list(self.scene.members),
+            "state": "kept",
+            "source": None,
+            "cause": "failure",
+        }
         self.scene.record(Kind.GENERATION_STARTED, **more)
         for rank, process in enumerate(self.scene.members):
             self.injector.arm(process, rank)
@@ -94,7 +105,9 @@ FULL = {"id": "d", "kind": "disk-full", "at": {"step": 15}, "duration": {"steps"
 # --- several faults
 
 
-def test_a_rank_that_holds_for_one_fault_is_armed_for_another_and_still_holds(tmp_path: Path) -> None:
+def test_a_rank_that_holds_for_one_fault_is_armed_for_another_and_still_holds(
+    tmp_path: Path,
+) -> None:
     rig = Rig(tmp_path, POISON, {**SLOW, "at": {"event": "recovered"}})
     rig.hold("p", 20, "data", "w0", "w1")
     rig.injector.on_event("recovered")
@@ -104,7 +117,9 @@ def test_a_rank_that_holds_for_one_fault_is_armed_for_another_and_still_holds(tm
 
 
 def test_whoever_leaves_with_a_generation_holds_no_more(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}})
+    rig = Rig(
+        tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}}
+    )
     rig.hold("k", 20, "data", "w0", "w1")
     rig.scene.record(Kind.ABORT_SENT, processes=list(ALL))
     rig.form()
@@ -115,7 +130,9 @@ def test_whoever_leaves_with_a_generation_holds_no_more(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_nobody_answered_is_said(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}})
+    rig = Rig(
+        tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}}
+    )
     rig.hold("k", 20, "data", "w0")
     gone = Extra(topic="unanswered", payload={"fault": "k", "step": 20, "phase": "data"})
     rig.injector.on_said("w0", 0, gone)
@@ -153,9 +170,10 @@ class Job:
 
 def test_an_answer_for_another_fault_is_none_and_who_holds_shows_that_it_lives() -> None:
     job = Job(
-        {"act": False, "fault": "other"}, {"act": True, "fault": "other", "occurrence": 3},
+        {"act": False, "fault": "other"},
+        {"act": True, "fault": "other", "occurrence": 3},
         {"act": False, "fault": "mine"},
-    )  # fmt: skip
+    )
     point = {"fault": "mine", "step": 4, "phase": "data", "seed": 1}
     job.faults.on_command("arm", {"points": [point], "standing": []})
     job.faults.at(4, "data")
@@ -173,12 +191,21 @@ def test_a_hold_that_nobody_ends_is_over_at_last(monkeypatch: pytest.MonkeyPatch
     assert [message.topic for message in job.said] == ["at_point", "unanswered"]
 
 
-def test_an_answer_in_the_moment_in_which_the_hold_is_over_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_in_the_moment_in_which_the_hold_is_over_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The injector has the act on record: it is done, and not called unanswered."""
     monkeypatch.setattr("harness.rank.shims.agenda.HOLD_LIMIT_S", 0.0)
     monkeypatch.setattr("harness.rank.shims.agenda.LOOK_S", 0.001)
-    go = {"act": True, "fault": "f", "occurrence": 0, "kind": "data-stall", "params": {"delay_s": 0.25}}
-    job = Job(go | {"duration_s": None, "duration_steps": 1})  # comes after the last look at the clock
+    go = {
+        "act": True,
+        "fault": "f",
+        "occurrence": 0,
+        "kind": "data-stall",
+        "params": {"delay_s": 0.25},
+    }
+    # comes after the last look at the clock
+    job = Job(go | {"duration_s": None, "duration_steps": 1})
     stalls: list[float] = []
     monkeypatch.setattr(job.faults, "set_data_delay", stalls.append)
     monkeypatch.setattr(job.faults, "log", lambda **_: None)
@@ -208,7 +235,9 @@ def test_all_ranks_hold_for_the_file_system_and_for_its_end(tmp_path: Path) -> N
     )
     assert all(rig.armed(name) == [("d", 35, "data")] for name in ALL), "from step 15 to 34"
     told = [
-        what for what, data in rig.scene.story if what == "arm" or (what == "go" and data["process"] == "w0")
+        what
+        for what, data in rig.scene.story
+        if what == "arm" or (what == "go" and data["process"] == "w0")
     ]
     assert told[-5:] == ["arm"] * 4 + ["go"], "they hear of it before they go on"
     rig.injector.tick(33)
@@ -265,9 +294,12 @@ def test_the_coordinator_alone_is_lost_while_nobody_waits_for_it(tmp_path: Path)
         fault = KINDS[spec["kind"]]
         if fault.where in (Where.STORAGE, Where.STORE, Where.COORDINATOR):
             (planned,) = plan(
-                [FaultSpec.model_validate({**spec, "duration": 1.0} if fault.lasting else spec)], seed=1, ranks=4,
-                spares=0, traits=lambda kind: traits_of(KINDS[kind]),
-            )  # fmt: skip
+                [FaultSpec.model_validate({**spec, "duration": 1.0} if fault.lasting else spec)],
+                seed=1,
+                ranks=4,
+                spares=0,
+                traits=lambda kind: traits_of(KINDS[kind]),
+            )
             params = {"latency_ms": 5} if spec["kind"] == "store-latency" else {}
             assert held_by_all(planned, fault(**params)) == (fault.where is not Where.COORDINATOR)
 
@@ -280,7 +312,8 @@ def test_a_target_that_is_dead_when_its_turn_comes_is_not_hit_and_the_next_one_i
     tmp_path: Path, kind: str
 ) -> None:
     rig = Rig(
-        tmp_path, {"id": "f", "kind": kind, "target": {"rank": 2}, "at": {"step": 7, "phase": "backward"}}
+        tmp_path,
+        {"id": "f", "kind": kind, "target": {"rank": 2}, "at": {"step": 7, "phase": "backward"}},
     )
     rig.scene.states["w2"] = "Z"
     rig.hold("f", 7, "backward", "w2")
@@ -298,7 +331,8 @@ def test_a_target_that_dies_of_something_else_at_that_very_moment_is_replaced_as
     tmp_path: Path, kind: str
 ) -> None:
     rig = Rig(
-        tmp_path, {"id": "f", "kind": kind, "target": {"rank": 2}, "at": {"step": 7, "phase": "backward"}}
+        tmp_path,
+        {"id": "f", "kind": kind, "target": {"rank": 2}, "at": {"step": 7, "phase": "backward"}},
     )
     rig.hold("f", 7, "backward", "w2")
     rig.died("w2")
@@ -309,7 +343,9 @@ def test_a_target_that_dies_of_something_else_at_that_very_moment_is_replaced_as
     rig.hold("f", 7, "backward", "s4")
     assert [told["occurrence"] for told in rig.scene.told("fault_injected")] == [0, 1]
     rig.injector.close()
-    assert len(rig.scene.told("fault_failed")) == 2, "nobody saw the second one's effect, and that is said"
+    assert len(rig.scene.told("fault_failed")) == 2, (
+        "nobody saw the second one's effect, and that is said"
+    )
 
 
 def test_a_rank_of_a_command_that_said_it_acted_and_then_died_is_not_replaced_as_a_target(
@@ -317,11 +353,18 @@ def test_a_rank_of_a_command_that_said_it_acted_and_then_died_is_not_replaced_as
 ) -> None:
     rig = Rig(
         tmp_path,
-        {"id": "f", "kind": "rank-hang", "target": {"rank": 2}, "at": {"step": 7, "phase": "backward"}},
+        {
+            "id": "f",
+            "kind": "rank-hang",
+            "target": {"rank": 2},
+            "at": {"step": 7, "phase": "backward"},
+        },
     )
     rig.hold("f", 7, "backward", "w2")
     rig.scene.now += SECOND // 50
-    rig.scene.record(Kind.FAULT_EFFECT, step=7, fault="f", occurrence=0, evidence={"script": "hang"})
+    rig.scene.record(
+        Kind.FAULT_EFFECT, step=7, fault="f", occurrence=0, evidence={"script": "hang"}
+    )
     rig.scene.now += SECOND // 50
     rig.died("w2")
     assert not any(told["again"] for told in rig.scene.told("fault_failed") if "again" in told)
@@ -331,7 +374,9 @@ def test_a_rank_of_a_command_that_said_it_acted_and_then_died_is_not_replaced_as
 
 
 def test_the_others_are_hit_without_the_one_that_died_waiting_for_them(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}})
+    rig = Rig(
+        tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}}
+    )
     rig.hold("k", 20, "data", "w0", "w1", "w2")
     rig.died("w1")
     rig.scene.members[1] = None
@@ -344,7 +389,9 @@ def test_the_others_are_hit_without_the_one_that_died_waiting_for_them(tmp_path:
 
 
 def test_a_stopped_process_that_is_killed_as_hung_has_been_hit(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, {"id": "f", "kind": "process-stop", "target": {"rank": 2}, "at": {"step": 7}})
+    rig = Rig(
+        tmp_path, {"id": "f", "kind": "process-stop", "target": {"rank": 2}, "at": {"step": 7}}
+    )
     rig.scene.states["w2"] = "T"
     rig.hold("f", 7, "data", "w2")
     rig.scene.now += SECOND
@@ -363,12 +410,16 @@ def test_a_dead_process_is_nobody_to_hit_at_a_time_or_an_event_either(
     rig.injector.on_event("recovered")
     rig.died("w2")
     rig.injector.tick(5)
-    assert not rig.scene.told("signal") and not rig.scene.told("fault_landed"), "it died of something else"
+    assert not rig.scene.told("signal") and not rig.scene.told("fault_landed"), (
+        "it died of something else"
+    )
     rig.scene.members[2] = "s4"
     rig.form()
     rig.injector.tick(5)
     hit = [told["process"] for told in rig.scene.told("signal")]
-    assert hit == (["s4"] if "time" in at else []), "an event comes once, and that it hit nobody is said"
+    assert hit == (["s4"] if "time" in at else []), (
+        "an event comes once, and that it hit nobody is said"
+    )
     reasons = [told["reason"] for told in rig.scene.told("fault_failed")]
     assert reasons == ([] if "time" in at else ["nobody holds rank 2"])
 
@@ -388,7 +439,13 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins.one.cache_clear()
     plugins.load.cache_clear()
     job = Job(
-        {"act": True, "fault": "mine", "occurrence": 0, "kind": "data-stall", "params": {"delay_s": 0.25}}
+        {
+            "act": True,
+            "fault": "mine",
+            "occurrence": 0,
+            "kind": "data-stall",
+            "params": {"delay_s": 0.25},
+        }
     )
     job.faults = FaultAgent(job, kinds=["data-stall"])  # type: ignore[arg-type]
     assert loaded == ["chaos.faults.data_stall"], "what the plan needs, and nothing else"
@@ -397,7 +454,8 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job.faults, "log", lambda **_: None)
     job.answers[0] |= {"duration_s": 1.0, "duration_steps": None}
     job.faults.on_command(
-        "arm", {"points": [{"fault": "mine", "step": 4, "phase": "data", "seed": 1}], "standing": []}
+        "arm",
+        {"points": [{"fault": "mine", "step": 4, "phase": "data", "seed": 1}], "standing": []},
     )
     job.faults.at(4, "data")
     assert stalls == [0.25] and loaded == ["chaos.faults.data_stall"]
@@ -408,7 +466,9 @@ def test_a_rank_is_told_at_its_birth_which_faults_may_act_in_it(arm: Any, tmp_pa
     faults = [{"id": "s", **{k: v for k, v in SLOW.items() if k != "id"}, "at": {"step": 5}}, FULL]
     cell = cell_of("hot-spare", faults)
     data = DataInfo(path=tmp_path, samples=64, digest="", about="")
-    setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=1, run=RunDirectory(tmp_path), data=data)
+    setup = ArmSetup(
+        id=arm, cell=cell, repeat=0, arm=arm, seed=1, run=RunDirectory(tmp_path), data=data
+    )
     desk = Desk(events=tmp_path, logs=tmp_path, device="cpu:0", backend="gloo")
     config = rank_config(setup, desk, name="w0", role="worker")
     assert config.faults == (("disk-full", "straggler") if arm == "faulted" else ())

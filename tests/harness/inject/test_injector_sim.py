@@ -1,4 +1,6 @@
-"""When faults act, in simulation: where they were planned, several at once, and on whoever has the place by then."""
+"""When faults act, in simulation: where they were planned, several at once, and on whoever has the
+place by then.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,19 @@ def steps_during(played: Played, fault: str, rank: str = "w0") -> list[int]:
 
     begin, end = when(Kind.FAULT_INJECTED), when(Kind.FAULT_HEALED)
     return [
-        e.step or 0 for e in played.log.of(Kind.STEP_COMMITTED) if e.actor == rank and begin < e.time_ns < end
+        e.step or 0
+        for e in played.log.of(Kind.STEP_COMMITTED)
+        if e.actor == rank and begin < e.time_ns < end
     ]
 
 
 def false_alarms(played: Played) -> list[Event]:
     """Failures that are none of values or exits."""
-    return [e for e in played.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in ("nonfinite", "exit")]
+    return [
+        e
+        for e in played.log.of(Kind.FAILURE_DETECTED)
+        if e.data["cause"] not in ("nonfinite", "exit")
+    ]
 
 
 @pytest.mark.parametrize("kind", ["disk-full", "read-only", "store-latency"])
@@ -60,25 +68,40 @@ def test_a_poisoned_sample_that_comes_again_and_a_fault_at_recovered_stall_nobod
 ) -> None:
     poison = {"id": "p", "kind": "poison-sample", "at": {"step": 20}, "retrigger": {"max": 3}}
     slow = {
-        "id": "s", "kind": "straggler", "params": {"factor": 3}, "duration": {"steps": 5}, "target": {"rank": 1},
+        "id": "s",
+        "kind": "straggler",
+        "params": {"factor": 3},
+        "duration": {"steps": 5},
+        "target": {"rank": 1},
         "at": {"event": "recovered"},
-    }  # fmt: skip
+    }
     for seed in range(2):
         played = play(cell_of(strategy, [poison, slow]), memory / str(seed), seed=seed)
         assert played.outcome == "completed" and false_alarms(played) == []
 
 
 @pytest.mark.parametrize("strategy", ["hot-spare", "checkpoint-restart"])
-def test_who_takes_the_rank_of_a_target_that_died_where_it_held_is_hit(strategy: str, memory: Path) -> None:
-    """Rank 2 holds for a stop that rank 1, which is slow, is to suffer too, and is killed meanwhile."""
+def test_who_takes_the_rank_of_a_target_that_died_where_it_held_is_hit(
+    strategy: str, memory: Path
+) -> None:
+    """Rank 2 holds for a stop that rank 1, which is slow, is to suffer too, and is killed
+    meanwhile.
+    """
     slow = {
-        "id": "slow", "kind": "data-stall", "params": {"delay_s": 0.3}, "duration": {"steps": 1},
-        "target": {"rank": 1}, "at": {"step": 33},
-    }  # fmt: skip
+        "id": "slow",
+        "kind": "data-stall",
+        "params": {"delay_s": 0.3},
+        "duration": {"steps": 1},
+        "target": {"rank": 1},
+        "at": {"step": 33},
+    }
     stop: dict[str, Any] = {
-        "id": "stop", "kind": "process-stop", "target": {"exclude": {"ranks": [0, 3]}, "select": "all"},
-        "duration": 0.2, "at": {"step": 33, "phase": "forward"},
-    }  # fmt: skip
+        "id": "stop",
+        "kind": "process-stop",
+        "target": {"exclude": {"ranks": [0, 3]}, "select": "all"},
+        "duration": 0.2,
+        "at": {"step": 33, "phase": "forward"},
+    }
     kill = {**KILL, "at": {"time": 1.45}}
     faulted, problems = found(cell_of(strategy, [slow, stop, kill], steps=100), memory, 3)
     said = problems.pop("fault-landed", "slow (")
@@ -95,7 +118,9 @@ def test_who_takes_the_rank_of_a_target_that_died_where_it_held_is_hit(strategy:
 def test_a_fault_that_acts_everywhere_does_not_take_a_notice_from_the_fault_that_gave_it(
     memory: Path,
 ) -> None:
-    """Nobody hears of the notice until the coordinator is back; by then a sample was poisoned in that rank too."""
+    """Nobody hears of the notice until the coordinator is back; by then a sample was poisoned in
+    that rank too.
+    """
     faults: list[dict[str, Any]] = [
         {"id": "poison", "kind": "poison-sample", "at": {"step": 9}},
         {"id": "term", "kind": "process-term", "target": {"rank": 2}, "at": {"time": 0.18}},
@@ -104,5 +129,7 @@ def test_a_fault_that_acts_everywhere_does_not_take_a_notice_from_the_fault_that
     faulted, problems = found(cell_of("drop-replica", faults), memory, 3)
     causes = [e.data["cause"] for e in faulted.log.of(Kind.FAILURE_DETECTED)]
     order = [e.kind for e in faulted.log.of(Kind.FAULT_INJECTED, Kind.FAILURE_DETECTED)]
-    assert causes[0] == "notice" and order[:4] == [Kind.FAULT_INJECTED] * 3 + [Kind.FAILURE_DETECTED]
+    assert causes[0] == "notice" and order[:4] == [Kind.FAULT_INJECTED] * 3 + [
+        Kind.FAILURE_DETECTED
+    ]
     assert problems == {}

@@ -1,4 +1,6 @@
-"""Two faults of one kind at once on one thing: what they do lasts until the later one is over, and no longer."""
+"""Two faults of one kind at once on one thing: what they do lasts until the later one is over, and
+no longer.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,17 @@ def twice(folder: Path, kind: str, **more: Any) -> Played:
         {"id": "one", "kind": kind, "at": {"step": 9}, "duration": {"steps": 8}, **more},
         {"id": "two", "kind": kind, "at": {"step": 13}, "duration": {"steps": 16}, **more},
     ]
-    return play(cell_of("drop-replica", faults, every=2, steps=50, launcher={"kind": "sim"}), folder, seed=3)
+    return play(
+        cell_of("drop-replica", faults, every=2, steps=50, launcher={"kind": "sim"}), folder, seed=3
+    )
 
 
 def seconds(played: Played, steps: range) -> float:
     """Of the slowest rank in such steps, as a rule."""
     commits = [e for e in played.log.of(Kind.STEP_COMMITTED) if e.step in steps]
-    return median(max(sum(e.data["seconds"].values()) for e in commits if e.step == step) for step in steps)
+    return median(
+        max(sum(e.data["seconds"].values()) for e in commits if e.step == step) for step in steps
+    )
 
 
 @pytest.mark.parametrize("kind", SLOW)
@@ -53,7 +59,9 @@ def test_who_is_slowed_twice_is_slow_until_both_are_over(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", ["read-only", "disk-full", "io-error"])
-def test_a_disk_that_two_faults_have_takes_nothing_until_both_are_over(tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_two_faults_have_takes_nothing_until_both_are_over(
+    tmp_path: Path, kind: str
+) -> None:
     target = {"target": {"rank": 0}} if kind == "io-error" else {}
     played = twice(tmp_path, kind, **target)
     saved = {e.step for e in played.log.of(Kind.CHECKPOINT_COMMITTED)}
@@ -99,7 +107,9 @@ def test_what_a_process_writes_is_looked_for_once_however_many_wait_for_it(
         faults = [{"id": f"f{n}", "at": {"step": 5}, **slight} for n in range(count)]
         looks.clear()
         played = play(
-            cell_of("drop-replica", faults, every=100, launcher={"kind": "sim"}), tmp_path / name, seed=3
+            cell_of("drop-replica", faults, every=100, launcher={"kind": "sim"}),
+            tmp_path / name,
+            seed=3,
         )
         assert len(list(played.log.of(Kind.FAULT_INJECTED))) == count
         return len(looks)

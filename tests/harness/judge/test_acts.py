@@ -19,7 +19,9 @@ THREE = {"select": {"count": 3}}
 ALL = {"select": "all"}
 
 
-def played(root: Path, *faults: dict[str, Any], recovery: Any = "checkpoint-restart", **more: Any) -> Played:
+def played(
+    root: Path, *faults: dict[str, Any], recovery: Any = "checkpoint-restart", **more: Any
+) -> Played:
     return play(cell_of(recovery, list(faults), **more), root, seed=3)
 
 
@@ -57,10 +59,18 @@ def test_ranks_killed_at_once_are_one_incident_that_costs_what_was_done_again(
         assert incident.occurrences == tuple(range(injected(found)))
         redone = [run for run in found.history.runs if not run.survives and run.committed_ns]
         assert incident.steps_lost == len(redone) > 0
-        for name in ("recovery_time", "steps_lost", "detection_time", "time_to_full_rate", "redo_time"):
+        for name in (
+            "recovery_time",
+            "steps_lost",
+            "detection_time",
+            "time_to_full_rate",
+            "redo_time",
+        ):
             assert len(found.values[name]) == 1, name
         assert found.values["steps_lost"] == [float(len(redone))]
-        assert incident.recovery_time == pytest.approx(sum(span.seconds for span in incident.phases))
+        assert incident.recovery_time == pytest.approx(
+            sum(span.seconds for span in incident.phases)
+        )
         assert incident.detection_time == max(hit.detection_time or 0.0 for hit in incident.hits)
 
 
@@ -74,7 +84,9 @@ def test_two_acts_of_one_fault_are_two_incidents(memory: Path) -> None:
 
 
 def test_two_acts_of_one_step_are_told_apart_by_the_injector_alone(memory: Path) -> None:
-    """Arrivals so dense that several fall between two looks: the log says that they are separate."""
+    """Arrivals so dense that several fall between two looks: the log says that they are
+    separate.
+    """
     arrivals = {"trace": {"file": "inline", "times": [1.2, 1.2]}}
     slow = {"id": "slow", "kind": "process-stop", "params": {}, "at": arrivals, "duration": 0.05}
     found = measure(played(memory, slow).log, None)
@@ -102,7 +114,9 @@ def test_hits_of_one_process_are_of_several_acts_whatever_the_log_says(memory: P
 
 
 def test_a_rollback_that_answers_two_acts_has_one_number_of_steps(memory: Path) -> None:
-    """The second fault cost no steps of its own: no 0 beside the rollback's number drags the median down."""
+    """The second fault cost no steps of its own: no 0 beside the rollback's number drags the median
+    down.
+    """
     faults = [kill({"time": 1.2}, "first", rank=1), kill({"time": 1.25}, "second", rank=2)]
     found = measure(played(memory, *faults).log, None)
     assert [incident.fault for incident in found.incidents] == ["first", "second"]
@@ -114,7 +128,11 @@ def test_a_rollback_that_answers_two_acts_has_one_number_of_steps(memory: Path) 
 def test_values_that_are_spoilt_in_several_ranks_are_answered_as_one(memory: Path) -> None:
     """Only one of them is blamed; the others are no incidents that were masked."""
     nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "gradient", "op": "nan"}}
-    nan |= {"target": {"select": {"count": 2}}, "at": {"step": 33}, "expect": {"outcome": "recovered"}}
+    nan |= {
+        "target": {"select": {"count": 2}},
+        "at": {"step": 33},
+        "expect": {"outcome": "recovered"},
+    }
     cell = cell_of("drop-replica", [nan])
     faulted, control = play(cell, memory, seed=3), play(cell, memory, seed=3, arm="control")
     found = evidence(faulted, control)
@@ -131,11 +149,16 @@ def test_the_worst_of_the_victims_counts() -> None:
     assert _outcome([of("recovered"), of("hang", None)]) == "hang", (
         "the job stood still after one was answered"
     )
-    assert _outcome([of("fail-stop"), of("hang", None)]) == "fail-stop", "told of one, the job gave up"
+    assert _outcome([of("fail-stop"), of("hang", None)]) == "fail-stop", (
+        "told of one, the job gave up"
+    )
     assert _outcome([of("fail-stop"), of("sdc-escape", None)]) == "sdc-escape"
     assert _outcome([of("not-landed", None), of("degraded")]) == "degraded"
 
 
 def test_what_is_said_of_several_victims_keeps_every_value() -> None:
-    assert merged([{"rank": 1, "signal": 9}, {"rank": 2, "signal": 9}]) == {"rank": [1, 2], "signal": 9}
+    assert merged([{"rank": 1, "signal": 9}, {"rank": 2, "signal": 9}]) == {
+        "rank": [1, 2],
+        "signal": 9,
+    }
     assert merged([{"rank": 1}, {"rank": 1, "of": "b"}]) == {"rank": 1, "of": ["b"]}

@@ -1,4 +1,5 @@
-"""When a fault may have been injected and a silence declared: what a log may say all the same, and is not called wrong.
+"""When a fault may have been injected and a silence declared: what a log may say all the same, and
+is not called wrong.
 
 What must be seen is in ``tests/mutations/tables/clocks.py``.
 """
@@ -7,7 +8,18 @@ from __future__ import annotations
 
 from chaos.events.log import Kind
 from tests.mutations.bases import judged
-from tests.mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, each, edit, move, the_injection
+from tests.mutations.tape import (
+    FAIL,
+    MS,
+    Change,
+    Mutation,
+    Tape,
+    all_of,
+    each,
+    edit,
+    move,
+    the_injection,
+)
 
 EARLIER = move(Kind.FAULT_INJECTED, -60)
 MEASURED = ("silent_s", "limit_s", "last_seq", "stopped")
@@ -43,16 +55,25 @@ def test_an_occurrence_that_never_acted_is_tied_to_nothing() -> None:
 
 
 def test_a_fault_that_came_late_came_after_the_steps_that_it_missed() -> None:
-    assert _answer("takeover", edit(Kind.FAULT_INJECTED, {"late_steps": 0}, fault="lost"))[0] == "pass"
-    verdict, witness = _answer("takeover", edit(Kind.FAULT_INJECTED, {"late_steps": 1}, fault="lost"))
-    assert (verdict, "lost was injected before any rank had done step 21" in witness) == (FAIL, True), witness
+    assert (
+        _answer("takeover", edit(Kind.FAULT_INJECTED, {"late_steps": 0}, fault="lost"))[0] == "pass"
+    )
+    verdict, witness = _answer(
+        "takeover", edit(Kind.FAULT_INJECTED, {"late_steps": 1}, fault="lost")
+    )
+    assert (verdict, "lost was injected before any rank had done step 21" in witness) == (
+        FAIL,
+        True,
+    ), witness
 
 
 def test_a_time_may_come_again_where_its_fault_may() -> None:
     """A fault that may fire at each attempt has its first time as its bound, always."""
     shared = all_of(
         edit(Kind.FAULT_INJECTED, {"act": 1}, fault="second"),
-        each(Kind.FAULT_PLANNED, lambda data: data["at"].update(times_s=[1.2, 1.9]), fault="second"),
+        each(
+            Kind.FAULT_PLANNED, lambda data: data["at"].update(times_s=[1.2, 1.9]), fault="second"
+        ),
         lambda tape: tape.add(tape.find(Kind.FAULT_INJECTED, fault="second")[0], data={"act": 0}),
     )
     assert _answer("unheld", shared)[0] == FAIL
@@ -66,7 +87,9 @@ def test_an_older_log_does_not_say_how_long_a_rank_was_silent() -> None:
             data.pop(name, None)
 
     verdict, witness = _answer("hang", each(Kind.FAILURE_DETECTED, older))
-    assert (verdict, "how long w2 was silent is not in the log" in witness) == ("pass", True), witness
+    assert (verdict, "how long w2 was silent is not in the log" in witness) == ("pass", True), (
+        witness
+    )
 
 
 def test_an_older_log_does_not_say_which_act_a_hit_was_of() -> None:

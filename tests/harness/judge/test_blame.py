@@ -1,4 +1,6 @@
-"""Whom a failure may blame where a fault hit several at once: no other answer is excused than one that must be."""
+"""Whom a failure may blame where a fault hit several at once: no other answer is excused than one
+that must be.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SIX = tuple(f"w{rank}" for rank in range(6))
 
 
 def verdict(hit: Iterable[int], cause: str, blamed: int | None, *, kind: str, shards: int) -> str:
-    """Of ``detection``, where a fault hits these of six ranks in one step and this one is blamed."""
+    """Of ``detection``, where a fault hits these of six ranks in one step and this one is
+    blamed.
+    """
     script = Script("hot-spare")
     arms.plan(script, "f", kind, ranks=list(hit))
     script.form(SIX, state="initial", cause="start", resume=0)
@@ -32,11 +36,18 @@ def verdict(hit: Iterable[int], cause: str, blamed: int | None, *, kind: str, sh
         script.orchestrator(
             Kind.FAULT_INJECTED, step=27, **about, target={"process": f"w{rank}", "rank": rank}
         )
-        script.orchestrator(Kind.FAULT_LANDED, step=27, **about, witness="rank: digests", evidence=CHANGED)
+        script.orchestrator(
+            Kind.FAULT_LANDED, step=27, **about, witness="rank: digests", evidence=CHANGED
+        )
     script.orchestrator(
-        Kind.FAILURE_DETECTED, step=27, failure=1, cause=cause, process=None if blamed is None else f"w{blamed}",
-        rank=blamed, detail="seen",
-    )  # fmt: skip
+        Kind.FAILURE_DETECTED,
+        step=27,
+        failure=1,
+        cause=cause,
+        process=None if blamed is None else f"w{blamed}",
+        rank=blamed,
+        detail="seen",
+    )
     return detection(
         evidence_of(script, [{**KILL, "id": "f", "kind": kind, "target": {"select": "all"}}])
     ).verdict
@@ -99,11 +110,15 @@ def test_a_later_failure_needs_no_decision_of_its_own_only_where_the_last_one_fo
         ["spawn warm spare"] if members is None else [f"form {members} with state from peer"]
     )
     first = script.find(Kind.FAILURE_DETECTED)[0]
-    later = replace(first, time_ns=decision.time_ns + 1, data=first.data | {"failure": 2, "process": blamed})
+    later = replace(
+        first, time_ns=decision.time_ns + 1, data=first.data | {"failure": 2, "process": blamed}
+    )
     script.lines.append(later)
     script.lines.sort(key=lambda line: line.time_ns)
     finding = recovery_shown(evidence_of(script, [KILL]))
-    unanswered = "answers failure 2" in finding.witness and "nobody decided on it" in finding.witness
+    unanswered = (
+        "answers failure 2" in finding.witness and "nobody decided on it" in finding.witness
+    )
     assert (FAIL if unanswered else "pass") == expected, finding.witness
 
 

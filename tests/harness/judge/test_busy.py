@@ -1,4 +1,6 @@
-"""A rank that says it is busy, and the marks of code between steps: what its supervisor sees, and how it leaves."""
+"""A rank that says it is busy, and the marks of code between steps: what its supervisor sees, and
+how it leaves.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 class Evaluating(Rank):
-    """Evaluates after step 2, in a way that a test chooses, and shows what its supervisor can see."""
+    """Evaluates after step 2, in a way that a test chooses, and shows what its supervisor
+    can see.
+    """
 
     def __init__(self, directory: Path, how: str) -> None:
         self.how = how
@@ -104,7 +108,9 @@ def test_code_between_steps_shows_as_that(evaluating: Evaluating) -> None:
 
 
 @pytest.mark.parametrize("evaluating", ["inside"], indirect=True)
-def test_an_evaluation_with_the_model_in_a_step_is_not_its_forward_pass(evaluating: Evaluating) -> None:
+def test_an_evaluation_with_the_model_in_a_step_is_not_its_forward_pass(
+    evaluating: Evaluating,
+) -> None:
     mark = evaluating.saw()
     assert (mark.phase, mark.step, mark.busy_s) == ("data", 3, 90)
     evaluating.go.put(None)
@@ -219,7 +225,10 @@ def test_a_process_that_is_stopped_has_less_than_one_that_is_silent() -> None:
     ("arguments", "complaint"),
     [
         (["--hang-timeout", "0"], "0 is no time to wait"),
-        (["--hang-timeout", "0.025"], "hang.stopped_s (0.025 s) must be less than hang.given_s (0.025 s)"),
+        (
+            ["--hang-timeout", "0.025"],
+            "hang.stopped_s (0.025 s) must be less than hang.given_s (0.025 s)",
+        ),
         (
             ["--join-timeout", "5"],
             "park_timeout_s * hang.disk_factor (10 s) must be less than join_timeout_s (5 s)",

@@ -1,4 +1,6 @@
-"""Times that cannot be: each is seen, and what clocks of several machines explain is not held against anybody."""
+"""Times that cannot be: each is seen, and what clocks of several machines explain is not held
+against anybody.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ def test_a_rank_alone_whose_clock_is_early_is_seen_by_its_supervisor() -> None:
     """Steps tell nothing where there is nobody to wait for."""
     script = control("hot-spare")
     for line in script.lines:
-        if line.actor in ("w0", "w1", "w2", "w3") and line.step is None and line.kind is Kind.GROUP_FORMED:
+        if (
+            line.actor in ("w0", "w1", "w2", "w3")
+            and line.step is None
+            and line.kind is Kind.GROUP_FORMED
+        ):
             line.time_ns -= 5 * MS
     found = happens_before(evidence_of(script, []))
     assert found.verdict == FAIL
@@ -83,7 +89,9 @@ def test_a_clock_within_what_machines_do_is_not(rate: float) -> None:
 
 
 def test_a_rank_that_becomes_slow_is_no_clock_that_runs_wrong() -> None:
-    """From some step on all its commits come late, as beside a straggler; or later and later by jerks."""
+    """From some step on all its commits come late, as beside a straggler; or later and later by
+    jerks.
+    """
     for late_ms in (lambda step: 15 if step > 25 else 0, lambda step: (step * 7919) % 23):
         script = control("hot-spare", steps=DRIFT_STEPS + 10, step_ms=40)
         for line in script.find(Kind.STEP_COMMITTED):
@@ -97,7 +105,10 @@ MOVES: dict[str, tuple[Callable[[Script], None], str]] = {
         _earlier(Kind.FAULT_HEALED, 2000),
         "kill healed before it was injected",
     ),
-    "landed before it was injected": (_earlier(Kind.FAULT_LANDED, 100), "kill landed before it was injected"),
+    "landed before it was injected": (
+        _earlier(Kind.FAULT_LANDED, 100),
+        "kill landed before it was injected",
+    ),
     "the end of the job": (_earlier(Kind.RUN_FINISHED, 200), "after the job was done"),
     "the end of a process": (
         _earlier(Kind.PROCESS_EXITED, 200, process="w0"),
@@ -115,13 +126,19 @@ MOVES: dict[str, tuple[Callable[[Script], None], str]] = {
         _later(Kind.STATE_READY, 5, generation=2),
         "held its state after the generation was ready",
     ),
-    "a state before the generation": (_earlier(Kind.STATE_READY, 50, generation=2), "held its state before"),
+    "a state before the generation": (
+        _earlier(Kind.STATE_READY, 50, generation=2),
+        "held its state before",
+    ),
     "a parked rank": (_later(Kind.PARKED, 5), "parked after the supervisor had heard of it"),
     "a process that begins before it is started": (
         _earlier(Kind.ACTOR_STARTED, 300),
         "began before it was started",
     ),
-    "a process that is ready before it begins": (_later(Kind.ACTOR_STARTED, 5), "was ready before it began"),
+    "a process that is ready before it begins": (
+        _later(Kind.ACTOR_STARTED, 5),
+        "was ready before it began",
+    ),
     "a commit before another's batch": (
         _later(Kind.BATCH_TAKEN, 60, step=12),
         "committed step 12 before w0 had taken its batch",
@@ -143,7 +160,9 @@ def test_values_are_refused_before_they_are_declared() -> None:
     for line in script.find(Kind.NONFINITE_CAUGHT):
         line.time_ns += 60 * MS
     verdict, witness = _answer(script, "nan")
-    assert (verdict, "declared before any rank had refused them" in witness) == (FAIL, True), witness
+    assert (verdict, "declared before any rank had refused them" in witness) == (FAIL, True), (
+        witness
+    )
 
 
 def test_a_rank_commits_in_order() -> None:
@@ -176,13 +195,17 @@ def test_a_lost_node_may_go_on_unseen() -> None:
     script.find(Kind.FAILURE_DETECTED)[0].time_ns -= 40 * MS
     assert _answer(script)[0] == FAIL
     script.lines.append(
-        logs.Line(ORCHESTRATOR, Kind.NODE_LOST, exited.time_ns - 1, 1, None, {"node": 1, "why": "cut"})
+        logs.Line(
+            ORCHESTRATOR, Kind.NODE_LOST, exited.time_ns - 1, 1, None, {"node": 1, "why": "cut"}
+        )
     )
     assert _answer(script)[0] == "pass"
 
 
 def test_a_recovery_that_took_less_than_no_time() -> None:
-    """Whatever order the lines are in: a negative duration is none; within the error of the clocks nobody knows."""
+    """Whatever order the lines are in: a negative duration is none; within the error of the clocks
+    nobody knows.
+    """
     from harness.judge.record.causality import durations
 
     assert durations({"kill": [("recovery", -0.07), ("detection", 0.1)]}, 0.0)[0].sure

@@ -44,7 +44,8 @@ def test_only_steps_that_a_fault_hid_to_the_end_may_be_missing(
 
 
 @pytest.mark.parametrize(
-    ("shown_again", "claimed", "expected"), [(False, 20, "pass"), (False, 19, FAIL), (True, 20, FAIL)]
+    ("shown_again", "claimed", "expected"),
+    [(False, 20, "pass"), (False, 19, FAIL), (True, 20, FAIL)],
 )
 def test_a_job_may_end_by_another_failure_before_a_hidden_rank_is_taken_for_hung(
     shown_again: bool, claimed: int, expected: str
@@ -72,7 +73,12 @@ def test_a_generation_that_came_after_would_have_told() -> None:
     script.train(26)
     arms.fail(script, "w2", 2, "hang")
     script.form(
-        ("w0", "w1", "s0", "w3"), state="peer", cause="failure", resume=26, source="w0", fresh=("s0",)
+        ("w0", "w1", "s0", "w3"),
+        state="peer",
+        cause="failure",
+        resume=26,
+        source="w0",
+        fresh=("s0",),
     )
     script.finish()
     script.find(Kind.RUN_FINISHED)[0].data.update(outcome="halted", committed_step=20)

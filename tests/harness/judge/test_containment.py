@@ -1,4 +1,6 @@
-"""A NaN that changes nothing is judged for what it is, and a refusal is credited to what can have caused it."""
+"""A NaN that changes nothing is judged for what it is, and a refusal is credited to what can have
+caused it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ def beside(rank: int, step: int = 25) -> dict[str, Any]:
     """A NaN that is caught."""
     params = {"surface": "gradient", "op": "nan"}
     at = {"step": step, "phase": "backward"}
-    return {"id": "late", "kind": "tensor-corrupt", "params": params, "target": {"rank": rank}, "at": at}
+    return {
+        "id": "late",
+        "kind": "tensor-corrupt",
+        "params": params,
+        "target": {"rank": rank},
+        "at": at,
+    }
 
 
 @pytest.fixture
@@ -43,7 +51,9 @@ def placeholder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attempt, "corrupted", first_overwrites)
 
 
-def contained(root: Path, faults: list[dict[str, Any]], change: Any = None, recovery: Any = SPARE) -> Finding:
+def contained(
+    root: Path, faults: list[dict[str, Any]], change: Any = None, recovery: Any = SPARE
+) -> Finding:
     """What is said of an arm with these faults; ``change``: of its log, before it is judged."""
     faulted, control = (
         play(cell_of(recovery, faults), root, seed=3, arm=arm) for arm in ("faulted", "control")
@@ -51,7 +61,10 @@ def contained(root: Path, faults: list[dict[str, Any]], change: Any = None, reco
     made = evidence(faulted, control)
     if change is not None:
         tape = Tape.of(
-            {path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))}
+            {
+                path.stem: read_actor(path).events
+                for path in sorted(faulted.directory.glob("*.jsonl"))
+            }
         )
         change(tape)
         made = Evidence(
@@ -86,14 +99,19 @@ def test_beside_a_kill_it_is_judged_alike(placeholder: None, memory: Path) -> No
 
 
 def test_what_changes_the_state_and_is_not_caught_fails(memory: Path) -> None:
-    """It has an effect: another one's refusal is no excuse for it, and digests that differ are no proof of none."""
+    """It has an effect: another one's refusal is no excuse for it, and digests that differ are no
+    proof of none.
+    """
 
     def silent(tape: Tape) -> None:
         for row in tape.find(Kind.NONFINITE_CAUGHT):
             row.data["blamed"] = [1]
 
     found = contained(memory, [{**PLACEHOLDER, "at": {"step": 3}}, beside(1)], silent)
-    assert found.verdict == "fail" and "early planted a non-finite value that nobody caught" in found.witness
+    assert (
+        found.verdict == "fail"
+        and "early planted a non-finite value that nobody caught" in found.witness
+    )
 
 
 def test_a_digest_that_differs_is_no_proof(placeholder: None, memory: Path) -> None:
@@ -123,12 +141,16 @@ def test_the_last_step_is_lost_before_its_state_was_looked_at(tmp_path: Path) ->
     faults = [last, {**slow, "duration": 0.4}, stop]
     cell = cell_of("drop-replica", faults, ranks=2, steps=11, every="0.3s", parallelism="fsdp")
     faulted = play(cell, tmp_path, seed=94)
-    files = {path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))}
+    files = {
+        path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))
+    }
 
     def verdict(change: Any) -> str:
         change(tape := Tape.of(files))
         exact = evidence(faulted, None).exact
-        made = Evidence(arm="faulted", cell=cell, log=tape.log(), control=None, controls=(), exact=exact)
+        made = Evidence(
+            arm="faulted", cell=cell, log=tape.log(), control=None, controls=(), exact=exact
+        )
         return check(CHECKERS["nan-containment"], made).verdict
 
     def never_again(tape: Tape) -> None:

@@ -1,4 +1,6 @@
-"""Implementations with one defect each, simulated: each turns its own checker red, and a clean one none."""
+"""Implementations with one defect each, simulated: each turns its own checker red, and a clean one
+none.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,63 @@ from tests.support.simulate import KILL, Played, cell_of, evidence, play
 
 SEED = 5
 HANG = {**KILL, "kind": "process-stop"}
-NAN = {**KILL, "id": "nan", "kind": "tensor-corrupt", "params": {"surface": "gradient", "op": "nan"}}
+NAN = {
+    **KILL,
+    "id": "nan",
+    "kind": "tensor-corrupt",
+    "params": {"surface": "gradient", "op": "nan"},
+}
 CORRUPT = {
-    "id": "corrupt", "kind": "checkpoint-corrupt", "params": {"mode": "bitflip"},
-    "target": {"checkpoint": "latest"}, "at": {"event": "checkpoint_committed", "nth": 3},
-}  # fmt: skip
+    "id": "corrupt",
+    "kind": "checkpoint-corrupt",
+    "params": {"mode": "bitflip"},
+    "target": {"checkpoint": "latest"},
+    "at": {"event": "checkpoint_committed", "nth": 3},
+}
 FULL = {"id": "full", "kind": "disk-full", "at": {"step": 15}, "duration": {"steps": 10}}
 RESTART, DROP, SPARE = "checkpoint-restart", "drop-replica", "hot-spare"
 SMALLER = {"strategy": DROP, "rejoin": False}
 
 Defect = Callable[[], Behaviour | Strategy]
 DEFECTS: dict[str, tuple[Any, list[dict[str, Any]], Defect, dict[str, str]]] = {
-    "a batch is skipped": (DROP, [KILL], lambda: defects.OtherBatch(1), {"sample-accounting": FAIL}),
-    "a batch is replayed": (DROP, [KILL], lambda: defects.OtherBatch(-1), {"sample-accounting": FAIL}),
-    "an older checkpoint is restored": (RESTART, [KILL], defects.RestoresOlder, {"no-lost-commit": FAIL}),
-    "a corrupt checkpoint is restored": (
-        RESTART, [CORRUPT, KILL], defects.RestoresUnverified, {"checkpoint-integrity": FAIL},
+    "a batch is skipped": (
+        DROP,
+        [KILL],
+        lambda: defects.OtherBatch(1),
+        {"sample-accounting": FAIL},
     ),
-    "random generators begin anew": (RESTART, [KILL], defects.ForgetsRandomness, {"loss-equality": FAIL}),
+    "a batch is replayed": (
+        DROP,
+        [KILL],
+        lambda: defects.OtherBatch(-1),
+        {"sample-accounting": FAIL},
+    ),
+    "an older checkpoint is restored": (
+        RESTART,
+        [KILL],
+        defects.RestoresOlder,
+        {"no-lost-commit": FAIL},
+    ),
+    "a corrupt checkpoint is restored": (
+        RESTART,
+        [CORRUPT, KILL],
+        defects.RestoresUnverified,
+        {"checkpoint-integrity": FAIL},
+    ),
+    "random generators begin anew": (
+        RESTART,
+        [KILL],
+        defects.ForgetsRandomness,
+        {"loss-equality": FAIL},
+    ),
     "a zombie commits": (SPARE, [HANG], defects.Zombie, {"single-writer": FAIL}),
     # The state is refused after the last step, far from the fault, and all go back to before it.
-    "a NaN is committed": (DROP, [NAN], defects.CommitsNan, {"nan-containment": FAIL, "detection": FAIL}),
+    "a NaN is committed": (
+        DROP,
+        [NAN],
+        defects.CommitsNan,
+        {"nan-containment": FAIL, "detection": FAIL},
+    ),
     "the learning rate is scaled": (SMALLER, [KILL], defects.ScalesRate, {"step-arithmetic": FAIL}),
     "a peer sends old state": (DROP, [KILL], defects.StalePeer, {"replica-equality": FAIL}),
     "another rank is blamed": (SPARE, [NAN], defects.BlamesAnother, {"detection": FAIL}),
@@ -46,21 +84,32 @@ DEFECTS: dict[str, tuple[Any, list[dict[str, Any]], Defect, dict[str, str]]] = {
     "the injector does nothing": (SPARE, [KILL], defects.DeafOnce, {"fault-landed": OPEN}),
     # Nobody saw it exit, so nobody knows how its log should end either.
     "a process is left": (
-        SPARE, [KILL], lambda: defects.Immortal("w1"), {"no-orphans": FAIL, "evidence-complete": OPEN},
+        SPARE,
+        [KILL],
+        lambda: defects.Immortal("w1"),
+        {"no-orphans": FAIL, "evidence-complete": OPEN},
     ),
     "the last line is lost": (SPARE, [KILL], defects.LosesLine, {"evidence-complete": OPEN}),
     "a failure is not answered": (DROP, [KILL], defects.DoesNothing, {"liveness": FAIL}),
     "a failed save ends the rank": (
-        SPARE, [FULL], defects.DiesOfFailedSave, {"checkpoint-integrity": FAIL},
+        SPARE,
+        [FULL],
+        defects.DiesOfFailedSave,
+        {"checkpoint-integrity": FAIL},
     ),
     "a sample is left out silently": (
-        DROP, [KILL], defects.LeavesOutSilently, {"sample-accounting": FAIL, "step-arithmetic": FAIL},
+        DROP,
+        [KILL],
+        defects.LeavesOutSilently,
+        {"sample-accounting": FAIL, "step-arithmetic": FAIL},
     ),
     "a spare is not used": (SPARE, [KILL], defects.NeverSwaps, {"membership": FAIL}),
-}  # fmt: skip
+}
 
 
-def arms(cell: Cell, root: Path, defect: Behaviour | Strategy | None = None) -> tuple[Played, Played]:
+def arms(
+    cell: Cell, root: Path, defect: Behaviour | Strategy | None = None
+) -> tuple[Played, Played]:
     """The faulted arm, with a defect, and a clean control arm."""
     behaviour = defect if isinstance(defect, Behaviour) else None
     strategy = defect if isinstance(defect, Strategy) else None
@@ -80,7 +129,11 @@ def test_a_defect_turns_its_checker_red_and_no_other(name: str, memory: Path) ->
 
 @pytest.mark.parametrize("fault", [[KILL], [HANG], [NAN], [CORRUPT, KILL]], ids=str)
 @pytest.mark.parametrize("recovery", [RESTART, DROP, SPARE])
-def test_without_a_defect_all_is_green(recovery: str, fault: list[dict[str, Any]], memory: Path) -> None:
+def test_without_a_defect_all_is_green(
+    recovery: str, fault: list[dict[str, Any]], memory: Path
+) -> None:
     faulted, control = arms(cell_of(recovery, fault), memory)
     for seen in (evidence(faulted, control), evidence(control, None)):
-        assert {name: f.verdict for name, f in check_all(seen).items()} == dict.fromkeys(CHECKERS, "pass")
+        assert {name: f.verdict for name, f in check_all(seen).items()} == dict.fromkeys(
+            CHECKERS, "pass"
+        )

@@ -1,4 +1,6 @@
-"""A divergence that was found sends the job back to the last agreement, which is no loss; without it, it is one."""
+"""A divergence that was found sends the job back to the last agreement, which is no loss; without
+it, it is one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def tape(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, tuple
     """An arm that restarts from the checkpoint before a divergence."""
     cell = cell_of("checkpoint-restart", [{**DESYNC, **ONE}], verify_every=15, memory={"every": 2})
     played = play(cell, tmp_path_factory.mktemp("arm"), seed=5)
-    return played, {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+    return played, {
+        path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))
+    }
 
 
 def judged(tape: tuple[Any, dict[str, tuple[Event, ...]]], change: Any) -> dict[str, str]:
@@ -54,7 +58,11 @@ def judged(tape: tuple[Any, dict[str, tuple[Event, ...]]], change: Any) -> dict[
     change(made)
     return verdicts(
         Evidence(
-            arm="control", cell=played.cell, log=made.log(), controls=(), exact=evidence(played, None).exact
+            arm="control",
+            cell=played.cell,
+            log=made.log(),
+            controls=(),
+            exact=evidence(played, None).exact,
         )
     )
 
@@ -82,9 +90,14 @@ def test_a_checkpoint_in_doubt_that_is_restored_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Custody, "distrust", lambda *_, **__: None)
-    played = play(cell_of("checkpoint-restart", [{**DESYNC, **TWO}], verify_every=15), tmp_path, seed=5)
+    played = play(
+        cell_of("checkpoint-restart", [{**DESYNC, **TWO}], verify_every=15), tmp_path, seed=5
+    )
     found = check(CHECKERS["checkpoint-integrity"], evidence(played, None))
-    assert found.verdict == "fail" and "restored step-00000040, which is corrupt or doubtful" in found.witness
+    assert (
+        found.verdict == "fail"
+        and "restored step-00000040, which is corrupt or doubtful" in found.witness
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +125,9 @@ def test_what_is_saved_anew_and_not_acknowledged_may_be_what_goes_by_the_name_of
         data = {"checkpoint": ready.data["checkpoint"], "reason": "", "error": ""}
         for before_ns, word in enumerate(reversed(lines.split()), start=1):
             step = ready.data["resume_step"]
-            log.add(ready, kind=kinds[word], time_ns=ready.time_ns - before_ns, step=step, data=data)
+            log.add(
+                ready, kind=kinds[word], time_ns=ready.time_ns - before_ns, step=step, data=data
+            )
 
     assert judged(tape, planted)["checkpoint-integrity"] == verdict
 
@@ -120,21 +135,35 @@ def test_what_is_saved_anew_and_not_acknowledged_may_be_what_goes_by_the_name_of
 def test_a_job_that_begins_anew_though_it_had_saved_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rot = {"id": "rot", "kind": "checkpoint-corrupt", "at": {"step": 12}, "target": {"checkpoint": "latest"}}
+    rot = {
+        "id": "rot",
+        "kind": "checkpoint-corrupt",
+        "at": {"step": 12},
+        "target": {"checkpoint": "latest"},
+    }
     kill = {"id": "kill", "kind": "process-kill", "at": {"step": 14}, "target": {"rank": 2}}
     cell = cell_of("checkpoint-restart", [rot, kill], every=8)
     lost = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "ends", seed=5), None))
     monkeypatch.setattr(Custody, "nothing_left", lambda *_, **__: None)
     anew = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "anew", seed=5), None))
     assert lost.verdict == "pass"
-    assert anew.verdict == "fail" and "began anew, though step-00000008 had been saved" in anew.witness
+    assert (
+        anew.verdict == "fail" and "began anew, though step-00000008 had been saved" in anew.witness
+    )
 
 
 def test_what_is_known_to_be_rotten_is_not_left_to_agree_on(tmp_path: Path) -> None:
-    rot = {"id": "rot", "kind": "checkpoint-corrupt", "at": {"step": 5}, "target": {"checkpoint": "latest"}}
+    rot = {
+        "id": "rot",
+        "kind": "checkpoint-corrupt",
+        "at": {"step": 5},
+        "target": {"checkpoint": "latest"},
+    }
     cell = cell_of("drop-replica", [rot], every=1, keep=2, steps=12, verify_every=4)
     played = play(cell, tmp_path, seed=5)
-    files = {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+    files = {
+        path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))
+    }
     unknown = judged((played, files), lambda _: None)
 
     def noticed(log: Tape) -> None:
@@ -147,12 +176,18 @@ def test_what_is_known_to_be_rotten_is_not_left_to_agree_on(tmp_path: Path) -> N
 
 
 def test_whoever_is_left_of_a_job_that_began_anew_has_lost_nothing(tmp_path: Path) -> None:
-    """All of the first generation are gone, and one of those who begin anew before it has said what it holds."""
+    """All of the first generation are gone, and one of those who begin anew before it has said what
+    it holds.
+    """
     stop = {"id": "stop", "kind": "node-stop", "at": {"step": 2}}
     kill = {"id": "kill", "kind": "oom-kill", "at": {"event": "regroup"}}
-    cell = cell_of("drop-replica", [stop, kill], every=2, steps=4, ranks=2, launcher={"kind": "sim"})
+    cell = cell_of(
+        "drop-replica", [stop, kill], every=2, steps=4, ranks=2, launcher={"kind": "sim"}
+    )
     played = play(cell, tmp_path, seed=0)
-    files = {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+    files = {
+        path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))
+    }
 
     def of_peers(log: Tape) -> None:
         log.find(Kind.GENERATION_STARTED, generation=2)[0].data["state"] = "peer"

@@ -23,17 +23,30 @@ from tests.support.arms import KILL, cell_of
 OK = Finding(verdict="pass", witness="fine")
 
 
-def sla(check: str, values: list[float], metric: str = "recovery_time", severity: str = "fail") -> SlaResult:
+def sla(
+    check: str, values: list[float], metric: str = "recovery_time", severity: str = "fail"
+) -> SlaResult:
     return judge_sla(
-        "default", metric, SlaCheck.model_validate({"check": check, "severity": severity}), values, 14, ""
+        "default",
+        metric,
+        SlaCheck.model_validate({"check": check, "severity": severity}),
+        values,
+        14,
+        "",
     )
 
 
 def cell(verdict: Verdict, reason: str = "because", name: str = "default") -> CellResult:
     return CellResult(
-        id=name, params={}, strategy="hot-spare", verdict=verdict, reason=reason, metrics={},
-        invariants={"a": OK}, exactness="bit for bit",
-    )  # fmt: skip
+        id=name,
+        params={},
+        strategy="hot-spare",
+        verdict=verdict,
+        reason=reason,
+        metrics={},
+        invariants={"a": OK},
+        exactness="bit for bit",
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,8 +70,10 @@ def test_clause(check: str, values: list[float], verdict: str, observed: float |
 
 def test_reason_names_the_clause_its_place_and_the_number() -> None:
     result = sla("median < 0.5s", [0.71, 0.8, 0.82, 0.84, 0.9, 1.02])
-    assert sla_line(result, "scenarios/kill-one-rank.yaml") == (
-        "kill-one-rank.yaml:14  recovery_time  median < 0.5s   observed 0.830 s [0.710, 1.02], n=6"
+    assert (
+        sla_line(result, "scenarios/kill-one-rank.yaml")
+        == "kill-one-rank.yaml:14  recovery_time  median < 0.5s   observed 0.830 s [0.710,"
+        " 1.02], n=6"
     )
 
 
@@ -102,16 +117,23 @@ def test_cell_reasons() -> None:
         == "fault-landed: nobody saw it land"
     )
     assert judge_cell("c", [], {"a": OK}, 1, 2, "x") == (
-        "inconclusive", "1 of 2 arms ran: c cannot be judged; run it again",
-    )  # fmt: skip
+        "inconclusive",
+        "1 of 2 arms ran: c cannot be judged; run it again",
+    )
     assert judge_cell("c", [], {}, 0, 2, "x")[0] == "inconclusive"
 
 
 def test_exit_codes() -> None:
     assert EXIT_CODES == {
-        "pass": 0, "fail": 1, "inconclusive": 3, "broken": 4, "unsafe": 5, "halted": 6, "skipped": 7,
+        "pass": 0,
+        "fail": 1,
+        "inconclusive": 3,
+        "broken": 4,
+        "unsafe": 5,
+        "halted": 6,
+        "skipped": 7,
         "interrupted": 130,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,20 +158,27 @@ def test_exit_code_of_a_run(
 
 
 def test_pass_is_counted_and_skips_are_named() -> None:
-    gate = judge_run([cell("pass")], [sla("max < 2s", [1.0])], {}, [], (3, 3), ["gpu: needs 4 CUDA devices"])
-    assert gate.reason == (
-        "1 of 1 SLAs, 1 of 1 invariants, 3 of 3 faults landed and healed; skipped: gpu: needs 4 CUDA devices"
+    gate = judge_run(
+        [cell("pass")], [sla("max < 2s", [1.0])], {}, [], (3, 3), ["gpu: needs 4 CUDA devices"]
+    )
+    assert (
+        gate.reason
+        == "1 of 1 SLAs, 1 of 1 invariants, 3 of 3 faults landed and healed; skipped: gpu: needs 4"
+        " CUDA devices"
     )
 
 
 def test_nothing_ran_gives_the_skips_reason() -> None:
     assert (
-        judge_run([], [], {}, [], (0, 0), ["gpu: needs 4 CUDA devices"]).reason == "gpu: needs 4 CUDA devices"
+        judge_run([], [], {}, [], (0, 0), ["gpu: needs 4 CUDA devices"]).reason
+        == "gpu: needs 4 CUDA devices"
     )
 
 
 def test_failing_cell_is_named() -> None:
-    gate = judge_run([cell("pass", name="a"), cell("fail", "too slow", "b")], [], {}, [], (1, 1), [])
+    gate = judge_run(
+        [cell("pass", name="a"), cell("fail", "too slow", "b")], [], {}, [], (1, 1), []
+    )
     assert gate.reason == "b: too slow"
 
 

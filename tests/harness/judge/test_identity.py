@@ -1,4 +1,6 @@
-"""Whether a log is its arm's own: checked against the resolved scenario, and against the other arms."""
+"""Whether a log is its arm's own: checked against the resolved scenario, and against the other
+arms.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def _identity(results: Results, arm: str) -> Finding:
     return next(one.invariants["identity"] for one in results.arms if one.id == arm)
 
 
-def test_cells_that_differ_in_a_bound_alone_may_be_alike_in_a_simulation(played: RunDirectory) -> None:
+def test_cells_that_differ_in_a_bound_alone_may_be_alike_in_a_simulation(
+    played: RunDirectory,
+) -> None:
     results = judge(played)
     assert results.verdict == "pass", results.reason
     assert {arm.invariants["identity"].verdict for arm in results.arms} == {"pass"}
@@ -82,7 +86,9 @@ def test_a_log_that_was_copied_to_another_repeat_is_seen_whatever_it_calls_itsel
 
 
 def test_a_replica_that_is_hit_whole_is_planned_whole_when_it_is_read_back(memory: Path) -> None:
-    """A resolved scenario holds every default, so that nobody sees whether ``select`` was written."""
+    """A resolved scenario holds every default, so that nobody sees whether ``select`` was
+    written.
+    """
     chosen = [of_option("--launcher", "launcher", "sim"), of_option("--repeat", "repeat", 1)]
     simulate(loaded(FOLDER / "parallel" / "hsdp-replica-kill.yaml", chosen), memory)
     results = judge(RunDirectory((memory / "hsdp-replica-kill" / "latest").resolve()))

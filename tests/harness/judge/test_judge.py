@@ -21,7 +21,11 @@ from tests.support.arms import KILL, cell_of
 from tests.support.logs import Script
 from tests.support.nodelogs import HOURS_NS, Clock, on_nodes
 
-SLA = {"recovery_time": ["median < 2s", "max < 5s"], "steps_lost": ["max <= 25"], "goodput": ["min >= 0.1"]}
+SLA = {
+    "recovery_time": ["median < 2s", "max < 5s"],
+    "steps_lost": ["max <= 25"],
+    "goodput": ["min >= 0.1"],
+}
 
 HARMLESS: dict[str, Any] = {
     "fault": "kill",
@@ -78,7 +82,9 @@ def simple(tmp_path: Path, script: Script | None = None, **more: Any) -> RunDire
     cell = cell_of(strategy, fields.pop("faults"), **fields)
     pair = {
         arm_id("default", 0, "faulted"): script or arms.hot_spare(),
-        arm_id("default", 0, "control"): arms.control(strategy, spares=int(strategy == "hot-spare")),
+        arm_id("default", 0, "control"): arms.control(
+            strategy, spares=int(strategy == "hot-spare")
+        ),
     }
     return make_run(tmp_path, [cell], pair)
 
@@ -88,7 +94,8 @@ def test_clean_run_passes(tmp_path: Path) -> None:
     assert (results.verdict, results.exit_code) == ("pass", 0)
     assert (
         results.reason
-        == f"4 of 4 SLAs, {len(CHECKERS)} of {len(CHECKERS)} invariants, 1 of 1 faults landed and healed"
+        == f"4 of 4 SLAs, {len(CHECKERS)} of {len(CHECKERS)} invariants, 1 of 1 faults landed and"
+        " healed"
     )
     assert results.cells[0].exactness == "bit for bit"
     assert results.reproduce == "chaos run scenarios/synthetic.yaml --seed 17"
@@ -98,7 +105,9 @@ def test_clean_run_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead_ns", [HOURS_NS, -HOURS_NS], ids=["ahead", "behind"])
-def test_a_node_whose_clock_is_hours_off_gives_the_same_results(tmp_path: Path, ahead_ns: int) -> None:
+def test_a_node_whose_clock_is_hours_off_gives_the_same_results(
+    tmp_path: Path, ahead_ns: int
+) -> None:
     written = []
     for name, clock in (("same", Clock(ahead_ns=0)), ("off", Clock(ahead_ns=ahead_ns))):
         run = simple(tmp_path / name, on_nodes(arms.hot_spare(), clock))
@@ -112,15 +121,23 @@ def test_a_margin_within_the_clocks_bound_makes_the_run_inconclusive(tmp_path: P
     seconds = judge(simple(tmp_path / "plain")).faults[0].recovery_time
     assert seconds is not None
     verdicts = {}
-    for name, limit in (("wide", seconds + 0.02), ("near", seconds + 0.002), ("past", seconds - 0.02)):
+    for name, limit in (
+        ("wide", seconds + 0.02),
+        ("near", seconds + 0.002),
+        ("past", seconds - 0.02),
+    ):
         script = on_nodes(arms.hot_spare(), Clock(), bound_ns=5 * logs.MS, every_ms=1)
         sla = {"recovery_time": [f"max < {limit:.6f}s"]}
         verdicts[name] = judge(simple(tmp_path / name, script, sla=sla))
     assert {name: found.verdict for name, found in verdicts.items()} == {
-        "wide": "pass", "near": "inconclusive", "past": "fail",
-    }  # fmt: skip
+        "wide": "pass",
+        "near": "inconclusive",
+        "past": "fail",
+    }
     assert "which clocks of several machines blur by 0.005" in verdicts["near"].reason
-    assert verdicts["near"].cells[0].metrics["recovery_time"].clock_bound == pytest.approx(0.005, rel=0.1)
+    assert verdicts["near"].cells[0].metrics["recovery_time"].clock_bound == pytest.approx(
+        0.005, rel=0.1
+    )
 
 
 def test_what_the_platform_imitates_is_said(tmp_path: Path) -> None:
@@ -142,7 +159,9 @@ def test_three_strategies_side_by_side(tmp_path: Path) -> None:
     cells, stored = [], {}
     for strategy, make in makers.items():
         cell = cell_of(strategy, [KILL], sla=SLA)
-        cells.append(cell.model_copy(update={"id": f"recovery={strategy}", "params": {"recovery": strategy}}))
+        cells.append(
+            cell.model_copy(update={"id": f"recovery={strategy}", "params": {"recovery": strategy}})
+        )
         control = arms.control(
             strategy, spares=int(strategy == "hot-spare"), step_ms=logs.STEP_MS + len(cells) / 1000
         )
@@ -188,7 +207,8 @@ def test_fault_past_the_end_is_inconclusive(tmp_path: Path) -> None:
 
 
 def test_a_run_without_faults_does_not_pass(tmp_path: Path) -> None:
-    script = Script("hot-spare", spares=1, step_ms=logs.STEP_MS + 0.001)  # no two arms take the same time
+    # no two arms take the same time
+    script = Script("hot-spare", spares=1, step_ms=logs.STEP_MS + 0.001)
     script.train(script.steps)
     script.finish()
     results = judge(simple(tmp_path, script, faults=[], sla={}))
@@ -240,12 +260,16 @@ def test_leftovers_are_unsafe(tmp_path: Path) -> None:
 
 
 def test_nothing_ran_for_want_of_a_capability(tmp_path: Path) -> None:
-    results = judge(make_run(tmp_path, [], {}, [SkippedCell(cell="default", reason="needs 4 CUDA devices")]))
+    results = judge(
+        make_run(tmp_path, [], {}, [SkippedCell(cell="default", reason="needs 4 CUDA devices")])
+    )
     assert (results.verdict, results.exit_code) == ("skipped", 7)
     assert "needs 4 CUDA devices" in results.reason
 
 
-@pytest.mark.parametrize("make", [arms.restart, arms.drop_replica, arms.corrupt_checkpoint, arms.nan])
+@pytest.mark.parametrize(
+    "make", [arms.restart, arms.drop_replica, arms.corrupt_checkpoint, arms.nan]
+)
 def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, make: Any) -> None:
     whole = make()
     times = sorted({line.time_ns for line in whole.lines})
@@ -253,12 +277,16 @@ def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, mak
         script = make()
         script.lines = [line for line in script.lines if line.time_ns <= cut]
         faults = next(faults for maker, faults in arms.CLEAN.values() if maker is make)
-        results = judge(simple(tmp_path / str(index), script, recovery=script.strategy, faults=faults))
+        results = judge(
+            simple(tmp_path / str(index), script, recovery=script.strategy, faults=faults)
+        )
         assert results.exit_code == (0 if cut == times[-1] else 3), results.reason
 
 
 @pytest.mark.parametrize("outcome", ["gave-up", "timed-out"])
-def test_a_job_that_did_not_finish_never_passes_whatever_is_asked(tmp_path: Path, outcome: str) -> None:
+def test_a_job_that_did_not_finish_never_passes_whatever_is_asked(
+    tmp_path: Path, outcome: str
+) -> None:
     script = arms.interrupted("hot-spare", spares=1).finish(outcome, healed=["kill"])
     asked = {"invariants": ["fault-landed"], "sla": {"goodput": ["min > 0.1"]}}
     results = judge(simple(tmp_path / "sla", script, **asked))
@@ -266,7 +294,9 @@ def test_a_job_that_did_not_finish_never_passes_whatever_is_asked(tmp_path: Path
     results = judge(simple(tmp_path / "none", script, invariants=["fault-landed"], sla={}))
     assert results.verdict == "fail" and "the job did not finish" in results.reason
     meant = {**KILL, "expect": {"outcome": "fail-stop" if outcome == "gave-up" else "hang"}}
-    results = judge(simple(tmp_path / "meant", script, invariants=["fault-landed"], sla={}, faults=[meant]))
+    results = judge(
+        simple(tmp_path / "meant", script, invariants=["fault-landed"], sla={}, faults=[meant])
+    )
     assert results.verdict == "pass", results.reason
 
 
@@ -274,9 +304,9 @@ def test_a_metric_says_how_many_values_there_could_have_been(tmp_path: Path) -> 
     """Three repeats, of which one left no log: nothing may read as if there had been two."""
     cell = cell_of("hot-spare", [KILL], sla=SLA, repeat=3)
     logs_of = {
-        arm_id("default", n, kind): arms.hot_spare()
-        if kind == "faulted"
-        else arms.control("hot-spare", spares=1)
+        arm_id("default", n, kind): (
+            arms.hot_spare() if kind == "faulted" else arms.control("hot-spare", spares=1)
+        )
         for n in (0, 2)
         for kind in ("faulted", "control")
     }

@@ -1,4 +1,6 @@
-"""Judging looks through a whole log a number of times that does not grow with the failures in it."""
+"""Judging looks through a whole log a number of times that does not grow with the failures
+in it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ class Counted(tuple[Event, ...]):
 
 def kills(count: int) -> list[dict[str, Any]]:
     return [
-        {"id": f"kill{n}", "kind": "process-kill", "target": {"rank": n % 4}, "at": {"step": 10 + 8 * n}}
+        {
+            "id": f"kill{n}",
+            "kind": "process-kill",
+            "target": {"rank": n % 4},
+            "at": {"step": 10 + 8 * n},
+        }
         for n in range(count)
     ]
 
@@ -40,7 +47,9 @@ def test_many_failures_are_not_many_rounds(
         played = play(cell, tmp_path / str(count), seed=3)
         assert played.outcome == "completed"
         log = replace(played.log, events=Counted(played.log.events))
-        seen = evidence(Played(outcome=played.outcome, cell=cell, log=log, directory=played.directory), None)
+        seen = evidence(
+            Played(outcome=played.outcome, cell=cell, log=log, directory=played.directory), None
+        )
         monkeypatch.setattr(Counted, "rounds", 0)
         findings = check_all(seen)
         assert findings["landing"].verdict == "pass"

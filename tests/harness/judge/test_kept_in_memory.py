@@ -10,18 +10,30 @@ from tests.support.logs import Script
 
 
 def saved(steps: list[int], *, shards: int = 1, torn: int = 0) -> dict[str, int]:
-    """What is held after checkpoints of these steps. ``torn``: a step of which the last shard is not acknowledged."""
+    """What is held after checkpoints of these steps. ``torn``: a step of which the last shard is
+    not acknowledged.
+    """
     script = Script("hot-spare", spares=1)
     script.spawn("k0", role="keeper")
     for step in steps:
         for shard in range(shards - (step == torn)):
             script.write(
-                "w0", Kind.CHECKPOINT_COMMITTED, step=step, checkpoint=f"memory-step-{step}", bytes=1, seconds=0.0,
-                place="memory", shard=shard, shards=shards, copies=[],
-            )  # fmt: skip
+                "w0",
+                Kind.CHECKPOINT_COMMITTED,
+                step=step,
+                checkpoint=f"memory-step-{step}",
+                bytes=1,
+                seconds=0.0,
+                place="memory",
+                shard=shard,
+                shards=shards,
+                copies=[],
+            )
     until = script.now
     script.finish()
-    return held_in_memory(script.log(), since_ns=until, until_ns=until, before=2, in_doubt=lambda *_: False)
+    return held_in_memory(
+        script.log(), since_ns=until, until_ns=until, before=2, in_doubt=lambda *_: False
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 2])

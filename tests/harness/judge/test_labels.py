@@ -1,4 +1,6 @@
-"""Cells of one strategy are told apart, by the least that does it, in every report and comparison."""
+"""Cells of one strategy are told apart, by the least that does it, in every report and
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ ELASTIC = {"strategy": "drop-replica", "elastic": True}
 
 def named(*cells: tuple[str, dict[str, Any]]) -> list[str]:
     """Labels of cells, each a strategy and what the matrix chose."""
-    given = [Named(id=f"cell-{n}", strategy=name, params=params) for n, (name, params) in enumerate(cells)]
+    given = [
+        Named(id=f"cell-{n}", strategy=name, params=params)
+        for n, (name, params) in enumerate(cells)
+    ]
     found = labels(given)
     assert list(found) == [one.id for one in given] and len(set(found.values())) == len(given)
     return list(found.values())
@@ -49,14 +54,19 @@ def of(*values: Any) -> list[tuple[str, dict[str, Any]]]:
             ["a x=1 y=1", "a x=1 y=2", "a x=2 y=2"],
         ),
         (
-            of({"strategy": "a", "memory": {"peers": 1}}, {"strategy": "a", "memory": {"peers": 2}}),
+            of(
+                {"strategy": "a", "memory": {"peers": 1}}, {"strategy": "a", "memory": {"peers": 2}}
+            ),
             ["a memory.peers=1", "a memory.peers=2"],
         ),
         (
             [(name, {"recovery": name, "ranks": n}) for name in "ab" for n in (2, 4)],
             ["a ranks=2", "a ranks=4", "b ranks=2", "b ranks=4"],
         ),
-        ([("a", {"how": "a", "ranks": 2}), ("b", {"how": "b", "ranks": 4})], ["a ranks=2", "b ranks=4"]),
+        (
+            [("a", {"how": "a", "ranks": 2}), ("b", {"how": "b", "ranks": 4})],
+            ["a ranks=2", "b ranks=4"],
+        ),
         ([("a", {"recovery": "a", "ranks": 2}), ("b", {"recovery": "b", "ranks": 2})], ["a", "b"]),
         ([("a", {"text": "x" * 60}), ("a", {"text": "x" * 61})], ["cell-0", "cell-1"]),
     ],
@@ -102,4 +112,7 @@ matrix: {recovery: [{strategy: hot-spare, spares: 1}, {strategy: hot-spare, spar
     assert [stack.label for stack in made.stacks] == ["hot-spare spares=1", "hot-spare spares=2"]
     assert [trial.ranks for trial in made.trials] == [5, 6]
     results = json.loads((tmp_path / "runs" / "stored" / "latest" / "results.json").read_text())
-    assert [cell["label"] for cell in results["cells"]] == ["hot-spare spares=1", "hot-spare spares=2"]
+    assert [cell["label"] for cell in results["cells"]] == [
+        "hot-spare spares=1",
+        "hot-spare spares=2",
+    ]

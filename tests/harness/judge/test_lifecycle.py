@@ -1,5 +1,6 @@
-"""Logs that are right in an order that is seldom seen, and what is asked of none: no false alarm of ``lifecycle`` and
-``recovery-shown``."""
+"""Logs that are right in an order that is seldom seen, and what is asked of none: no false alarm of
+``lifecycle`` and ``recovery-shown``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ ASKED = ("lifecycle", "recovery-shown")
 
 
 def _found_late(tape: Tape) -> None:
-    """That a peer of the killed rank has ended too is seen when those that take their places have been found."""
+    """That a peer of the killed rank has ended too is seen when those that take their places have
+    been found.
+    """
     found = max(row.time_ns for row in tape.find(Kind.PROCESS_SPAWNED))
     tape.find(Kind.PROCESS_EXITED, process="w0")[0].time_ns = found + 1
     late = [row for row in tape.find(Kind.FAILURE_DETECTED) if row.data["process"] == "w0"]
@@ -46,4 +49,6 @@ RIGHT: dict[str, tuple[str, Change]] = {
 def test_no_false_alarm(name: str) -> None:
     base, change = RIGHT[name]
     findings = judged(base, Mutation(name, base, change, lifecycle="fail"))
-    assert {checker: findings[checker].verdict for checker in ASKED} == dict.fromkeys(ASKED, "pass"), findings
+    assert {checker: findings[checker].verdict for checker in ASKED} == dict.fromkeys(
+        ASKED, "pass"
+    ), findings

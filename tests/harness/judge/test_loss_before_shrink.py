@@ -1,4 +1,6 @@
-"""A state that is wrong and the same on all ranks, in a run that loses a replica: found before that step."""
+"""A state that is wrong and the same on all ranks, in a run that loses a replica: found before that
+step.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, Played]:
     """A replica is lost in step 33 and left out, and the control arm."""
     root = tmp_path_factory.mktemp("arms")
     faulted, control = (
-        play(cell_of("drop-replica", [KILL]), root, seed=3, arm=arm) for arm in ("faulted", "control")
+        play(cell_of("drop-replica", [KILL]), root, seed=3, arm=arm)
+        for arm in ("faulted", "control")
     )
     return faulted, control
 
 
 def judged(pair: tuple[Played, Played], change: Any) -> Finding:
     faulted, control = pair
-    tape = Tape.of({path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))})
+    tape = Tape.of(
+        {path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))}
+    )
     change(tape)
     made = Evidence(
         arm="faulted",
@@ -44,7 +49,9 @@ def test_what_nobody_touched_passes_by_band(pair: tuple[Played, Played]) -> None
 
 
 @pytest.mark.parametrize("name", ["parameters", "optimizer", "scheduler"])
-def test_digests_that_are_equal_on_all_ranks_and_wrong_fail(pair: tuple[Played, Played], name: str) -> None:
+def test_digests_that_are_equal_on_all_ranks_and_wrong_fail(
+    pair: tuple[Played, Played], name: str
+) -> None:
     def wrong(tape: Tape) -> None:
         for row in tape.find(Kind.STATE_DIGEST):
             if row.step == 20:
@@ -67,7 +74,9 @@ def test_a_loss_that_is_another_by_one_bit_fails(pair: tuple[Played, Played]) ->
     assert judged(pair, wrong).verdict == "fail"
 
 
-def test_from_the_first_step_with_fewer_ranks_on_the_band_judges(pair: tuple[Played, Played]) -> None:
+def test_from_the_first_step_with_fewer_ranks_on_the_band_judges(
+    pair: tuple[Played, Played],
+) -> None:
     def other(tape: Tape) -> None:
         for row in tape.find(Kind.STATE_DIGEST):
             if row.step and row.step > 33:

@@ -13,7 +13,8 @@ from tests.support.nodelogs import Clock, on_nodes
 
 
 def node_lost(*, tail: int = 27, said: bool = True) -> Script:
-    """w2 dies with node 1 when all have applied step 27; of its log nothing from step ``tail`` on is left.
+    """w2 dies with node 1 when all have applied step 27; of its log nothing from step ``tail`` on
+    is left.
 
     ``said``: the node is known to be lost.
     """
@@ -21,7 +22,12 @@ def node_lost(*, tail: int = 27, said: bool = True) -> Script:
     arms.park(script, ("w0", "w1", "w3"), dict.fromkeys(("w0", "w1", "w3"), 27))
     script.orchestrator(Kind.DECISION, actions=["form"], reason="s0 takes over from w2")
     script.form(
-        ("w0", "w1", "s0", "w3"), state="peer", cause="failure", resume=27, source="w0", fresh=("s0",)
+        ("w0", "w1", "s0", "w3"),
+        state="peer",
+        cause="failure",
+        resume=27,
+        source="w0",
+        fresh=("s0",),
     )
     script.train(script.steps)
     script.finish(healed=["kill"])

@@ -52,8 +52,13 @@ def test_hot_spare_by_hand() -> None:
     assert incident.detection_time == pytest.approx(0.007)
     seconds = {span.name: round(span.seconds, 6) for span in incident.phases}
     assert seconds == {
-        "detect": 0.007, "abort": 0.002, "regroup": 0.012, "restore": 0.005, "redo": 0.0, "first step": 0.051,
-    }  # fmt: skip
+        "detect": 0.007,
+        "abort": 0.002,
+        "regroup": 0.012,
+        "restore": 0.005,
+        "redo": 0.0,
+        "first step": 0.051,
+    }
     # 40 steps of 50 ms on 4 of 5 provisioned ranks
     assert found.partition.useful_s == pytest.approx(40 * 0.05 * 4 / 5, rel=1e-6)
     assert found.partition.goodput == pytest.approx(1.6 / found.history.wall_s, rel=1e-6)
@@ -67,7 +72,9 @@ def test_checkpoint_restart_by_hand() -> None:
     redo = next(span for span in incident.phases if span.name == "redo")
     assert redo.seconds == pytest.approx(6 * 0.05, abs=2e-3)
     # six steps done for nothing, and 22 ms of the seventh
-    assert found.partition.badput["recomputation"] == pytest.approx(6 * 0.05 + 0.022 + 0.02, abs=1e-3)
+    assert found.partition.badput["recomputation"] == pytest.approx(
+        6 * 0.05 + 0.022 + 0.02, abs=1e-3
+    )
     assert found.values["checkpoint_stall"] == pytest.approx([0.02] * 3, abs=1e-3)
 
 
@@ -80,7 +87,9 @@ def test_goodput_follows_the_control_arms_step_time() -> None:
 
 
 def test_a_run_faster_than_its_control_earns_only_the_time_it_took() -> None:
-    split = measure(arms.hot_spare().log(), control("hot-spare", spares=1, step_ms=80).log()).partition
+    split = measure(
+        arms.hot_spare().log(), control("hot-spare", spares=1, step_ms=80).log()
+    ).partition
     assert split.residual_s == pytest.approx(0, abs=1e-9)
     assert split.useful_s == pytest.approx(split.productive_s * 4 / 5)
 
@@ -114,11 +123,16 @@ def test_a_step_applied_by_some_counts_once_the_others_have_copied_it() -> None:
 
 def test_a_step_applied_by_some_and_rolled_back_was_never_committed() -> None:
     script = arms.interrupted("checkpoint-restart", committers=("w0",))
-    script.form(("w0", "w1", "w3"), state="checkpoint", cause="failure", resume=20, checkpoint="step-20")
+    script.form(
+        ("w0", "w1", "w3"), state="checkpoint", cause="failure", resume=20, checkpoint="step-20"
+    )
     script.train(30)
     script.finish()
     history = history_of(script.log())
-    assert next(run for run in history.runs if (run.generation, run.step) == (1, 27)).committed_ns is None
+    assert (
+        next(run for run in history.runs if (run.generation, run.step) == (1, 27)).committed_ns
+        is None
+    )
     assert {history.lineage[step].generation for step in range(1, 21)} == {1}
     assert {history.lineage[step].generation for step in range(21, 31)} == {2}
     assert measure(script.log(), None).incidents[0].steps_lost == 7
@@ -126,7 +140,9 @@ def test_a_step_applied_by_some_and_rolled_back_was_never_committed() -> None:
 
 def test_a_restore_discards_what_lay_beyond_it_even_before_the_next_step() -> None:
     script = arms.interrupted("checkpoint-restart")
-    script.form(("w0", "w1", "w3"), state="checkpoint", cause="failure", resume=20, checkpoint="step-20")
+    script.form(
+        ("w0", "w1", "w3"), state="checkpoint", cause="failure", resume=20, checkpoint="step-20"
+    )
     assert history_of(script.log()).committed_step == 20
 
 
@@ -135,11 +151,20 @@ def test_failed_attempts_belong_to_regroup() -> None:
     arms.park(script, ("w0", "w1", "w3"))
     script.generation += 1
     script.orchestrator(
-        Kind.GENERATION_STARTED, members=["w0", "w1", "s0", "w3"], state="peer", source="w0", cause="failure"
+        Kind.GENERATION_STARTED,
+        members=["w0", "w1", "s0", "w3"],
+        state="peer",
+        source="w0",
+        cause="failure",
     )
     script.now += 300 * MS
     script.form(
-        ("w0", "w1", "s0", "w3"), state="peer", cause="failure", resume=26, source="w0", fresh=("s0",)
+        ("w0", "w1", "s0", "w3"),
+        state="peer",
+        cause="failure",
+        resume=26,
+        source="w0",
+        fresh=("s0",),
     )
     script.train(logs.STEPS)
     script.finish(healed=["kill"])
@@ -176,7 +201,11 @@ def test_what_did_not_land_gives_no_values() -> None:
     script.drop(Kind.FAULT_LANDED)
     found = measure(script.log(), None)
     assert found.incidents[0].outcome == "not-landed"
-    assert [found.values[name] for name in ("recovery_time", "detection_time", "steps_lost")] == [[], [], []]
+    assert [found.values[name] for name in ("recovery_time", "detection_time", "steps_lost")] == [
+        [],
+        [],
+        [],
+    ]
 
 
 def test_masked_and_escaped_corruption() -> None:
@@ -192,11 +221,20 @@ def test_dead_spare_does_not_concern_the_job() -> None:
     arms.inject(script, process="s0")
     script.exit("s0", signal=9, expected=False)
     script.orchestrator(
-        Kind.FAILURE_DETECTED, failure=1, cause="exit", process="s0", rank=None, detail="killed by signal 9"
+        Kind.FAILURE_DETECTED,
+        failure=1,
+        cause="exit",
+        process="s0",
+        rank=None,
+        detail="killed by signal 9",
     )
     script.train(logs.STEPS)
     (incident,) = measure(script.finish(healed=["kill"]).log(), None).incidents
-    assert (incident.outcome, incident.recovery_time, incident.detected_by) == ("masked", None, "exit")
+    assert (incident.outcome, incident.recovery_time, incident.detected_by) == (
+        "masked",
+        None,
+        "exit",
+    )
 
 
 def test_two_faults_at_once_keep_their_own_failures() -> None:
@@ -257,7 +295,8 @@ def test_infinity_survives_a_summary() -> None:
 def test_every_metric_explains_itself() -> None:
     assert all(
         known.doc
-        and known.unit in ("s", "steps", "samples", "saves", "replicas", "ratio", "samples/s", "rank-hours")
+        and known.unit
+        in ("s", "steps", "samples", "saves", "replicas", "ratio", "samples/s", "rank-hours")
         for known in METRICS.values()
     )
 

@@ -1,4 +1,6 @@
-"""Metrics and rates against computations of their own: table values, exact rational sums, counts of another tool."""
+"""Metrics and rates against computations of their own: table values, exact rational sums, counts of
+another tool.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ ROOT = Path(__file__).resolve().parents[3]
     ("k", "n", "low", "high"),
     [
         # tables of Clopper and Pearson's 95 % limits
-        (0, 10, 0.0, 0.3085), (5, 10, 0.1871, 0.8129), (10, 10, 0.6915, 1.0), (1, 20, 0.0013, 0.2487),
-        (3, 3, 0.2924, 1.0), (29, 30, 0.8278, 0.9992),
+        (0, 10, 0.0, 0.3085),
+        (5, 10, 0.1871, 0.8129),
+        (10, 10, 0.6915, 1.0),
+        (1, 20, 0.0013, 0.2487),
+        (3, 3, 0.2924, 1.0),
+        (29, 30, 0.8278, 0.9992),
     ],
-)  # fmt: skip
+)
 def test_the_exact_interval_of_a_probability(k: int, n: int, low: float, high: float) -> None:
     assert clopper_pearson(k, n) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
 
@@ -62,10 +68,13 @@ def test_each_end_of_the_interval_leaves_half_the_level(k: int, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "most"), [(0, 2.9957), (1, 4.7439), (2, 6.2958), (3, 7.7537), (10, 16.9622), (50, 63.2871)]
+    ("k", "most"),
+    [(0, 2.9957), (1, 4.7439), (2, 6.2958), (3, 7.7537), (10, 16.9622), (50, 63.2871)],
 )
 def test_what_so_many_events_are_compatible_with(k: int, most: float) -> None:
-    """Half of the 95 % quantile of chi squared with 2 (k + 1) degrees of freedom, as tables have it."""
+    """Half of the 95 % quantile of chi squared with 2 (k + 1) degrees of freedom, as tables have
+    it.
+    """
     assert poisson_upper(k) == pytest.approx(most, abs=6e-5)
 
 
@@ -75,17 +84,23 @@ def test_what_so_many_events_are_compatible_with(k: int, most: float) -> None:
 @pytest.mark.parametrize(
     ("seconds", "hours"), [(3600.0, 5.0), (None, 0.0), (math.inf, math.inf), (1.8, 0.0025)]
 )
-def test_a_failure_costs_what_was_provisioned_for_as_long(seconds: float | None, hours: float) -> None:
+def test_a_failure_costs_what_was_provisioned_for_as_long(
+    seconds: float | None, hours: float
+) -> None:
     assert failure_cost(5, seconds) == pytest.approx(hours)
 
 
 def test_a_run_and_a_comparison_count_the_cost_alike() -> None:
     import harness.compare.result.summary as summary
 
-    assert summary.failure_cost is failure_cost and {"ranks", "recovery"} <= Trial.model_fields.keys()
+    assert (
+        summary.failure_cost is failure_cost and {"ranks", "recovery"} <= Trial.model_fields.keys()
+    )
     found = measure(arms.hot_spare().log(), control("hot-spare", spares=1).log())
     (incident,) = found.incidents
-    assert found.values["failure_cost"] == [pytest.approx(5 * (incident.recovery_time or 0.0) / 3600)]
+    assert found.values["failure_cost"] == [
+        pytest.approx(5 * (incident.recovery_time or 0.0) / 3600)
+    ]
 
 
 def test_quantiles_are_of_arms_and_need_enough_of_them() -> None:
@@ -113,9 +128,10 @@ def test_a_spare_that_is_replaced_is_there_when_it_is_ready() -> None:
     script = arms.hot_spare()
     injected = next(line for line in script.lines if line.kind is Kind.FAULT_INJECTED)
     after = next(
-        index for index, line in enumerate(script.lines)
+        index
+        for index, line in enumerate(script.lines)
         if line.kind is Kind.STEP_COMMITTED and line.step == 33 and line.actor == "w0"
-    )  # fmt: skip
+    )
     tail, script.lines[after:] = script.lines[after:], []
     script.now = script.lines[-1].time_ns
     script.spawn("s1", role="spare")
@@ -126,7 +142,9 @@ def test_a_spare_that_is_replaced_is_there_when_it_is_ready() -> None:
         line.time_ns += shift
     script.lines += tail
     found = measure(script.log(), control("hot-spare", spares=1).log())
-    assert found.values["time_to_redundancy"] == [pytest.approx((ready.time_ns - injected.time_ns) / 1e9)]
+    assert found.values["time_to_redundancy"] == [
+        pytest.approx((ready.time_ns - injected.time_ns) / 1e9)
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica", "hot-spare"])
@@ -137,21 +155,28 @@ def test_a_job_is_whole_when_all_of_it_trains_again(strategy: str, memory: Path)
     injected = found.episodes[0].injected
     assert injected is not None and math.isfinite(whole)
     full = next(
-        generation for generation in found.history.worked
+        generation
+        for generation in found.history.worked
         if generation.world == found.history.info.ranks and generation.started_ns > injected.time_ns
-    )  # fmt: skip
+    )
     assert whole >= ((full.ready_ns or 0) - injected.time_ns) / 1e9
     if strategy == "drop-replica":
         assert whole > recovery, "it goes on smaller first"
     assert found.incidents[0].time_to_redundancy == whole
-    assert found.incidents[0].time_to_full_rate == next(iter(found.values["time_to_full_rate"]), None)
+    assert found.incidents[0].time_to_full_rate == next(
+        iter(found.values["time_to_full_rate"]), None
+    )
 
 
 def test_what_takes_nobody_away_has_nothing_to_restore(memory: Path) -> None:
     slow = {
-        "id": "slow", "kind": "straggler", "params": {"factor": 2}, "target": {"rank": 2}, "at": {"step": 27},
+        "id": "slow",
+        "kind": "straggler",
+        "params": {"factor": 2},
+        "target": {"rank": 2},
+        "at": {"step": 27},
         "duration": {"steps": 4},
-    }  # fmt: skip
+    }
     found = measure(play(cell_of("hot-spare", [slow]), memory, seed=3).log, None)
     assert found.incidents[0].outcome == "masked"
     assert found.values["time_to_redundancy"] == [] and found.values["failure_cost"] == [0.0]
@@ -200,9 +225,13 @@ def test_false_alarms_come_with_the_hours_they_were_looked_for_in() -> None:
 
 def test_what_a_waiting_spare_takes_is_what_it_says_at_its_end() -> None:
     script = control("hot-spare", spares=1)
-    end = next(line for line in script.lines if line.actor == "s0" and line.kind is Kind.ACTOR_ENDED)
+    end = next(
+        line for line in script.lines if line.actor == "s0" and line.kind is Kind.ACTOR_ENDED
+    )
     end.data.update(peak_rss_bytes=256 * 2**20, cpu_s=0.25)
-    trained = next(line for line in script.lines if line.actor == "w0" and line.kind is Kind.ACTOR_ENDED)
+    trained = next(
+        line for line in script.lines if line.actor == "w0" and line.kind is Kind.ACTOR_ENDED
+    )
     trained.data.update(peak_rss_bytes=999 * 2**20, cpu_s=99.0)
     history = history_of(script.log())
     found = spares_of([history])
@@ -212,7 +241,9 @@ def test_what_a_waiting_spare_takes_is_what_it_says_at_its_end() -> None:
     assert found.idle_rank_hours == pytest.approx(history.wall_s / 3600)
     assert found.share == pytest.approx(1 / 5)
     used = arms.hot_spare()  # its spare trained: what it took in all is no price of waiting
-    next(x for x in used.lines if x.actor == "s0" and x.kind is Kind.ACTOR_ENDED).data.update(end.data)
+    next(x for x in used.lines if x.actor == "s0" and x.kind is Kind.ACTOR_ENDED).data.update(
+        end.data
+    )
     assert spares_of([history_of(used.log())]).measured == 0
     older = spares_of([history_of(control("hot-spare", spares=1).log())])
     assert (older.measured, older.memory_mib, older.cores) == (0, None, None)
@@ -222,9 +253,12 @@ def test_what_a_waiting_spare_takes_is_what_it_says_at_its_end() -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("gpt", (1, 65)), ("mlp", (1, 33))])
-def test_operations_of_a_sample_are_those_that_torch_counts(kind: str, shape: tuple[int, int]) -> None:
-    """Products of matrices as torch's own counter has them, forward; attention's two by hand where a fused kernel hides
-    them. Backward takes twice as many."""
+def test_operations_of_a_sample_are_those_that_torch_counts(
+    kind: str, shape: tuple[int, int]
+) -> None:
+    """Products of matrices as torch's own counter has them, forward; attention's two by hand where
+    a fused kernel hides them. Backward takes twice as many.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -235,7 +269,9 @@ def test_operations_of_a_sample_are_those_that_torch_counts(kind: str, shape: tu
     width, size = WIDTHS["nano"], SIZES["nano"]
     if kind == "mlp":
         model: Any = torch.nn.Sequential(
-            torch.nn.Linear(FEATURES, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 1)
+            torch.nn.Linear(FEATURES, width),
+            torch.nn.Linear(width, width),
+            torch.nn.Linear(width, 1),
         )
         inputs, hidden = torch.zeros(1, FEATURES), 0
     else:
@@ -265,15 +301,22 @@ def test_utilisation_by_hand() -> None:
 def test_without_a_stated_peak_there_is_no_utilisation_and_a_reason() -> None:
     assert work_of(cell_of("hot-spare", []).scenario, {}) == "no peak is stated for processors"
     scenario = cell_of("hot-spare", []).scenario
-    on_gpu = scenario.model_copy(update={
-        "workload": scenario.workload.model_copy(update={"device": "cuda"}),
-        "launcher": scenario.launcher.model_copy(update={"kind": "local"}),
-    })  # fmt: skip
-    assert work_of(on_gpu, {"cuda_devices": ["Strange 9000"]}) == "no peak is stated for Strange 9000"
+    on_gpu = scenario.model_copy(
+        update={
+            "workload": scenario.workload.model_copy(update={"device": "cuda"}),
+            "launcher": scenario.launcher.model_copy(update={"kind": "local"}),
+        }
+    )
+    assert (
+        work_of(on_gpu, {"cuda_devices": ["Strange 9000"]}) == "no peak is stated for Strange 9000"
+    )
     known = work_of(on_gpu, {"cuda_devices": ["NVIDIA H200"] * 2})
     assert isinstance(known, tuple) and known[1] == pytest.approx(2 * 66.9e12)
     assert peak_of("NVIDIA H100 PCIe") == pytest.approx(51.2e12) != peak_of("NVIDIA H100 80GB HBM3")
-    assert peak_of("NVIDIA A100-SXM4-80GB") == pytest.approx(19.5e12) and peak_of("A1000 thing") is None
+    assert (
+        peak_of("NVIDIA A100-SXM4-80GB") == pytest.approx(19.5e12)
+        and peak_of("A1000 thing") is None
+    )
     assert all(0 < tflops < 1000 for tflops in PEAK_TFLOPS.values())
 
 

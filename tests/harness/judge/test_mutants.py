@@ -1,4 +1,6 @@
-"""Clean logs spoilt as a buggy implementation would: each bug turns its own checker red, and no other."""
+"""Clean logs spoilt as a buggy implementation would: each bug turns its own checker red, and no
+other.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ Mutant = Callable[[Script], None]
 def _samples(step: int, of: int) -> Mutant:
     def change(script: Script) -> None:
         for line in script.find(Kind.BATCH_TAKEN, step=step):
-            rank, world = line.data["rank"], len({x.actor for x in script.find(Kind.BATCH_TAKEN, step=step)})
+            rank, world = (
+                line.data["rank"],
+                len({x.actor for x in script.find(Kind.BATCH_TAKEN, step=step)}),
+            )
             part = logs.share(rank, world, logs.BATCH)
             line.data["samples"] = logs.batch(of, logs.BATCH, logs.SAMPLES, script.seed)[
                 part.start : part.stop
@@ -54,8 +59,8 @@ def _both(one: Mutant, other: Mutant) -> Mutant:
 
 
 def _late(kind: Kind, like: int) -> Mutant:
-    """w0 (or the killed w2) repeats something for generation 1 half a step after the last generation was
-    ready.
+    """w0 (or the killed w2) repeats something for generation 1 half a step after the last
+    generation was ready.
     """
 
     def change(script: Script) -> None:
@@ -66,7 +71,9 @@ def _late(kind: Kind, like: int) -> Mutant:
     return change
 
 
-def _from(step: int, change: Callable[[dict[str, Any]], None], kind: Kind = Kind.STEP_COMMITTED) -> Mutant:
+def _from(
+    step: int, change: Callable[[dict[str, Any]], None], kind: Kind = Kind.STEP_COMMITTED
+) -> Mutant:
     """Change every line of a kind from a step on, in the last generation."""
 
     def mutate(script: Script) -> None:
@@ -116,7 +123,10 @@ def _delete_all_but_newest(script: Script) -> None:
     line = script.find(Kind.CHECKPOINT_COMMITTED, step=20, generation=1)[0]
     for step in (10, 20):
         gone = replace(
-            line, kind=Kind.CHECKPOINT_DELETED, time_ns=line.time_ns + 1, data={"checkpoint": f"step-{step}"}
+            line,
+            kind=Kind.CHECKPOINT_DELETED,
+            time_ns=line.time_ns + 1,
+            data={"checkpoint": f"step-{step}"},
         )
         script.lines.append(gone)
 
@@ -133,7 +143,11 @@ def _delete_the_agreed_one(script: Script) -> None:
         data={"saved": 10},
     )
     gone = replace(
-        line, kind=Kind.CHECKPOINT_DELETED, step=10, time_ns=line.time_ns + 1, data={"checkpoint": "step-10"}
+        line,
+        kind=Kind.CHECKPOINT_DELETED,
+        step=10,
+        time_ns=line.time_ns + 1,
+        data={"checkpoint": "step-10"},
     )
     script.lines += [agreed, gone]
 
@@ -142,7 +156,9 @@ def _set_aside(script: Script) -> None:
     """What was restored had been said to be doubtful."""
     line = script.find(Kind.CHECKPOINT_COMMITTED, step=20, generation=1)[0]
     data = {"checkpoint": "step-20", "reason": "doubtful"}
-    script.lines.append(replace(line, kind=Kind.CHECKPOINT_SET_ASIDE, time_ns=line.time_ns + 1, data=data))
+    script.lines.append(
+        replace(line, kind=Kind.CHECKPOINT_SET_ASIDE, time_ns=line.time_ns + 1, data=data)
+    )
 
 
 def _slow_after_recovery(script: Script) -> None:
@@ -174,7 +190,11 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _late(Kind.CHECKPOINT_COMMITTED, 20),
         {"single-writer": FAIL, "lifecycle": FAIL},
     ),
-    "random state is forgotten": ("hot-spare", _from(27, _add("loss", 1e-9)), {"loss-equality": FAIL}),
+    "random state is forgotten": (
+        "hot-spare",
+        _from(27, _add("loss", 1e-9)),
+        {"loss-equality": FAIL},
+    ),
     "a generator is not restored": (
         "drop-replica",
         _one_rank(Kind.STATE_DIGEST, 40, rng="other"),
@@ -205,8 +225,16 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _from(28, _add("loss", -0.2)),
         {"loss-equality": FAIL},
     ),
-    "the loss is too good": ("drop-replica", _from(28, _add("loss", -0.5)), {"loss-equality": FAIL}),
-    "the learning rate is scaled": ("drop-replica", _from(28, _put(lr=4e-3)), {"step-arithmetic": FAIL}),
+    "the loss is too good": (
+        "drop-replica",
+        _from(28, _add("loss", -0.5)),
+        {"loss-equality": FAIL},
+    ),
+    "the learning rate is scaled": (
+        "drop-replica",
+        _from(28, _put(lr=4e-3)),
+        {"step-arithmetic": FAIL},
+    ),
     "the optimizer's step is forgotten": (
         "checkpoint-restart",
         _from(21, _add("optimizer_step", -20)),
@@ -260,7 +288,8 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "the wrong rank is blamed": (
         "hot-spare",
         _edit(Kind.FAILURE_DETECTED, {"process": "w1", "rank": 1}),
-        # w1, whose end is declared, goes on, and ends when it is asked to; that of w2 is declared by nobody
+        # w1, whose end is declared, goes on, and ends when it is asked to; that of w2 is declared
+        # by nobody
         {
             "detection": FAIL,
             "happens-before": FAIL,
@@ -320,7 +349,11 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _edit(Kind.LEFTOVERS, {"shared_memory": ["marks"]}),
         {"no-orphans": FAIL},
     ),
-    "a fault is not healed": ("straggler", _drop(Kind.FAULT_HEALED), {"no-orphans": FAIL, "liveness": OPEN}),
+    "a fault is not healed": (
+        "straggler",
+        _drop(Kind.FAULT_HEALED),
+        {"no-orphans": FAIL, "liveness": OPEN},
+    ),
     "a clock is early": ("hot-spare", _early("w1", 200), {"happens-before": FAIL}),
     "a killed rank was asked to end": (
         "hot-spare",
@@ -328,7 +361,11 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         {"ending": FAIL},
     ),
     "a rank never was ready": ("hot-spare", _never_ready, {"lifecycle": FAIL}),
-    "a save was never begun": ("hot-spare", _drop(Kind.CHECKPOINT_SAVING, step=20), {"lifecycle": FAIL}),
+    "a save was never begun": (
+        "hot-spare",
+        _drop(Kind.CHECKPOINT_SAVING, step=20),
+        {"lifecycle": FAIL},
+    ),
     "nobody decided on the recovery": ("hot-spare", _drop(Kind.DECISION), {"recovery-shown": FAIL}),
     "survivors never left the generation that failed": (
         "hot-spare",
@@ -350,4 +387,6 @@ def test_mutant_turns_its_checker_red_and_no_other(name: str) -> None:
 
 def test_every_checker_has_a_mutant() -> None:
     elsewhere = {"no-lost-commit", "evidence-complete", "identity"}
-    assert {name for _, _, expected in MUTANTS.values() for name in expected} | elsewhere == set(CHECKERS)
+    assert {name for _, _, expected in MUTANTS.values() for name in expected} | elsewhere == set(
+        CHECKERS
+    )

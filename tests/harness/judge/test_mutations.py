@@ -1,4 +1,6 @@
-"""The corpus of spoilt logs (``tests/mutations``): every mutation gets its verdict, and every checker is needed."""
+"""The corpus of spoilt logs (``tests/mutations``): every mutation gets its verdict, and every
+checker is needed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ CORPUS: list[Mutation] = [
 REGISTERED = [
     *(
         (name, None)
-        for name in (*CHECKERS, *OF_COMMANDS, *BY_NAME, PROGRESS, EXPECTATION, STEADY_STATE, FINISHED)
+        for name in (
+            *CHECKERS,
+            *OF_COMMANDS,
+            *BY_NAME,
+            PROGRESS,
+            EXPECTATION,
+            STEADY_STATE,
+            FINISHED,
+        )
     ),
     *((name, of_command) for name in OTHERWISE_OF_COMMANDS for of_command in (False, True)),
 ]
@@ -42,7 +52,11 @@ REGISTERED = [
 
 def not_green(name: str, mutation: Mutation | None = None) -> dict[str, str]:
     """Checkers that do not pass a base."""
-    return {n: f"{f.verdict}: {f.witness}" for n, f in judged(name, mutation).items() if f.verdict != "pass"}
+    return {
+        n: f"{f.verdict}: {f.witness}"
+        for n, f in judged(name, mutation).items()
+        if f.verdict != "pass"
+    }
 
 
 def is_command(name: str) -> bool:
@@ -65,7 +79,9 @@ def test_it_is_seen(mutation: Mutation) -> None:
 
 
 @pytest.mark.parametrize(("checker", "of_command"), REGISTERED)
-def test_every_checker_sees_something_that_no_other_sees(checker: str, of_command: bool | None) -> None:
+def test_every_checker_sees_something_that_no_other_sees(
+    checker: str, of_command: bool | None
+) -> None:
     bases = {name for name in MAKERS if of_command in (None, is_command(name))}
     mine = [mutation for mutation in CORPUS if checker in mutation.seen and mutation.base in bases]
     alone = next((m for m in mine if set(not_green(m.base, m)) == {checker}), None)

@@ -50,7 +50,10 @@ def test_nodes_that_are_names_only_are_on_the_own_host() -> None:
         line.data["node"] = 0
     assert nodes_of(script.log()) == [], "one node is the machine"
     script.find(Kind.PROCESS_SPAWNED)[-1].data["node"] = 1
-    assert [(n.node, n.host, n.address) for n in nodes_of(script.log())] == [(0, "here", ""), (1, "here", "")]
+    assert [(n.node, n.host, n.address) for n in nodes_of(script.log())] == [
+        (0, "here", ""),
+        (1, "here", ""),
+    ]
 
 
 def test_an_incident_knows_its_node() -> None:
@@ -70,14 +73,21 @@ def stored(tmp_path: Path) -> tuple[RunDirectory, Results, Incident]:
     def node(number: int, arm: ArmResult, *lost: str) -> NodeResult:
         host = "gpu" if arm.arm == "faulted" else "other"
         return NodeResult(
-            node=number, host=f"{host}0{number}", address=f"10.9.0.{number + 2}", devices=["cuda:0"],
-            processes=[f"w{2 * number}", f"w{2 * number + 1}"], lost=list(lost), clock_bound_s=0.0004,
-        )  # fmt: skip
+            node=number,
+            host=f"{host}0{number}",
+            address=f"10.9.0.{number + 2}",
+            devices=["cuda:0"],
+            processes=[f"w{2 * number}", f"w{2 * number + 1}"],
+            lost=list(lost),
+            clock_bound_s=0.0004,
+        )
 
     first = results.faults[0]
     changed = [
         arm.model_copy(
-            update={"nodes": [node(0, arm), node(1, arm, *(["after 3.50 s: gone"] if n == 1 else []))]}
+            update={
+                "nodes": [node(0, arm), node(1, arm, *(["after 3.50 s: gone"] if n == 1 else []))]
+            }
         )
         for n, arm in enumerate(results.arms)
     ]
@@ -96,7 +106,9 @@ def test_reports_name_the_nodes(stored: tuple[RunDirectory, Results, Incident]) 
     assert faults.count("node 1 (gpu01)") == len(results.faults)
     summary = markdown.render(run, results).read_text()
     assert "| 1 | gpu01 | 10.9.0.3 | w2, w3 | 0.4 |" in summary
-    assert f"  node 1 (gpu01) was lost in {arm} after 3.50 s: gone" in _text.summary(results, run).split("\n")
+    assert f"  node 1 (gpu01) was lost in {arm} after 3.50 s: gone" in _text.summary(
+        results, run
+    ).split("\n")
     records = json.loads(trace.render(run, results).read_text())["traceEvents"]
     threads = [r["args"]["name"] for r in records if r["name"] == "thread_name" and r["pid"] == 2]
     assert "w3 (node 1, gpu01) steps" in threads
@@ -111,7 +123,9 @@ def test_reports_of_one_machine_say_nothing_of_nodes(tmp_path: Path) -> None:
     assert "### Nodes" not in markdown.render(run, results).read_text()
 
 
-def test_results_with_nodes_come_back_from_json(stored: tuple[RunDirectory, Results, Incident]) -> None:
+def test_results_with_nodes_come_back_from_json(
+    stored: tuple[RunDirectory, Results, Incident],
+) -> None:
     _, results, _ = stored
     assert Results.model_validate_json(json.dumps(results.model_dump(mode="json"))) == results
 
@@ -123,7 +137,7 @@ def test_results_with_nodes_come_back_from_json(stored: tuple[RunDirectory, Resu
         (Kind.NODE_JOINED, {"node": 1, "host": "gpu01"}, 2, "↻ node 1 is there (gpu01)"),
         (Kind.NODE_JOINED, {"node": 1, "host": "gpu01"}, 0, None),
     ],
-)  # fmt: skip
+)
 def test_people_who_watch_hear_of_nodes(
     kind: Kind, data: dict[str, object], generation: int, text: str | None
 ) -> None:

@@ -1,4 +1,6 @@
-"""An evaluation between two steps is no slower step; one that takes longer than it is to take is."""
+"""An evaluation between two steps is no slower step; one that takes longer than it is to
+take is.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ TAKES_MS = 200
 def evaluating(
     script: Script, every: int, took_ms: int = TAKES_MS, *, since: int = 0, said: bool = True
 ) -> Script:
-    """Rank 0 evaluates after each so many steps of an arm, and everything after that is later; ``took_ms``: from step
-    ``since`` on, before it ``TAKES_MS``; ``said``: that it does is in the log."""
+    """Rank 0 evaluates after each so many steps of an arm, and everything after that is later;
+    ``took_ms``: from step ``since`` on, before it ``TAKES_MS``; ``said``: that it does is in the
+    log.
+    """
     if said:
-        script.find(Kind.RUN_STARTED)[0].data["evaluate"] = {"every": every, "takes": TAKES_MS / 1000}
+        script.find(Kind.RUN_STARTED)[0].data["evaluate"] = {
+            "every": every,
+            "takes": TAKES_MS / 1000,
+        }
     lines = script.lines
     last = {line.step: n for n, line in enumerate(lines) if line.kind is Kind.STEP_COMMITTED}
     later = {
@@ -50,7 +57,10 @@ def test_a_step_is_as_long_as_one_without_an_evaluation(every: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_job_that_evaluates_often_is_at_full_rate_when_it_is(every: int) -> None:
-    script, paired = evaluating(arms.hot_spare(), every), evaluating(control("hot-spare", spares=1), every)
+    script, paired = (
+        evaluating(arms.hot_spare(), every),
+        evaluating(control("hot-spare", spares=1), every),
+    )
     (incident,) = measure(script.log(), paired.log()).incidents
     assert incident.time_to_full_rate is not None and incident.time_to_full_rate < 0.5
     found = judged(evidence_of(script, [KILL], paired))["liveness"]
@@ -58,7 +68,9 @@ def test_a_job_that_evaluates_often_is_at_full_rate_when_it_is(every: int) -> No
 
 
 @pytest.mark.parametrize(("took_ms", "verdict"), [(TAKES_MS, "pass"), (10 * TAKES_MS, FAIL)])
-def test_an_evaluation_that_takes_longer_after_a_fault_is_a_slower_job(took_ms: int, verdict: str) -> None:
+def test_an_evaluation_that_takes_longer_after_a_fault_is_a_slower_job(
+    took_ms: int, verdict: str
+) -> None:
     script = evaluating(arms.hot_spare(), 1, took_ms, since=27)
     paired = evaluating(control("hot-spare", spares=1), 1)
     assert max(evaluations(history_of(script.log())).values()) == TAKES_MS / 1000

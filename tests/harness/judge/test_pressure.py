@@ -1,4 +1,6 @@
-"""What arms record of their machine's processors, and what it excuses: a busy machine, and never a job that crawls."""
+"""What arms record of their machine's processors, and what it excuses: a busy machine, and never a
+job that crawls.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,10 @@ def arm_and_control() -> tuple[Script, Script]:
 @pytest.mark.parametrize("load", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("why", ["sleeps", "computes"])
 def test_a_job_that_crawls_is_red_at_any_load(load: float, why: str) -> None:
-    """A machine as busy for both arms: steps take longer by what is waited for. After its recovery the job then takes
-    three times as long: without a need of the processors, or with three times the need."""
+    """A machine as busy for both arms: steps take longer by what is waited for. After its recovery
+    the job then takes three times as long: without a need of the processors, or with three times
+    the need.
+    """
     script, paired = arm_and_control()
     for each in (script, paired):
         stretched(each, 1 / (1 - load))
@@ -84,7 +88,9 @@ def test_a_job_that_crawls_is_red_at_any_load(load: float, why: str) -> None:
 
 
 @pytest.mark.parametrize("load", [0.2, 0.4, 0.6])
-def test_a_load_that_comes_with_the_recovery_hides_no_job_that_computes_too_much(load: float) -> None:
+def test_a_load_that_comes_with_the_recovery_hides_no_job_that_computes_too_much(
+    load: float,
+) -> None:
     script, paired = arm_and_control()
     ready = slowed(script, 3 / (1 - load))
     read(paired, steady(0.8, 0.0))
@@ -99,7 +105,9 @@ def test_a_machine_that_is_too_busy_after_the_recovery_proves_nothing() -> None:
     read(script, until(ready, steady(0.8, 0.0), steady(0.2, 0.6)))
     finding = liveness(script, paired)
     assert finding.verdict == OPEN
-    assert finding.witness.startswith(TOO_BUSY + "its ranks stood in a run queue for 3.0 s for each second")
+    assert finding.witness.startswith(
+        TOO_BUSY + "its ranks stood in a run queue for 3.0 s for each second"
+    )
 
 
 def test_a_control_arm_beside_others_is_not_blamed_for_them() -> None:
@@ -140,7 +148,9 @@ def test_a_step_that_waited_for_long_says_nothing_of_the_others() -> None:
 
 @pytest.mark.parametrize("shift", range(6))
 def test_a_wait_is_counted_when_it_ends_and_may_have_begun_before(shift: int) -> None:
-    """Counts of a rank that stands in the queue stand still, and then grow by more than the time between readings."""
+    """Counts of a rank that stands in the queue stand still, and then grow by more than the time
+    between readings.
+    """
     script, paired = arm_and_control()
     ready = slowed(script, 4)
     read(paired, steady(0.8, 0.0))
@@ -205,7 +215,14 @@ def _calm_machine(script: Script, paired: Script) -> None:
 
 
 def _no_sense(script: Script, paired: Script) -> None:
-    values: tuple[Any, ...] = ("all", [], {"w0": 3}, {"w0": [1, float("nan")]}, None, {"w0": ["a", "b"]})
+    values: tuple[Any, ...] = (
+        "all",
+        [],
+        {"w0": 3},
+        {"w0": [1, float("nan")]},
+        None,
+        {"w0": ["a", "b"]},
+    )
     for data, value in zip(_lines(script), values * 20, strict=False):
         data["ranks"] = value
 
@@ -247,7 +264,9 @@ def test_of_nodes_the_one_that_is_worst_off_excuses(busy: int) -> None:
     ready = slowed(script, 4)
     for node in (0, 3):
         read_on(node, paired, steady(0.8, 0.0))
-        read_on(node, script, until(ready, steady(0.8, 0.0), BUSY if node == busy else steady(0.2, 0.0)))
+        read_on(
+            node, script, until(ready, steady(0.8, 0.0), BUSY if node == busy else steady(0.2, 0.0))
+        )
     assert liveness(script, paired).verdict == OPEN
     for line in script.find(Kind.PRESSURE_READ):
         if line.data["node"] == busy:
@@ -256,7 +275,9 @@ def test_of_nodes_the_one_that_is_worst_off_excuses(busy: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"node": "two"}, {"node": None}, {"read_ns": 1}, {"read_ns": "now"}, {"node": 1e400}], ids=str
+    "change",
+    [{"node": "two"}, {"node": None}, {"read_ns": 1}, {"read_ns": "now"}, {"node": 1e400}],
+    ids=str,
 )
 def test_readings_of_a_node_that_make_no_sense_excuse_nothing(change: dict[str, Any]) -> None:
     script, paired = arm_and_control()
@@ -276,7 +297,9 @@ def test_one_node_whose_readings_cannot_be_true_spoils_all() -> None:
         read_on(node, script, until(ready, steady(0.8, 0.0), BUSY))
     for data in _lines(script):
         if data["node"] == 1:
-            data["ranks"] = {name: [ran, 3 * queued] for name, (ran, queued) in data["ranks"].items()}
+            data["ranks"] = {
+                name: [ran, 3 * queued] for name, (ran, queued) in data["ranks"].items()
+            }
     assert liveness(script, paired).verdict == FAIL
 
 
@@ -287,7 +310,9 @@ def test_the_first_line_says_that_the_machine_was_too_busy() -> None:
     read(script, until(ready, steady(0.8, 0.0), BUSY))
     found = check_all(evidence_of(script, [KILL], paired))
     verdict, reason = judge_cell("default", [], found, 2, 2, "x.yaml")
-    assert verdict == OPEN and reason.startswith("the machine was too busy: liveness: its ranks stood")
+    assert verdict == OPEN and reason.startswith(
+        "the machine was too busy: liveness: its ranks stood"
+    )
     torn = {**found, "fault-landed": Finding(verdict=OPEN, witness="nobody saw it")}
     assert judge_cell("default", [], torn, 2, 2, "x.yaml")[1] == "fault-landed: nobody saw it"
     worse = {**found, "detection": Finding(verdict=FAIL, witness="nobody")}
@@ -327,13 +352,19 @@ def proc(root: Path, **files: str) -> Path:
     return root
 
 
-PSI = "some avg10=37.48 avg60=45.08 avg300=28.84 total=132920012\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+PSI = (
+    "some avg10=37.48 avg60=45.08 avg300=28.84 total=132920012\nfull avg10=0.00 avg60=0.00"
+    " avg300=0.00 total=0\n"
+)
 
 
 def test_a_reader_reads_what_there_is(tmp_path: Path) -> None:
     root = proc(
-        tmp_path, p7_schedstat="1500000000 250000000 99\n", p9_schedstat="gone\n", stat="cpu  1 2 3 4 5 6 7 80 0 0\n"
-    )  # fmt: skip
+        tmp_path,
+        p7_schedstat="1500000000 250000000 99\n",
+        p9_schedstat="gone\n",
+        stat="cpu  1 2 3 4 5 6 7 80 0 0\n",
+    )
     reader = Reader(root=root, ticks=100, cpus=3, used_s=lambda: 0.0)
     assert reader.read({"w0": 7, "w1": 9, "w2": 11}) == Reading(
         cpus=3, some_s=None, steal_s=0.8, ranks={"w0": (1.5, 0.25)}
@@ -373,7 +404,9 @@ class Scene:
 
     def record(self, kind: Kind, /, **data: Any) -> Event:
         self.events.append({"kind": kind, **data})
-        return Event(kind=kind, actor="orchestrator", seq=0, time_ns=0, generation=1, step=None, data=data)
+        return Event(
+            kind=kind, actor="orchestrator", seq=0, time_ns=0, generation=1, step=None, data=data
+        )
 
     def turn(self) -> float:
         ((delay_s, action),) = self.waiting
@@ -397,7 +430,9 @@ def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
     assert scene.events == []
     there = {"w0": 7, "w1": 8}
     assert scene.turn() == EVERY_S
-    assert [(e["kind"], list(e["ranks"])) for e in scene.events] == [(Kind.PRESSURE_READ, ["w0", "w1"])]
+    assert [(e["kind"], list(e["ranks"])) for e in scene.events] == [
+        (Kind.PRESSURE_READ, ["w0", "w1"])
+    ]
     there = {}
     scene.turn()
     assert len(scene.events) == 1 and len(scene.waiting) == 1
@@ -412,7 +447,10 @@ def test_only_ranks_that_train_on_this_machine_are_read() -> None:
     for stage in Stage:
         scene.stage = stage
         scene.turn()
-    assert [list(event["ranks"]) for event in scene.events if event["ranks"]] in ([["w0", "w1"]], [])
+    assert [list(event["ranks"]) for event in scene.events if event["ranks"]] in (
+        [["w0", "w1"]],
+        [],
+    )
     assert len(scene.events) <= 1
 
 
@@ -449,9 +487,14 @@ def test_what_nodes_read_is_written_down_once_and_of_their_ranks_alone() -> None
     scene.turn()
     (event,) = scene.events
     assert event == {
-        "kind": Kind.PRESSURE_READ, "cpus": 2, "some_s": 1.0, "steal_s": None, "ranks": {"w0": (1.0, 0.5)},
-        "node": 0, "read_ns": 110,
-    }  # fmt: skip
+        "kind": Kind.PRESSURE_READ,
+        "cpus": 2,
+        "some_s": 1.0,
+        "steal_s": None,
+        "ranks": {"w0": (1.0, 0.5)},
+        "node": 0,
+        "read_ns": 110,
+    }
     scene.generation, nodes.now = 2, 200
     nodes.say(0, 150, "w0")
     nodes.say(1, 151, "w1")
@@ -483,8 +526,9 @@ def test_a_reading_takes_less_than_0_4_ms() -> None:
 
 
 def test_a_healthy_arm_on_a_machine_that_leaves_it_next_to_nothing_is_not_blamed() -> None:
-    """As seen at a load of 20 on two processors: the ranks waited 6.6 s for each second that they ran, and 5.9 s in the
-    steps compared with, and the last steps took 2.4 times as long."""
+    """As seen at a load of 20 on two processors: the ranks waited 6.6 s for each second that they
+    ran, and 5.9 s in the steps compared with, and the last steps took 2.4 times as long.
+    """
     script, paired = arm_and_control()
     for each in (script, paired):
         stretched(each, 5)

@@ -1,7 +1,7 @@
 """Runs that were stored before the rooms had floors (commit e64914e) are judged as they were then.
 
-``stored/*.tar.xz``: what judging reads of a run, and its ``results.json``: four cells with real ranks, four simulated
-ones, and a command that torchrun starts.
+``stored/*.tar.xz``: what judging reads of a run, and its ``results.json``: four cells with real
+ranks, four simulated ones, and a command that torchrun starts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ STORED = sorted((Path(__file__).parent / "stored").glob("*.tar.xz"))
 
 
 def leaves(tree: Any, at: str = "") -> dict[str, Any]:
-    """Each value of a JSON tree by its place; numbers to nine digits, as Python 3.12 sums more exactly."""
+    """Each value of a JSON tree by its place; numbers to nine digits, as Python 3.12 sums more
+    exactly.
+    """
     if isinstance(tree, dict):
-        return {place: leaf for key in tree for place, leaf in leaves(tree[key], f"{at}.{key}").items()}
+        return {
+            place: leaf for key in tree for place, leaf in leaves(tree[key], f"{at}.{key}").items()
+        }
     if isinstance(tree, list):
         rows = (leaves(one, f"{at}[{number}]") for number, one in enumerate(tree))
-        return {place: leaf for row in rows for place, leaf in row.items()} | {f"{at}.len": len(tree)}
+        return {place: leaf for row in rows for place, leaf in row.items()} | {
+            f"{at}.len": len(tree)
+        }
     return {at: float(f"{tree:.9g}") if isinstance(tree, float) else tree}
 
 

@@ -1,4 +1,6 @@
-"""Times of a command that ends on losses that are no numbers: what its recovery came to is a judgement, and no time."""
+"""Times of a command that ends on losses that are no numbers: what its recovery came to is a
+judgement, and no time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ KILL = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step
 
 
 def lost_to_nan() -> Log:
-    """A rank is killed and replaced, and the job goes on to its end with losses that are no numbers."""
+    """A rank is killed and replaced, and the job goes on to its end with losses that are no
+    numbers.
+    """
     fleet = Fleet()
     fleet.reach(1, 30)
     fleet.killed()

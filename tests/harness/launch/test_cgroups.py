@@ -17,7 +17,9 @@ from harness.launch.nodes.cluster import NodesCluster
 from harness.launchers.local import LocalCluster
 from harness.rank.shims.slowness import Slowness, _gpu_work
 
-needs_groups = pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
+needs_groups = pytest.mark.skipif(
+    lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}"
+)
 pytestmark = pytest.mark.real
 DEADLINE_S = 20.0
 
@@ -79,7 +81,10 @@ def test_competitors_for_a_core_come_and_go() -> None:
     assert sum(thread.name == "burner" for thread in threading.enumerate()) == 3
     assert len(os.sched_getaffinity(0)) == 1
     slow.set(1, "cpu-contention")
-    assert (os.sched_getaffinity(0), [t for t in threading.enumerate() if t.name == "burner"]) == (before, [])
+    assert (os.sched_getaffinity(0), [t for t in threading.enumerate() if t.name == "burner"]) == (
+        before,
+        [],
+    )
 
 
 def test_without_the_means_nothing_is_done_and_that_is_said() -> None:
@@ -110,7 +115,10 @@ def test_a_competitor_for_a_gpu_comes_after_what_it_uses(monkeypatch: pytest.Mon
 
 
 def test_a_health_report_is_read_once_and_nonsense_is_passed_over(tmp_path: Path) -> None:
-    source, reading = HealthSource(tmp_path / "new" / "h.jsonl"), Reading(what="xid", code=79, source="nvml")
+    source, reading = (
+        HealthSource(tmp_path / "new" / "h.jsonl"),
+        Reading(what="xid", code=79, source="nvml"),
+    )
     assert list(source.read()) == []
     source.append(reading)
     with open(tmp_path / "new" / "h.jsonl", "a") as stream:

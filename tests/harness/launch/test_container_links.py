@@ -1,4 +1,6 @@
-"""What tc, nft and iptables are told for links between containers, and when; the kernel's answers are elsewhere."""
+"""What tc, nft and iptables are told for links between containers, and when; the kernel's answers
+are elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class FakeInside:
             self.dies()
             raise RuntimeError(f"{argv[0]} refused: Operation not permitted")
         if argv[:2] == ["ip", "-o"]:
-            return f"1: lo    inet 127.0.0.1/8 scope host lo\n9: eth1    inet 10.0.0.{self.node}/24 scope global eth1"
+            return (
+                f"1: lo    inet 127.0.0.1/8 scope host lo\n9: eth1    inet 10.0.0.{self.node}/24"
+                " scope global eth1"
+            )
         self.told.append((" ".join(argv), text))
         return ""
 
@@ -65,7 +70,9 @@ class Rig:
     def _place(self, node: int) -> Place | None:
         if not self.lives[node]:
             return None
-        return Place(address=f"10.0.0.{node}", life=self.lives[node], open=lambda: self.insides[node])
+        return Place(
+            address=f"10.0.0.{node}", life=self.lives[node], open=lambda: self.insides[node]
+        )
 
     def told(self, node: int) -> list[str]:
         """Commands and what they were fed with, since the last call."""
@@ -82,7 +89,9 @@ def test_a_rate_is_a_class_at_the_source_and_goes_with_the_heal() -> None:
     assert "match ip dst 10.0.0.2/32" in said and rig.told(2) == []
     rig.links.shape([("1", "3")], LinkShape(bytes_per_s=1_250_000))
     (said,) = rig.told(1)
-    assert "qdisc add" not in said and "classid 1:1 " not in said, "the class that stays is not touched"
+    assert "qdisc add" not in said and "classid 1:1 " not in said, (
+        "the class that stays is not touched"
+    )
     rig.links.shape([("1", "2")], OPEN)
     (said,) = rig.told(1)
     assert (
@@ -91,7 +100,9 @@ def test_a_rate_is_a_class_at_the_source_and_goes_with_the_heal() -> None:
     )
     for _ in range(2):
         rig.links.shape([("1", "3")], OPEN)
-    assert rig.told(1) == ["tc -batch -\nqdisc del dev eth1 root\n"], "the second heal has nothing to do"
+    assert rig.told(1) == ["tc -batch -\nqdisc del dev eth1 root\n"], (
+        "the second heal has nothing to do"
+    )
 
 
 def test_what_is_blocked_or_lost_is_dropped_where_it_arrives() -> None:
@@ -102,7 +113,8 @@ def test_what_is_blocked_or_lost_is_dropped_where_it_arrives() -> None:
     assert rig.links.shape([("3", "2")], LinkShape(loss=0.02)) == "nft drop of single segments"
     (said,) = rig.told(2)
     assert (
-        "ip saddr 10.0.0.1 drop" in said and "ip saddr 10.0.0.3 numgen random mod 100000 < 2000 drop" in said
+        "ip saddr 10.0.0.1 drop" in said
+        and "ip saddr 10.0.0.3 numgen random mod 100000 < 2000 drop" in said
     )
     assert rig.told(3) == ["ip link set dev eth1 gso_max_segs 1\n"]
     for _ in range(2):
@@ -180,7 +192,9 @@ def test_an_image_without_the_tools_is_said() -> None:
         return 126, (b"OCI runtime exec failed: executable file not found", None)
 
     with pytest.raises(RuntimeError, match="nft is not in the image of n1: it needs tc, nft, ip"):
-        ByEngine(SimpleNamespace(name="n1", exec_run=exec_run), "python").run(["nft", "-f", "-"], "text")
+        ByEngine(SimpleNamespace(name="n1", exec_run=exec_run), "python").run(
+            ["nft", "-f", "-"], "text"
+        )
 
 
 def test_a_refusal_says_who_refused_and_a_second_try_is_made_anew() -> None:
@@ -220,12 +234,14 @@ def test_a_flapping_link_begins_down_and_comes_up() -> None:
 @pytest.mark.parametrize(
     ("samples", "rate"),
     [
-        ([], None), ([(0.0, 5)], None), ([(0.0, 5), (1.0, 5)], None),
+        ([], None),
+        ([(0.0, 5)], None),
+        ([(0.0, 5), (1.0, 5)], None),
         ([(at / 20, 0 if at < 4 else at * 50_000) for at in range(40)], 8.0),
         ([(at / 20, 10**9 if at > 3 else 0) for at in range(40)], 0.0),
         ([(at / 20, at * 50_000) for at in range(10)], None),
     ],
-)  # fmt: skip
+)
 def test_a_rate_is_of_a_window_after_the_first_rush(
     samples: list[tuple[float, int]], rate: float | None
 ) -> None:
@@ -238,16 +254,24 @@ def test_nothing_to_do_is_said_to_nobody() -> None:
     assert links.BY_QUEUE != ""
 
 
-def test_a_kernel_without_what_links_need_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_what_links_need_is_said_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(links, "lacks_tools", lambda: None)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(links, "refused", lambda argv, text: "unknown qdisc" if argv[0] == "tc" else "")
+    monkeypatch.setattr(
+        links, "refused", lambda argv, text: "unknown qdisc" if argv[0] == "tc" else ""
+    )
     said = links.lacks_links()
     assert said is not None and "no rate limit by htb (unknown qdisc): modprobe sch_htb" in said
     monkeypatch.setattr(links, "refused", lambda argv, text: "")
     assert links.lacks_links() is None
-    monkeypatch.setattr(links, "lacks_tools", lambda: "nft not installed here: apt-get install nftables")
-    assert "apt-get install" in str(Docker().lacks(Need.LINKS)) and Docker().lacks(Need.NODES) is None
+    monkeypatch.setattr(
+        links, "lacks_tools", lambda: "nft not installed here: apt-get install nftables"
+    )
+    assert (
+        "apt-get install" in str(Docker().lacks(Need.LINKS)) and Docker().lacks(Need.NODES) is None
+    )
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")

@@ -1,4 +1,6 @@
-"""What is done to nodes and to the network between them, in containers of a real engine, as seen from inside."""
+"""What is done to nodes and to the network between them, in containers of a real engine, as seen
+from inside.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def burned(nodes: Nodes, node: int) -> float:
     return float(said.output)
 
 
-@pytest.mark.parametrize("mbit", [10, *(pytest.param(mbit, marks=pytest.mark.soak) for mbit in (100, 1000))])
+@pytest.mark.parametrize(
+    "mbit", [10, *(pytest.param(mbit, marks=pytest.mark.soak) for mbit in (100, 1000))]
+)
 def test_a_throttled_link_passes_what_was_asked_for(links: NodeLinks, mbit: int) -> None:
     assert links.shape([AHEAD], LinkShape(bytes_per_s=mbit * 1e6 / 8)) == "htb"
     found = median(measured(links)["mbit_per_s"] for _ in range(3 if mbit < 1000 else 5))
@@ -146,7 +150,9 @@ def test_a_link_that_is_blocked_one_way_is_open_the_other(
         back.close()
 
 
-def test_a_link_that_flaps_is_down_and_comes_back_by_itself(links: NodeLinks, ahead: Datagrams) -> None:
+def test_a_link_that_flaps_is_down_and_comes_back_by_itself(
+    links: NodeLinks, ahead: Datagrams
+) -> None:
     assert links.shape([AHEAD, BACK], LinkShape(down_s=0.8, up_s=30.0)) == "nft drop in turn"
     ahead.send("down")
     pause = Event()
@@ -238,7 +244,10 @@ def test_a_killed_node_is_the_engines_word_and_anew_it_is_another_machine(
         machines.kill(0)
         until(lambda: nodes.platform.gone(0))
         assert time.monotonic() - began_s < 5.0
-        assert until(lambda: machines.seen(0)["state"] == "exited") and machines.seen(0)["exit_code"] == 137
+        assert (
+            until(lambda: machines.seen(0)["state"] == "exited")
+            and machines.seen(0)["exit_code"] == 137
+        )
         machines.resume(0)
         machines.limit_cores(0, None)
         nodes.start(0)
@@ -261,7 +270,9 @@ def test_without_root_the_engine_runs_the_tools_in_the_node(engine: Any, tmp_pat
         assert links.shape([AHEAD], LinkShape(bytes_per_s=1.25e6)) == "htb"
         assert abs(measured(links)["mbit_per_s"] - 10) <= WITHIN * 10
         with pytest.raises(RuntimeError, match="nft refused"):
-            ByEngine(nodes.platform.container(0), sys.executable).run(["nft", "-f", "-"], "nonsense\n")
+            ByEngine(nodes.platform.container(0), sys.executable).run(
+                ["nft", "-f", "-"], "nonsense\n"
+            )
 
 
 def test_a_tool_that_refuses_says_why(nodes: Nodes) -> None:
@@ -273,7 +284,9 @@ def test_a_tool_that_refuses_says_why(nodes: Nodes) -> None:
     inside.close()
 
 
-def test_packets_pass_once_the_helper_that_holds_them_has_ended_with_its_harness(links: NodeLinks) -> None:
+def test_packets_pass_once_the_helper_that_holds_them_has_ended_with_its_harness(
+    links: NodeLinks,
+) -> None:
     if links.has_netem():
         pytest.skip("this kernel delays packets by itself")
     links.shape([AHEAD], LinkShape(delay_s=0.3))

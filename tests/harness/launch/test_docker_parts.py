@@ -25,7 +25,13 @@ from pydantic import TypeAdapter, ValidationError
 from chaos.errors import InfrastructureError, ScenarioError
 from harness.host.container_engine import connect, lacks_engine
 from harness.launch.containers import image, network, platform
-from harness.launch.containers.network import Network, free_subnets, make_network, routed, translated
+from harness.launch.containers.network import (
+    Network,
+    free_subnets,
+    make_network,
+    routed,
+    translated,
+)
 from harness.launchers.docker import Docker
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.records import AnyUndo
@@ -46,7 +52,9 @@ def answering(place: Path, answer: bytes) -> Iterator[str]:
             pass
 
     with socketserver.UnixStreamServer(str(place), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         thread.start()
         try:
             yield f"unix://{place}"
@@ -71,7 +79,9 @@ def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_socket_that_nobody_listens_at(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s"))
-    with pytest.raises(InfrastructureError, match=r"no Docker engine answers at .*refused") as found:
+    with pytest.raises(
+        InfrastructureError, match=r"no Docker engine answers at .*refused"
+    ) as found:
         connect(f"unix://{tmp_path}/s")
     assert "start it" in found.value.hint
 
@@ -85,7 +95,9 @@ def test_no_permission_names_the_group() -> None:
         if was == 0:
             os.seteuid(65534)
         try:
-            with pytest.raises(InfrastructureError, match="may not use the Docker engine's socket") as found:
+            with pytest.raises(
+                InfrastructureError, match="may not use the Docker engine's socket"
+            ) as found:
                 connect(f"unix://{place}")
         finally:
             os.seteuid(was)
@@ -94,7 +106,9 @@ def test_no_permission_names_the_group() -> None:
 
 def test_an_engine_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.5:2376")
-    with pytest.raises(InfrastructureError, match=r"tcp://10\.0\.0\.5:2376 may be on another machine"):
+    with pytest.raises(
+        InfrastructureError, match=r"tcp://10\.0\.0\.5:2376 may be on another machine"
+    ):
         connect()
 
 
@@ -120,10 +134,15 @@ def test_something_else_that_listens_there(tmp_path: Path, answer: bytes) -> Non
 
 
 def test_a_range_that_is_taken_is_never_offered() -> None:
-    all_but_one = [f"172.{second}.0.0/16" for second in range(18, 31)] + ["172.31.0.0/17", "172.31.128.0/18"]
+    all_but_one = [f"172.{second}.0.0/16" for second in range(18, 31)] + [
+        "172.31.0.0/17",
+        "172.31.128.0/18",
+    ]
     offered = free_subnets(all_but_one, seed="a", nodes=4)
     assert offered
-    assert all(ipaddress.ip_network(o).subnet_of(ipaddress.ip_network("172.31.192.0/18")) for o in offered)
+    assert all(
+        ipaddress.ip_network(o).subnet_of(ipaddress.ip_network("172.31.192.0/18")) for o in offered
+    )
     assert free_subnets(["172.16.0.0/12"], seed="a", nodes=4) == []
     assert free_subnets(["172.18.0.9/32"], seed="a", nodes=4)[:1] != ["172.18.0.0/24"]
 
@@ -243,7 +262,9 @@ def test_software_is_bound_once_and_never_the_whole_machine(tmp_path: Path) -> N
 def test_nodes_are_told_where_code_is_that_the_interpreter_does_not_find(tmp_path: Path) -> None:
     ours = str(Path(image.__file__).resolve().parents[3])
     assert image.import_path([]) == [ours]
-    found = image.import_path(["", str(tmp_path), sys.prefix, f"{tmp_path}/none", ours, str(tmp_path)])
+    found = image.import_path(
+        ["", str(tmp_path), sys.prefix, f"{tmp_path}/none", ours, str(tmp_path)]
+    )
     assert found == [str(tmp_path), ours]
 
 
@@ -271,7 +292,11 @@ def test_without_an_engine_it_is_not_known_what_is_left(kind: Any, tmp_path: Pat
     assert TypeAdapter(AnyUndo).validate_json(record.model_dump_json()) == record
     assert not record.idle()
     outcome = record.undo()
-    assert not outcome.ok and "no Docker engine runs here" in outcome.text and "some-run-0123" in outcome.text
+    assert (
+        not outcome.ok
+        and "no Docker engine runs here" in outcome.text
+        and "some-run-0123" in outcome.text
+    )
 
 
 # ---- the launcher's parameters
@@ -280,11 +305,20 @@ def test_without_an_engine_it_is_not_known_what_is_left(kind: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     "params",
     [
-        {"subnet": "10.0.0.0/30"}, {"subnet": "10.0.0.7/24"}, {"subnet": "fd00::/64"}, {"subnet": "lan"}, {"gpus": -1},
-        {"gpus": "some"}, {"mounts": ["data"]}, {"mounts": ["/"]}, {"cpus": 0}, {"memory_mib": 64}, {"python": ""},
+        {"subnet": "10.0.0.0/30"},
+        {"subnet": "10.0.0.7/24"},
+        {"subnet": "fd00::/64"},
+        {"subnet": "lan"},
+        {"gpus": -1},
+        {"gpus": "some"},
+        {"mounts": ["data"]},
+        {"mounts": ["/"]},
+        {"cpus": 0},
+        {"memory_mib": 64},
+        {"python": ""},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_parameters_that_cannot_be(params: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Docker(**params)
@@ -303,13 +337,17 @@ def test_a_cell_that_cannot_work_is_an_error_before_anything_starts(
 ) -> None:
     cell = cell_of("hot-spare", [KILL], ranks=4, launcher={"kind": "docker", "nodes": 2})
     workload = cell.scenario.workload.model_copy(update={"device": device})
-    cell = cell.model_copy(update={"scenario": cell.scenario.model_copy(update={"workload": workload})})
+    cell = cell.model_copy(
+        update={"scenario": cell.scenario.model_copy(update={"workload": workload})}
+    )
     with pytest.raises(ScenarioError, match=complaint):
         Docker(**params).check(cell)
     Docker(gpus="all").check(cell)
 
 
-def test_more_gpus_than_there_are_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_there_are_is_a_skip_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from harness.launch import devices
 
     monkeypatch.setattr(devices, "cuda_devices", lambda: ["H100"] * 3)

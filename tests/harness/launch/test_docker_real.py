@@ -1,4 +1,6 @@
-"""Nodes as containers of a real engine: they begin, dial in, are lost, begin anew, and leave nothing."""
+"""Nodes as containers of a real engine: they begin, dial in, are lost, begin anew, and leave
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ run = RunDirectory(Path(sys.argv[1], "run"))
 run.root.mkdir()
 with heal.guarded(run) as ledger:
     platform = DockerPlatform(
-        Wanted(run=run, cells=[], nodes=1, needs=frozenset({Need.LINKS}), will=ledger.will), Settings()
+        Wanted(run=run, cells=[], nodes=1, needs=frozenset({Need.LINKS}), will=ledger.will),
+        Settings(),
     )
     platform.start(0, [sys.executable, "-c", "import time; time.sleep(600)"], {})
     inside = ByEngine(platform.container(0), sys.executable)
@@ -148,7 +151,10 @@ def test_nodes_dial_in_are_lost_begin_anew_and_leave_nothing(engine: Any, tmp_pa
         assert calls == {n: platform.address(n) for n in range(2)}
         found = platform.container(0).attrs
         assert not found["HostConfig"]["Privileged"] and not found["HostConfig"]["CapAdd"]
-        assert found["HostConfig"]["CpuQuota"] == 150_000 and found["HostConfig"]["Memory"] == 700 << 20
+        assert (
+            found["HostConfig"]["CpuQuota"] == 150_000
+            and found["HostConfig"]["Memory"] == 700 << 20
+        )
         assert {"SAID=here", f"{MARKER}={nodes.marker}"} <= set(found["Config"]["Env"])
         assert platform.gone(0) is platform.gone(1) is None
         os.kill(platform.init_pid(0), signal.SIGKILL)
@@ -169,15 +175,24 @@ def test_every_address_of_a_run_has_a_name_so_that_nobody_waits_for_a_name_serve
         nodes.start(0)
         addresses = [nodes.platform.host, *(nodes.platform.address(node) for node in range(2))]
         mapped = [f"::ffff:{address}" for address in addresses]
-        ask = "import socket, sys; print(*(socket.getnameinfo((each, 1), 0)[0] for each in sys.argv[1:]))"
-        said = nodes.platform.container(0).exec_run([sys.executable, "-c", ask, *addresses, *mapped]).output
+        ask = (
+            "import socket, sys; print(*(socket.getnameinfo((each, 1), 0)[0] for each in"
+            " sys.argv[1:]))"
+        )
+        said = (
+            nodes.platform.container(0)
+            .exec_run([sys.executable, "-c", ask, *addresses, *mapped])
+            .output
+        )
         names = ["harness", "n0", "n1"]
         assert said.decode().split() == [*names, *(f"{name}-mapped" for name in names)]
 
 
 def test_two_runs_at_once_do_not_meet(engine: Any, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        runs = [stack.enter_context(nodes_of(tmp_path / place / "same-name")) for place in ("a", "b")]
+        runs = [
+            stack.enter_context(nodes_of(tmp_path / place / "same-name")) for place in ("a", "b")
+        ]
         for run in runs:
             run.start(0)
         assert len({run.platform.network.subnet for run in runs}) == 2
@@ -188,7 +203,9 @@ def test_two_runs_at_once_do_not_meet(engine: Any, tmp_path: Path) -> None:
 
 def test_an_agent_that_cannot_start_says_why(engine: Any, tmp_path: Path) -> None:
     with nodes_of(tmp_path / "run") as nodes:
-        nodes.platform.start(1, python("print('before'); raise SystemExit('no token, no work')"), {})
+        nodes.platform.start(
+            1, python("print('before'); raise SystemExit('no token, no work')"), {}
+        )
         why = until(lambda: nodes.platform.gone(1))
     assert "exit code 1" in why and "no token, no work" in why
     assert "no token" in (tmp_path / "run" / "nodes" / "n1.1.log").read_text()
@@ -205,7 +222,9 @@ def test_a_mount_made_later_is_seen_by_nodes(engine: Any, tmp_path: Path) -> Non
             ["mount", "-t", "tmpfs", "-o", "size=64k", "chaos-test", place], timeout=10, check=True
         )
         try:
-            said = nodes.platform.container(0).exec_run(["df", "--output=source", str(place)]).output
+            said = (
+                nodes.platform.container(0).exec_run(["df", "--output=source", str(place)]).output
+            )
         finally:
             subprocess.run(["umount", place], timeout=10, check=True)
     assert b"chaos-test" in said
@@ -215,10 +234,14 @@ def test_a_mount_made_later_is_seen_by_nodes(engine: Any, tmp_path: Path) -> Non
 def test_somebody_elses_container_of_that_name_is_left_alone(engine: Any, tmp_path: Path) -> None:
     with nodes_of(tmp_path / "run") as nodes:
         other = engine.containers.create(
-            nodes.platform.container_image, entrypoint=["/usr/bin/true"], name=f"{nodes.platform.name}-n0"
+            nodes.platform.container_image,
+            entrypoint=["/usr/bin/true"],
+            name=f"{nodes.platform.name}-n0",
         )
         try:
-            with pytest.raises(InfrastructureError, match=r"start node 0 as .* already in use") as found:
+            with pytest.raises(
+                InfrastructureError, match=r"start node 0 as .* already in use"
+            ) as found:
                 nodes.start(0)
             nodes.platform.close()
             other.reload()
@@ -231,13 +254,18 @@ def test_somebody_elses_container_of_that_name_is_left_alone(engine: Any, tmp_pa
     ("says", "complaint"),
     [
         (None, "run python3 of the image .* not found"),
-        ({"trainchaos": "0.1.0", "torch": "2.9.1"}, r"has torch 2\.9\.1, and this harness runs with"),
+        (
+            {"trainchaos": "0.1.0", "torch": "2.9.1"},
+            r"has torch 2\.9\.1, and this harness runs with",
+        ),
         ({"trainchaos": ""}, "has no trainchaos"),
         ("Segmentation fault", "python3 of the image .* does not work: Segmentation fault"),
     ],
     ids=["no Python", "another torch", "without this package", "broken"],
 )
-def test_an_image_that_cannot_be_used(engine: Any, tmp_path: Path, says: Any, complaint: str) -> None:
+def test_an_image_that_cannot_be_used(
+    engine: Any, tmp_path: Path, says: Any, complaint: str
+) -> None:
     text = says if isinstance(says, str) else json.dumps(says)
     program = {} if says is None else {"usr/bin/python3": f"#!/bin/sh\necho '{text}'\n".encode()}
     name = image_of(engine, secrets.token_hex(4), program)
@@ -273,7 +301,9 @@ def test_gpus_without_the_toolkit_are_an_error_that_says_so(engine: Any, tmp_pat
         with pytest.raises(InfrastructureError, match="device driver") as found:
             nodes.start(0)
         assert "NVIDIA container toolkit" in found.value.hint
-        assert labelled(engine, nodes.marker) == [nodes.platform.network.name], "what did not start is gone"
+        assert labelled(engine, nodes.marker) == [nodes.platform.network.name], (
+            "what did not start is gone"
+        )
     assert labelled(engine, nodes.marker) == []
 
 
@@ -288,7 +318,9 @@ def test_a_killed_harness_leaves_nothing_that_heal_does_not_remove(
     finally:
         harness.kill()
         harness.wait(timeout=LIMIT_S)
-    (record,) = [entry.undo for entry in read_open(run.ledger) if isinstance(entry.undo, RemoveContainers)]
+    (record,) = [
+        entry.undo for entry in read_open(run.ledger) if isinstance(entry.undo, RemoveContainers)
+    ]
     assert not record.idle() and len(record.living()) == 2
     assert invoke(["ps", "--runs", str(tmp_path / "runs")]) == 0
     assert "n1 (running)" in capsys.readouterr().out
@@ -307,7 +339,9 @@ def test_what_a_run_left_whose_directory_is_gone_is_removed_once_its_harness_is(
     try:
         assert harness.stdout is not None and harness.stdout.readline() == b"up\n"
         (record,) = [
-            entry.undo for entry in read_open(run.ledger) if isinstance(entry.undo, RemoveContainers)
+            entry.undo
+            for entry in read_open(run.ledger)
+            if isinstance(entry.undo, RemoveContainers)
         ]
         shutil.rmtree(run.root)
         heal.heal_everything(tmp_path / "runs")
@@ -328,15 +362,24 @@ def test_a_user_who_is_not_root_may_change_the_network_of_nodes(engine: Any) -> 
         pytest.skip("needs root, to become a user of the engine's group")
     reading = "+dac_read_search"  # this machine's Python may lie where that user cannot look
     become = [
-        "setpriv", "--reuid=65534", "--regid=65534", f"--groups={group}", f"--inh-caps={reading}",
-        f"--ambient-caps={reading}", f"--bounding-set=-all,{reading}",
-    ]  # fmt: skip
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        f"--groups={group}",
+        f"--inh-caps={reading}",
+        f"--ambient-caps={reading}",
+        f"--bounding-set=-all,{reading}",
+    ]
     with tempfile.TemporaryDirectory() as place:
         os.chown(place, 65534, 65534)
         ran = subprocess.run(
-            [*become, sys.executable, "-B", "-c", OTHER_USER, place], cwd=ROOT, capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+            [*become, sys.executable, "-B", "-c", OTHER_USER, place],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
         left = read_open(Path(place) / "run" / "ledger.jsonl")
     assert ran.returncode == 0, ran.stderr
     assert "table inet trial" in ran.stdout
@@ -344,7 +387,9 @@ def test_a_user_who_is_not_root_may_change_the_network_of_nodes(engine: Any) -> 
 
 
 @pytest.mark.soak
-def test_an_engine_that_is_killed_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_killed_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with private_engine() as own:
         monkeypatch.setenv("DOCKER_HOST", own.url)
         nodes = Nodes(tmp_path / "run")

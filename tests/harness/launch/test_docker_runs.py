@@ -1,4 +1,6 @@
-"""Whole runs on containers: the same verdicts as on local processes, and nothing left behind however they end."""
+"""Whole runs on containers: the same verdicts as on local processes, and nothing left behind
+however they end.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,14 @@ def events(run: RunDirectory, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
-def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(engine: Any, tmp_path: Path) -> None:
+def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(
+    engine: Any, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
-    assert invoke(["run", str(scenario(tmp_path, steps=40, faults=LOSS)), "--runs", str(runs), "-q"]) == 0
+    assert (
+        invoke(["run", str(scenario(tmp_path, steps=40, faults=LOSS)), "--runs", str(runs), "-q"])
+        == 0
+    )
     run = RunDirectory((runs / "nodes" / "latest").resolve())
     results = json.loads(run.results.read_text())
     assert results["verdict"] == "pass"
@@ -93,7 +100,8 @@ def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
         ]
         with (tmp_path / "said").open("ab") as said:
             harness = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-        # The moment is drawn, not waited for: any is as good as another, those before the first container too.
+        # The moment is drawn, not waited for: any is as good as another, those before the first
+        # container too.
         pause.wait(draw.uniform(0.3, LATEST_S))
         seen |= set(labelled(engine))
         harness.send_signal(signum)
@@ -102,7 +110,9 @@ def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
     assert seen, "no run came so far as to have a container"
     assert labels_left(engine, runs) == []
     assert list(runs.glob(f"*/*/{FILE}")) == []
-    markers = {json.loads(ledger.read_text().split("\n")[0])["undo"]["marker"] for ledger in ledgers(runs)}
+    markers = {
+        json.loads(ledger.read_text().split("\n")[0])["undo"]["marker"] for ledger in ledgers(runs)
+    }
     for marker in markers:
         entry = f"{MARKER}={marker}"
         assert [pid for pid, _ in processes.since(0) if processes.environment_has(pid, entry)] == []
@@ -114,8 +124,19 @@ def test_two_runs_at_once_both_pass(engine: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         path = scenario(tmp_path / name, steps=60, faults=LOSS)
-        command = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / name), "-q"]
-        begun.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        command = [
+            sys.executable,
+            "-m",
+            "chaos",
+            "run",
+            str(path),
+            "--runs",
+            str(tmp_path / name),
+            "-q",
+        ]
+        begun.append(
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        )
     deadline = time.monotonic() + LIMIT_S
     said = [one.communicate(timeout=max(1.0, deadline - time.monotonic()))[1] for one in begun]
     summaries = [path.read_text()[:1000] for path in sorted(tmp_path.glob("*/*/latest/summary.md"))]
@@ -137,8 +158,12 @@ def ledgers(runs: Path) -> list[Path]:
 
 
 def labels_left(client: Any, runs: Path) -> list[str]:
-    """What the engine still has of runs below a directory, by the labels that their ledgers name."""
-    lines = [json.loads(line) for ledger in ledgers(runs) for line in ledger.read_text().splitlines()]
+    """What the engine still has of runs below a directory, by the labels that their
+    ledgers name.
+    """
+    lines = [
+        json.loads(line) for ledger in ledgers(runs) for line in ledger.read_text().splitlines()
+    ]
     kind = RemoveContainers.model_fields["do"].default
     undos = [line["undo"] for line in lines if "undo" in line]
     return [name for undo in undos if undo["do"] == kind for name in labelled(client, undo["run"])]

@@ -1,4 +1,6 @@
-"""Devices: who is on which, one that is refused, and the gpu faults, simulated and with real processes."""
+"""Devices: who is on which, one that is refused, and the gpu faults, simulated and with real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_each_node_has_devices_of_its_own() -> None:
     assert board.takes(0)
 
 
-def test_gpus_that_only_dev_knows_of_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_only_dev_knows_of_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(run_module, "_GPUS", tmp_path / "none")
     monkeypatch.setattr(run_module, "_DEVICES", tmp_path)
@@ -86,8 +90,8 @@ def test_nobody_starts_on_a_lost_device_until_it_is_replaced(recovery: str, memo
 @pytest.mark.real
 def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
     faults = ", ".join(
-        f"{{id: {kind}, kind: {kind}, params: {params}, target: {{rank: {rank}}}, at: {{step: {step}}}, "
-        f"expect: {{outcome: recovered, detected_by: {cause}}}}}"
+        f"{{id: {kind}, kind: {kind}, params: {params}, target: {{rank: {rank}}}, at: {{step:"
+        f" {step}}}, expect: {{outcome: recovered, detected_by: {cause}}}}}"
         for kind, params, rank, step, cause in (
             ("gpu-error", "{}", 1, 12, "exit"),
             ("gpu-oom", "{}", 2, 27, "exit"),
@@ -95,10 +99,13 @@ def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
             ("gpu-lost", "{}", 3, 57, "exit"),
         )
     )
-    # Steps that take tens of milliseconds, so that the job is whole again before the next fault is due.
+    # Steps that take tens of milliseconds, so that the job is whole again before the next fault is
+    # due.
     gpt = "{kind: gpt, size: nano, ranks: 4, steps: 80, global_batch: 16, checkpoint: {every: 10}}"
     code, results = run(tmp_path, workload=gpt, recovery="hot-spare", faults=f"[{faults}]")
-    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    broken = {
+        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
     assert (broken, code) == ({}, 0), results.reason
     assert results.cells[0].exactness in ("bit for bit", "within the control band")
     errors = [i.evidence.get("error") for i in results.faults if i.kind in ("gpu-error", "gpu-oom")]

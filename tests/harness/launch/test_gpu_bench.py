@@ -1,4 +1,6 @@
-"""The GPU benchmark: its page, its skip, a rehearsal on the CPU, and its parts on a real GPU where there is one."""
+"""The GPU benchmark: its page, its skip, a rehearsal on the CPU, and its parts on a real GPU where
+there is one.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,20 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
         steps=[0.5, 0.25], detected=[0.01], recovered=[1.5], note="step 9 did not come in time"
     )
     parts = {
-        "nccl": ({"form_s": [0.125, 0.25, 0.5]}, ""), "state": ({"bytes": 1_500_000_000}, ""),
+        "nccl": ({"form_s": [0.125, 0.25, 0.5]}, ""),
+        "state": ({"bytes": 1_500_000_000}, ""),
         "faults": ({"landed": {"gradient nan": True, "rng zero": False}, "where": ["cuda"]}, ""),
         "other": ({}, "not run: no time left"),
-    }  # fmt: skip
+    }
     about = {"torch": "2.11", "device": "H100"}
-    page = gpu.page("cuda", "124m", 8, about, parts, {"hot-spare": job}, {"shards": "this torch cannot"})
+    page = gpu.page(
+        "cuda", "124m", 8, about, parts, {"hot-spare": job}, {"shards": "this torch cannot"}
+    )
     assert "- Not run: shards: this torch cannot\n" in page
     assert "torch 2.11, device H100" in page and "rehearsal" not in page
     assert (
-        "| hot-spare | 2 | 0.375 | 0.250 to 0.500 | 1 | 0.010 | 0.010 to 0.010 | 1 | 1.500 | 1.500 to 1.500 |"
-        in page
+        "| hot-spare | 2 | 0.375 | 0.250 to 0.500 | 1 | 0.010 | 0.010 to 0.010 | 1 | 1.500 | 1.500"
+        " to 1.500 |" in page
     )
     assert "- hot-spare: step 9 did not come in time" in page
     assert "| form a group of one | 3 | 0.25000 | 0.12500 to 0.50000 |" in page
@@ -65,7 +70,9 @@ def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
 
     monkeypatch.setattr(gpu, "gpus", lambda: 1)
     monkeypatch.setattr(gpu, "play", play)
-    monkeypatch.setattr(gpu, "part", lambda name, *_: (dict(about) if name == "machine" else {}, ""))
+    monkeypatch.setattr(
+        gpu, "part", lambda name, *_: (dict(about) if name == "machine" else {}, "")
+    )
     page = tmp_path / "page.md"
     assert gpu.main(["--out", str(page)]) == 0
     assert {(row.gpus, row.shards) for row in played} == {(1, 1)}
@@ -84,7 +91,9 @@ def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
 @pytest.mark.soak
 def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    assert gpu.main(["--device", "cpu", "--size", "tiny", "--minutes", "4", "--out", str(page)]) == 0
+    assert (
+        gpu.main(["--device", "cpu", "--size", "tiny", "--minutes", "4", "--out", str(page)]) == 0
+    )
     assert page.read_text().count("SIGKILL") == 3
 
 
@@ -96,7 +105,10 @@ def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_every_fault_that_changes_a_tensor_lands_on_cuda_tensors() -> None:
     found = gpu_parts.faults(torch.device("cuda:0"), "tiny")
-    assert "cuda" in found["where"] and [name for name, yes in found["landed"].items() if not yes] == []
+    assert (
+        "cuda" in found["where"]
+        and [name for name, yes in found["landed"].items() if not yes] == []
+    )
 
 
 @NEEDS_GPU

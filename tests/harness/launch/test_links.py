@@ -54,12 +54,16 @@ def measured(proxy: LinkProxy, link: tuple[str, str] = LINK) -> Mapping[str, Any
 
 
 def best(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[float, float]:
-    """Round trip and throughput of a link, as near to what it can do as ``PROBES`` probes come on a busy machine."""
+    """Round trip and throughput of a link, as near to what it can do as ``PROBES`` probes come on a
+    busy machine.
+    """
     found = [measured(proxy, link) for _ in range(PROBES)]
     return min(one["round_trip_s"] for one in found), max(one["mbit_per_s"] for one in found)
 
 
-def connected(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[socket.socket, socket.socket]:
+def connected(
+    proxy: LinkProxy, link: tuple[str, str] = LINK
+) -> tuple[socket.socket, socket.socket]:
     """Both ends of a connection from ``link[0]`` to ``link[1]``."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(DEADLINE_S)
@@ -90,7 +94,9 @@ def test_delay_keeps_the_order_and_loss_costs_a_timeout() -> None:
     late = [lossy.release_s(100.0 * n, 100) - 100.0 * n for n in range(200)]
     assert set(map(lambda s: round(s, 6), late)) == {0.0, RTO_S}
     assert 60 < sum(s > 0 for s in late) < 140
-    assert Pacer(LinkShape(loss=0.5), 0.0, seed=3).release_s(0.0, 100) == late[0], "the seed decides"
+    assert Pacer(LinkShape(loss=0.5), 0.0, seed=3).release_s(0.0, 100) == late[0], (
+        "the seed decides"
+    )
 
 
 def test_a_link_that_flaps_begins_down() -> None:
@@ -199,7 +205,9 @@ def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
 def test_it_measures_what_was_asked_for(proxy: LinkProxy) -> None:
     proxy.shape([LINK], LinkShape(delay_s=0.05))
     assert 0.05 <= best(proxy)[0] < 0.05 * 3
-    assert measured(proxy, ("b", "a"))["round_trip_s"] >= 0.05, "an answer comes back over the slow link"
+    assert measured(proxy, ("b", "a"))["round_trip_s"] >= 0.05, (
+        "an answer comes back over the slow link"
+    )
     assert best(proxy, ("a", "c"))[0] < 0.05, "no other link is touched"
     proxy.shape([LINK], LinkShape(bytes_per_s=2.5e6))
     assert best(proxy)[1] == pytest.approx(20, rel=0.3)
@@ -266,7 +274,9 @@ def test_it_ends_with_whoever_started_it() -> None:
 
 
 def meet(store: dist.Store, rank: int, world: int, dial: Any) -> float:
-    """Be a rank of a gloo group at an address that all its ranks share; the sum of what they bring."""
+    """Be a rank of a gloo group at an address that all its ranks share; the sum of what
+    they bring.
+    """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=DEADLINE_S)
     options._devices = [gloo_device("127.0.0.5")]
@@ -276,8 +286,12 @@ def meet(store: dist.Store, rank: int, world: int, dial: Any) -> float:
     return float(brought[0])
 
 
-def test_of_two_ranks_of_a_node_exactly_one_leads_its_way_through_the_proxy(proxy: LinkProxy) -> None:
-    """Their ports decide, as gloo compares them; seen otherwise here, a pair would go straight, or never meet."""
+def test_of_two_ranks_of_a_node_exactly_one_leads_its_way_through_the_proxy(
+    proxy: LinkProxy,
+) -> None:
+    """Their ports decide, as gloo compares them; seen otherwise here, a pair would go straight, or
+    never meet.
+    """
     world, store = 5, dist.HashStore()
     led: list[frozenset[int]] = []
     one = threading.Lock()
@@ -293,4 +307,6 @@ def test_of_two_ranks_of_a_node_exactly_one_leads_its_way_through_the_proxy(prox
     with ThreadPoolExecutor(world) as pool:
         made = [pool.submit(meet, store, rank, world, dial_of(rank)) for rank in range(world)]
         assert [rank.result(timeout=DEADLINE_S) for rank in made] == [10.0] * world
-    assert sorted(map(sorted, led)) == sorted([a, b] for a in range(world) for b in range(a + 1, world))
+    assert sorted(map(sorted, led)) == sorted(
+        [a, b] for a in range(world) for b in range(a + 1, world)
+    )

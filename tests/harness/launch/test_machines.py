@@ -1,4 +1,6 @@
-"""Nodes that are machines: what faults do to them, by way of sites and of those who know processes."""
+"""Nodes that are machines: what faults do to them, by way of sites and of those who know
+processes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class FakeMachines:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.states: dict[int, dict[str, Any]] = {n: {"state": "running", "machine": f"m{n}"} for n in (0, 1)}
+        self.states: dict[int, dict[str, Any]] = {
+            n: {"state": "running", "machine": f"m{n}"} for n in (0, 1)
+        }
 
     def kill(self, node: int) -> Mapping[str, Any]:
         self.told.append(("kill", node))
@@ -94,7 +98,9 @@ class FakeScene:
 
     def __init__(self) -> None:
         topology = Topology(ranks=4, nodes=2)
-        self.setup: Any = SimpleNamespace(cell=SimpleNamespace(scenario=SimpleNamespace(topology=topology)))
+        self.setup: Any = SimpleNamespace(
+            cell=SimpleNamespace(scenario=SimpleNamespace(topology=topology))
+        )
         self.machines: FakeMachines | None = FakeMachines()
         self.nodes = FakeLinks()
         self.links: Any = LinksByNode(self.nodes, NODE_OF.__getitem__)
@@ -164,7 +170,9 @@ def test_node_kill_kills_the_machine_and_the_platform_says_so() -> None:
     scene.machines.states[1] = {"state": "exited", "machine": "m1", "exit_code": 137}
     assert aim.look() == {"nodes": {"1": {"state": "exited", "machine": "m1", "exit_code": 137}}}
     scene.machines.states[1] = {"state": "running", "machine": "another"}
-    assert aim.look() == {"nodes": {"1": {"state": "removed", "machine": "m1", "replaced_by": "another"}}}
+    assert aim.look() == {
+        "nodes": {"1": {"state": "removed", "machine": "m1", "replaced_by": "another"}}
+    }
 
 
 def test_where_nodes_are_names_their_processes_are_killed() -> None:
@@ -233,7 +241,11 @@ def test_memory_is_limited_for_the_node_of_a_process() -> None:
     groups.limit_memory("w3", 32)
     assert machines.told == [("memory", 1, 32)] and groups.oom_kills("w3") == 0
     machines.states[1]["oom_kills"] = 3
-    assert groups.oom_kills("w3") == 1 and groups.oom_kills("w0") == 0 and list(groups.undo("w3")) == []
+    assert (
+        groups.oom_kills("w3") == 1
+        and groups.oom_kills("w0") == 0
+        and list(groups.undo("w3")) == []
+    )
     groups.release("w0")
     assert len(machines.told) == 1, "nothing was limited there"
 
@@ -250,7 +262,9 @@ def test_links_of_ranks_are_those_of_their_nodes_once() -> None:
 
 def test_a_nodes_links_to_itself_are_left_out() -> None:
     links = FakeLinks()
-    LinksByNode(links, NODE_OF.__getitem__).shape([("w2", "w3"), ("w3", "w0")], LinkShape(blocked=True))
+    LinksByNode(links, NODE_OF.__getitem__).shape(
+        [("w2", "w3"), ("w3", "w0")], LinkShape(blocked=True)
+    )
     assert links.shaped == [(("1", "0"),)]
 
 
@@ -289,7 +303,9 @@ def test_an_isolated_node_keeps_its_coordinator_unless_it_is_to_be_cut() -> None
 
 
 def test_links_are_real_where_the_kernel_has_them() -> None:
-    columns = fault_entry("link-delay", KINDS["link-delay"], {"docker": Docker, "local": Local}).columns
+    columns = fault_entry(
+        "link-delay", KINDS["link-delay"], {"docker": Docker, "local": Local}
+    ).columns
     assert (columns["docker"], columns["local"]) == ("real", "emulated")
     throttle = KINDS["link-throttle"]
     shown = fault_entry("link-throttle", throttle, {"docker": Docker, "local": Local}).columns
@@ -302,10 +318,19 @@ def test_links_are_real_where_the_kernel_has_them() -> None:
 
 def test_ranks_cut_off_with_their_supervisor_are_one_incident() -> None:
     cut = Episode(
-        fault="f", kind="node-isolate", occurrence=0, process=None, rank=None, planned=None, injected=None,
-        landed=None, failed=None, healed=None, failure=None,
+        fault="f",
+        kind="node-isolate",
+        occurrence=0,
+        process=None,
+        rank=None,
+        planned=None,
+        injected=None,
+        landed=None,
+        failed=None,
+        healed=None,
+        failure=None,
         target={"links": [[2, 0]], "processes": {"0": "w0", "2": "w2", "3": "w3"}},
-    )  # fmt: skip
+    )
     first, second, later = hung("w2", 1), hung("w3", 1), hung("w3", 2)
     assert _first_of(cut, [first, second, hung("w1", 1), later]) == [first, second]
     assert _first_of(cut, []) == []
@@ -314,5 +339,11 @@ def test_ranks_cut_off_with_their_supervisor_are_one_incident() -> None:
 def hung(process: str, generation: int) -> Event:
     data = {"failure": 1, "cause": "hang", "process": process, "rank": 1, "detail": "did not leave"}
     return Event(
-        kind=Kind.FAILURE_DETECTED, actor="orchestrator", seq=0, time_ns=1, generation=generation, step=None, data=data
-    )  # fmt: skip
+        kind=Kind.FAILURE_DETECTED,
+        actor="orchestrator",
+        seq=0,
+        time_ns=1,
+        generation=generation,
+        step=None,
+        data=data,
+    )

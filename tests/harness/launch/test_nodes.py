@@ -1,4 +1,6 @@
-"""Nodes: who is where, and losing one or a rack of them at once, simulated and with real processes."""
+"""Nodes: who is where, and losing one or a rack of them at once, simulated and with real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,19 @@ def test_workers_fill_nodes_in_blocks_and_spares_come_from_the_last_node() -> No
 @pytest.mark.parametrize(
     ("ranks", "nodes", "spares", "where"),
     [
-        (4, 3, 1, [2]), (4, 3, 2, [2, 2]), (4, 3, 5, [2, 2, 1, 0, 1]), (4, 4, 4, [3, 2, 1, 0]),
-        (4, 5, 3, [4, 3, 2]), (2, 4, 3, [2, 3, 1]), (5, 4, 3, [3, 3, 2]), (4, 1, 2, [0, 0]),
+        (4, 3, 1, [2]),
+        (4, 3, 2, [2, 2]),
+        (4, 3, 5, [2, 2, 1, 0, 1]),
+        (4, 4, 4, [3, 2, 1, 0]),
+        (4, 5, 3, [4, 3, 2]),
+        (2, 4, 3, [2, 3, 1]),
+        (5, 4, 3, [3, 3, 2]),
+        (4, 1, 2, [0, 0]),
     ],
-)  # fmt: skip
-def test_spares_fill_nodes_without_ranks_first(ranks: int, nodes: int, spares: int, where: list[int]) -> None:
+)
+def test_spares_fill_nodes_without_ranks_first(
+    ranks: int, nodes: int, spares: int, where: list[int]
+) -> None:
     place = Topology(ranks=ranks, nodes=nodes)
     assert [place.node_of_spare(index) for index in range(spares)] == where
     assert all(not place.ranks_on(node) for node in place.spare_nodes)
@@ -83,11 +93,15 @@ def test_who_could_not_be_started_is_placed_anew() -> None:
     placement = Placement(Topology(ranks=3, nodes=3), spares=0)
     assert placement.place("w0", "worker", [], (0, 1, 2)) == 0
     assert placement.place("w7", "worker", [], (1, 2), again=True) == 1
-    assert placement.place("w1", "worker", ["w7"], (1, 2)) == 1, "its place is nobody else's to take"
+    assert placement.place("w1", "worker", ["w7"], (1, 2)) == 1, (
+        "its place is nobody else's to take"
+    )
     assert placement.place("w2", "worker", ["w7", "w1"], [1]) == 1, "its own node is not there"
 
 
-def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, list[Incident]]:
+def arm(
+    recovery: Any, root: Path, fault: dict[str, Any], **more: Any
+) -> tuple[Played, list[Incident]]:
     """A faulted arm with which every checker agrees, and its incidents."""
     cell = cell_of(recovery, [{"id": "f", "at": {"step": 33}, **fault}], **more)
     faulted, control = play(cell, root, seed=3), play(cell, root, seed=3, arm="control")
@@ -99,7 +113,9 @@ def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[
 
 @pytest.mark.parametrize("recovery", [*ALL, {"strategy": "hot-spare", "spares": 4}], ids=str)
 def test_a_lost_node_is_one_incident_and_its_steps_count_once(recovery: Any, memory: Path) -> None:
-    faulted, (incident,) = arm(recovery, memory, {"kind": "node-kill", "target": {"node": 1}}, launcher=TWO)
+    faulted, (incident,) = arm(
+        recovery, memory, {"kind": "node-kill", "target": {"node": 1}}, launcher=TWO
+    )
     exits = [e for e in faulted.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"]
     assert {"w2", "w3"} <= {e.data["process"] for e in exits} | {
         name for name in incident.target["processes"] if recovery == "checkpoint-restart"
@@ -113,14 +129,21 @@ def test_a_lost_node_is_one_incident_and_its_steps_count_once(recovery: Any, mem
 def test_a_lost_rack_takes_all_its_nodes_at_once(memory: Path) -> None:
     racks = {"kind": "sim", "nodes": 4, "nodes_per_rack": 2}
     recovery = {"strategy": "hot-spare", "spares": 4}
-    _, (incident,) = arm(recovery, memory, {"kind": "rack-kill", "target": {"rack": 1}}, launcher=racks)
+    _, (incident,) = arm(
+        recovery, memory, {"kind": "rack-kill", "target": {"rack": 1}}, launcher=racks
+    )
     assert (incident.target["rack"], incident.target["nodes"]) == (1, [2, 3])
     assert incident.outcome == "recovered"
 
 
 def test_two_kills_answered_by_one_rollback_lose_its_steps_once(memory: Path) -> None:
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33}}
-    again = {"id": "again", "kind": "process-kill", "target": {"rank": 1}, "at": {"event": "regroup"}}
+    again = {
+        "id": "again",
+        "kind": "process-kill",
+        "target": {"rank": 1},
+        "at": {"event": "regroup"},
+    }
     cell = cell_of("checkpoint-restart", [kill, again])
     found = evidence(play(cell, memory, seed=3), play(cell, memory, seed=3, arm="control"))
     incidents = found.measures.incidents
@@ -131,7 +154,9 @@ def test_two_kills_answered_by_one_rollback_lose_its_steps_once(memory: Path) ->
 def test_a_lost_spare_is_replaced_and_training_does_not_notice(memory: Path) -> None:
     faulted, (incident,) = arm("hot-spare", memory, {"kind": "spare-kill"})
     assert incident.outcome == "masked"
-    spares = [e.data["process"] for e in faulted.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare"]
+    spares = [
+        e.data["process"] for e in faulted.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare"
+    ]
     assert (spares, len(list(faulted.log.of(Kind.GENERATION_STARTED)))) == (["s4", "s5"], 1)
 
 
@@ -148,7 +173,9 @@ def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None
     faults = "[{id: f, kind: node-kill, target: {node: 1}, at: {step: 20}}]"
     nodes = "launcher: {kind: local, nodes: 2}"
     code, results = run(tmp_path, workload=MLP, recovery=recovery, faults=faults, more=nodes)
-    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    broken = {
+        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
     assert (broken, code) == ({}, 0)
     (incident,) = results.faults
     assert incident.outcome == "recovered"

@@ -15,12 +15,15 @@ __all__ = ["platform", "wanted"]  # fixtures
 pytestmark = pytest.mark.real
 
 
-def test_a_node_that_an_arm_left_standing_still_goes_on_for_the_next(platform: LoopbackPlatform) -> None:
+def test_a_node_that_an_arm_left_standing_still_goes_on_for_the_next(
+    platform: LoopbackPlatform,
+) -> None:
     session: Any = SimpleNamespace(platform=platform, _played=False)
     platform.start(0, SLEEPS, {})
     platform.machines.pause(0)
     until(lambda: platform.machines.seen(0) == {"state": "paused"})
-    NodesSession._resume(session, range(2))  # before the first arm nobody did anything, and nobody is asked
+    # before the first arm nobody did anything, and nobody is asked
+    NodesSession._resume(session, range(2))
     assert platform.machines.seen(0) == {"state": "paused"}
     NodesSession._resume(session, range(2))  # node 1 was never started
     until(lambda: platform.machines.seen(0) == {"state": "running"})

@@ -1,4 +1,6 @@
-"""Whole runs on nodes with agents of their own, processes of this machine: lost, replaced, and on their own."""
+"""Whole runs on nodes with agents of their own, processes of this machine: lost, replaced, and on
+their own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ pytestmark = pytest.mark.real
 NODES = "launcher: {kind: agents, nodes: 3}"
 LOST = "[{id: lost, kind: node-kill, target: {node: 0}, at: {step: 20}}]"
 SPARES = "{strategy: hot-spare, spares: 2}"
-MEMORY = "{kind: mlp, ranks: 4, steps: 60, global_batch: 16, checkpoint: {every: 50, memory: {every: 2}}}"
+MEMORY = (
+    "{kind: mlp, ranks: 4, steps: 60, global_batch: 16, checkpoint: {every: 50, memory: {every:"
+    " 2}}}"
+)
 
 
 def log_of(tmp_path: Path, arm: str = "faulted") -> Log:
@@ -33,7 +38,9 @@ def one(log: Log, kind: Kind, **data: Any) -> Event:
 
 def agreed(code: int, results: Results) -> None:
     """Every checker is satisfied."""
-    bad = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    bad = {
+        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
     assert not bad
     assert code == 0, results.reason
 
@@ -85,7 +92,9 @@ def test_a_lost_node_is_taken_over_by_a_spare_one_and_begins_anew(tmp_path: Path
 
 @pytest.mark.soak
 def test_memory_checkpoints_outlive_the_node_that_took_them(tmp_path: Path) -> None:
-    code, results = run(tmp_path, workload=MEMORY, recovery="checkpoint-restart", faults=LOST, more=NODES)
+    code, results = run(
+        tmp_path, workload=MEMORY, recovery="checkpoint-restart", faults=LOST, more=NODES
+    )
     agreed(code, results)
     (incident,) = results.faults
     assert incident.restored_step is not None and incident.restored_step >= 18
@@ -98,14 +107,27 @@ def test_memory_checkpoints_outlive_the_node_that_took_them(tmp_path: Path) -> N
     ("recovery", "fault"),
     [
         ("checkpoint-restart", LOST),
-        ("drop-replica", "[{id: f, kind: process-kill, target: {rank: 2}, at: {step: 20, phase: backward}}]"),
-        ("hot-spare", "[{id: f, kind: process-stop, target: {rank: 1}, at: {step: 20, phase: optimizer}}]"),
+        (
+            "drop-replica",
+            "[{id: f, kind: process-kill, target: {rank: 2}, at: {step: 20, phase: backward}}]",
+        ),
+        (
+            "hot-spare",
+            "[{id: f, kind: process-stop, target: {rank: 1}, at: {step: 20, phase: optimizer}}]",
+        ),
         ("drop-replica", "[{id: f, kind: store-kill, at: {step: 20}}]"),
-        ("drop-replica", "[{id: f, kind: link-delay, params: {delay_ms: 20}, target: {link: {src: 1, dst: 2}}, "
-         "duration: 0.5, at: {step: 20}}]"),
+        (
+            "drop-replica",
+            (
+                "[{id: f, kind: link-delay, params: {delay_ms: 20}, target: {link: {src: 1, dst:"
+                " 2}}, duration: 0.5, at: {step: 20}}]"
+            ),
+        ),
     ],
-)  # fmt: skip
-def test_what_works_on_one_machine_works_on_nodes(tmp_path: Path, recovery: str, fault: str) -> None:
+)
+def test_what_works_on_one_machine_works_on_nodes(
+    tmp_path: Path, recovery: str, fault: str
+) -> None:
     agreed(*run(tmp_path, workload=MLP, recovery=recovery, faults=fault, more=NODES))
 
 
@@ -117,7 +139,11 @@ def test_nodes_go_on_alone_while_the_coordinator_is_away_and_what_fails_meanwhil
         "[{id: away, kind: coordinator-kill, params: {down_s: 0.5}, at: {step: 19}}, "
         "{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 20}}]"
     )
-    agreed(*run(tmp_path, workload=MLP.replace("60", "120"), recovery=SPARES, faults=faults, more=NODES))
+    agreed(
+        *run(
+            tmp_path, workload=MLP.replace("60", "120"), recovery=SPARES, faults=faults, more=NODES
+        )
+    )
     log = log_of(tmp_path)
     adopted = one(log, Kind.COORDINATOR_ADOPTED)
     assert adopted.data["down_s"] >= 0.5
@@ -131,7 +157,9 @@ def test_keepers_outlive_a_lost_coordinator_and_are_ended_with_the_job(tmp_path:
     agreed(*run(tmp_path, workload=workload, recovery=SPARES, faults=faults, more=NODES))
     log = log_of(tmp_path)
     one(log, Kind.COORDINATOR_ADOPTED)
-    keepers = [e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "keeper"]
+    keepers = [
+        e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "keeper"
+    ]
     assert keepers == ["k0", "k1", "k2"], "none had to be followed"
     exits = [e for e in log.of(Kind.PROCESS_EXITED) if e.data["process"] in keepers]
     assert len(exits) == 3 and all(e.data["expected"] for e in exits)

@@ -1,4 +1,6 @@
-"""Nodes of a run: which begin anew and when, what agents of other machines must agree on, what a lost one leaves."""
+"""Nodes of a run: which begin anew and when, what agents of other machines must agree on, what a
+lost one leaves.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,9 @@ def test_what_keeps_a_node_from_beginning_is_told_to_whoever_waits_for_it() -> N
 
 
 def write_some(folder: Path, *, named: bool) -> tuple[Path, int]:
-    """A rank's event log of five events, the last of which are only in the memory it shared; and that memory."""
+    """A rank's event log of five events, the last of which are only in the memory it shared; and
+    that memory.
+    """
     fd = progress_counters.create(memory_beside(folder / "w0.jsonl") if named else None)
     ring = progress_counters.ring_of(fd)
     writer = RingWriter(folder, "w0", time.monotonic_ns, ring)
@@ -252,7 +256,9 @@ def test_addresses_of_nodes_are_their_own_and_above_the_hosts(platform: Loopback
     addresses = [platform.address(node) for node in (0, 1, 249, 250, 251, 62_499)]
     packed = [tuple(map(int, address.split("."))) for address in addresses]
     assert packed == sorted(packed) and len(set(packed)) == len(packed)
-    assert packed[0] > (127, 0, 0, 1) and all(0 <= part < 255 for address in packed for part in address)
+    assert packed[0] > (127, 0, 0, 1) and all(
+        0 <= part < 255 for address in packed for part in address
+    )
 
 
 def test_a_node_is_killed_paused_and_begun_anew_and_covered_by_the_ledger(
@@ -284,9 +290,10 @@ def test_what_an_agent_said_last_is_why_its_node_is_gone(platform: LoopbackPlatf
 
 def test_what_no_process_can_stand_for_is_refused(platform: LoopbackPlatform) -> None:
     for act in (
-        lambda: platform.machines.isolate(0), lambda: platform.machines.limit_memory(0, 1),
+        lambda: platform.machines.isolate(0),
+        lambda: platform.machines.limit_memory(0, 1),
         lambda: platform.machines.limit_cores(0, 0.5),
-    ):  # fmt: skip
+    ):
         with pytest.raises(OSError, match="stands for the node"):
             act()
     with pytest.raises(ProcessLookupError, match="node 7 was never started"):
@@ -319,9 +326,12 @@ class OwnCommand(LoopbackPlatform):
 def cell() -> Cell:
     """Two nodes."""
     scenario = Scenario(
-        version=1, name="nodes", workload=WorkloadSpec(kind="mlp", ranks=2, steps=4, global_batch=4),
-        recovery=RecoverySpec(strategy="drop-replica"), launcher=LauncherSpec(kind="agents", nodes=2),
-    )  # fmt: skip
+        version=1,
+        name="nodes",
+        workload=WorkloadSpec(kind="mlp", ranks=2, steps=4, global_batch=4),
+        recovery=RecoverySpec(strategy="drop-replica"),
+        launcher=LauncherSpec(kind="agents", nodes=2),
+    )
     return Cell(id="default", params={}, scenario=scenario)
 
 
@@ -353,7 +363,11 @@ def test_a_node_with_another_torch_is_refused() -> None:
 
 def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
     made = NodesSession(
-        FakePlatform(), tmp_path / "agents", nodes=1, keeps_store=False, refusals=tmp_path / REFUSALS
+        FakePlatform(),
+        tmp_path / "agents",
+        nodes=1,
+        keeps_store=False,
+        refusals=tmp_path / REFUSALS,
     )
     setup: Any = SimpleNamespace(
         cell=SimpleNamespace(scenario=SimpleNamespace(topology=SimpleNamespace(nodes=1)))
@@ -367,7 +381,11 @@ def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
 
 def test_who_is_turned_away_is_in_a_file_of_the_run(tmp_path: Path) -> None:
     made = NodesSession(
-        FakePlatform(), tmp_path / "agents", nodes=1, keeps_store=False, refusals=tmp_path / REFUSALS
+        FakePlatform(),
+        tmp_path / "agents",
+        nodes=1,
+        keeps_store=False,
+        refusals=tmp_path / REFUSALS,
     )
     try:
         with socket.create_connection(made.fleet.address) as stranger:
@@ -384,17 +402,31 @@ def test_who_is_turned_away_is_in_a_file_of_the_run(tmp_path: Path) -> None:
 def info_of(node: int, *devices: str) -> NodeInfo:
     """A node that is there."""
     return NodeInfo(
-        node=node, host="h", boot="b", address="127.0.0.1", devices=devices, scratch="", incarnation="i", versions={},
-        connected=True, silent_s=0.0, lost="", offset_ns=None, bound_ns=None,
-    )  # fmt: skip
+        node=node,
+        host="h",
+        boot="b",
+        address="127.0.0.1",
+        devices=devices,
+        scratch="",
+        incarnation="i",
+        versions={},
+        connected=True,
+        silent_s=0.0,
+        lost="",
+        offset_ns=None,
+        bound_ns=None,
+    )
 
 
 def dealt(device: str, *nodes: tuple[str, ...]) -> tuple[dict[int, list[str]], str]:
     """Devices by node of a job of 4 ranks and 1 spare."""
     scenario = Scenario(
-        version=1, name="nodes", workload=WorkloadSpec(kind="mlp", ranks=4, steps=4, global_batch=4, device=device),
-        recovery=RecoverySpec(strategy="hot-spare"), launcher=LauncherSpec(kind="agents", nodes=len(nodes)),
-    )  # fmt: skip
+        version=1,
+        name="nodes",
+        workload=WorkloadSpec(kind="mlp", ranks=4, steps=4, global_batch=4, device=device),
+        recovery=RecoverySpec(strategy="hot-spare"),
+        launcher=LauncherSpec(kind="agents", nodes=len(nodes)),
+    )
     setup: Any = SimpleNamespace(cell=Cell(id="default", params={}, scenario=scenario))
     return places(setup, {node: info_of(node, *devices) for node, devices in enumerate(nodes)})
 
@@ -402,8 +434,9 @@ def dealt(device: str, *nodes: tuple[str, ...]) -> tuple[dict[int, list[str]], s
 def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo() -> None:
     two = ("cuda:0", "cuda:1")
     assert dealt("cuda", two, two, ("cuda:0",)) == (
-        {0: ["cuda:0@n0", "cuda:1@n0"], 1: ["cuda:0@n1", "cuda:1@n1"], 2: ["cuda:0@n2"]}, "nccl",
-    )  # fmt: skip
+        {0: ["cuda:0@n0", "cuda:1@n0"], 1: ["cuda:0@n1", "cuda:1@n1"], 2: ["cuda:0@n2"]},
+        "nccl",
+    )
     assert dealt("cuda", two, ("cuda:0",), two)[1] == "gloo"
     slots = {0: ["cpu:0@n0", "cpu:1@n0"], 1: ["cpu:0@n1", "cpu:1@n1"], 2: ["cpu:0@n2"]}
     assert dealt("cpu", two, (), ()) == (slots, "gloo")
@@ -415,5 +448,7 @@ def test_nodes_that_would_go_around_the_link_proxy_are_named() -> None:
     known = {0: info_of(0)}
     refuse_ways_around("127.0.0.0", known)
     for host in ("127.0.0.1", "127.0.0.2", "::1"):
-        with pytest.raises(InfrastructureError, match=rf"proxy is at {host}, and node 0 at 127\.0\.0\.1"):
+        with pytest.raises(
+            InfrastructureError, match=rf"proxy is at {host}, and node 0 at 127\.0\.0\.1"
+        ):
             refuse_ways_around(host, known)

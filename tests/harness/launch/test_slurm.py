@@ -27,13 +27,17 @@ class FakeSlurm:
     def __call__(self, command: Sequence[str], limit_s: float) -> Ran:
         line = " ".join(command)
         self.asked.append(line)
-        answer = next((answer for begins, answer in self.answers.items() if line.startswith(begins)), None)
+        answer = next(
+            (answer for begins, answer in self.answers.items() if line.startswith(begins)), None
+        )
         assert answer is not None, f"nobody expected {line}"
         return Ran(code=0, out=answer) if isinstance(answer, str) else answer
 
 
 HOSTS = {"scontrol show hostnames n[1-3]": "n1\nn2\nn3\n"}
-SILENCE = Ran(code=1, err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+SILENCE = Ran(
+    code=1, err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+)
 
 
 def test_an_allocation_is_read_from_the_environment_in_the_order_of_its_node_list() -> None:
@@ -56,7 +60,9 @@ def test_outside_of_an_allocation_there_is_none() -> None:
         ({**INSIDE, "SLURM_RESTART_COUNT": "a few"}, "SLURM_RESTART_COUNT"),
     ],
 )
-def test_an_allocation_that_nothing_can_be_run_in_is_refused(environment: dict[str, str], words: str) -> None:
+def test_an_allocation_that_nothing_can_be_run_in_is_refused(
+    environment: dict[str, str], words: str
+) -> None:
     with pytest.raises(InfrastructureError, match=words) as refused:
         allocation(environment, Commands(FakeSlurm(HOSTS)))
     assert refused.value.hint
@@ -67,7 +73,12 @@ def test_too_few_nodes_says_how_many_and_how_to_ask_for_them() -> None:
     assert found is not None
     assert too_few(found, 3) is None
     said = too_few(found, 4) or ""
-    for part in ("wants 4 nodes", "allocation 12 has 3 (n1, n2, n3)", "--nodes=4", "chaos plan --sbatch"):
+    for part in (
+        "wants 4 nodes",
+        "allocation 12 has 3 (n1, n2, n3)",
+        "--nodes=4",
+        "chaos plan --sbatch",
+    ):
         assert part in said
 
 
@@ -82,12 +93,18 @@ def test_too_few_nodes_says_how_many_and_how_to_ask_for_them() -> None:
         ),
         ("NodeName=n1 State=IDLE*", False, "IDLE+NOT_RESPONDING"),
         ("NodeName=n1 State=MIXED+NOT_RESPONDING", False, "MIXED+NOT_RESPONDING"),
-        ("NodeName=n1 State=DOWN*+DRAIN Reason=Not responding [slurm@x]", True, "DOWN+DRAIN+NOT_RESPONDING"),
+        (
+            "NodeName=n1 State=DOWN*+DRAIN Reason=Not responding [slurm@x]",
+            True,
+            "DOWN+DRAIN+NOT_RESPONDING",
+        ),
         ("NodeName=n1 State=DOWN", True, "DOWN"),
         ("NodeName=n1 State=IDLE+POWERED_DOWN", True, "IDLE+POWERED_DOWN"),
     ],
 )
-def test_a_lost_node_is_told_from_a_slow_and_a_draining_one(shown: str, lost: bool, text: str) -> None:
+def test_a_lost_node_is_told_from_a_slow_and_a_draining_one(
+    shown: str, lost: bool, text: str
+) -> None:
     node = Commands(FakeSlurm({"scontrol": shown + "\n"})).nodes(["n1"])["n1"]
     assert node.lost is lost
     assert str(node).startswith(text)
@@ -97,10 +114,13 @@ def test_values_with_blanks_end_where_the_next_key_begins() -> None:
     line = "NodeName=n1 OS=Linux 6.1 #1 SMP x=y RealMemory=1 Reason=a fan, it said: a=b State=DOWN"
     assert list(records(line)) == [
         {
-            "NodeName": "n1", "OS": "Linux 6.1 #1 SMP x=y", "RealMemory": "1", "State": "DOWN",
+            "NodeName": "n1",
+            "OS": "Linux 6.1 #1 SMP x=y",
+            "RealMemory": "1",
+            "State": "DOWN",
             "Reason": "a fan, it said: a=b",
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_a_silent_controller_is_an_error_that_says_what_to_do() -> None:
@@ -125,7 +145,9 @@ def test_a_job_that_slurm_has_forgotten_is_none() -> None:
 
 
 def test_srun_takes_the_whole_node_once_and_survives_the_loss_of_another() -> None:
-    words = srun(job="12", host="n2", name="chaos-x-n1.0", command=["python", "-m", "chaos", "agent"])
+    words = srun(
+        job="12", host="n2", name="chaos-x-n1.0", command=["python", "-m", "chaos", "agent"]
+    )
     assert words[0] == "srun"
     assert words[-4:] == ["python", "-m", "chaos", "agent"]
     for option in (
@@ -148,7 +170,11 @@ def test_a_step_is_not_subject_to_the_batch_scripts_own_options() -> None:
         "PATH": "/bin",
         "SRUN_CPUS_PER_TASK": "3",
     }
-    assert step_environment(own, {"CHAOS": "1"}) == {"SLURM_CONF": "/x", "PATH": "/bin", "CHAOS": "1"}
+    assert step_environment(own, {"CHAOS": "1"}) == {
+        "SLURM_CONF": "/x",
+        "PATH": "/bin",
+        "CHAOS": "1",
+    }
 
 
 RUNNING = "JobId=12 JobState=RUNNING Reason=None NodeList=n[1-3]\n"
@@ -156,13 +182,17 @@ NODES = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=DOWN Reason=Not respondi
 
 
 def test_the_watch_tells_lost_nodes_and_a_lost_job() -> None:
-    fake = FakeSlurm({"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES})
+    fake = FakeSlurm(
+        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
+    )
     watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
     try:
         watch.look()
         assert watch.lost("n1") is None
         assert watch.lost("n2") == "Slurm says that n2 is DOWN (Not responding)"
-        fake.answers["scontrol --oneliner show job"] = "JobId=12 JobState=PREEMPTED Reason=Preempted\n"
+        fake.answers["scontrol --oneliner show job"] = (
+            "JobId=12 JobState=PREEMPTED Reason=Preempted\n"
+        )
         watch.look()
         assert watch.lost("n1") == "the allocation is over: job 12 is PREEMPTED (Preempted)"
         assert watch.over()
@@ -171,7 +201,9 @@ def test_the_watch_tells_lost_nodes_and_a_lost_job() -> None:
 
 
 def test_the_watch_keeps_what_it_knows_while_the_controller_is_away() -> None:
-    fake = FakeSlurm({"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES})
+    fake = FakeSlurm(
+        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
+    )
     watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
     try:
         watch.look()
@@ -187,7 +219,9 @@ def test_the_watch_keeps_what_it_knows_while_the_controller_is_away() -> None:
 
 def test_the_controller_is_asked_at_most_once_a_second_however_often_somebody_asks() -> None:
     now_s = [100.0]
-    fake = FakeSlurm({"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES})
+    fake = FakeSlurm(
+        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
+    )
     watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try", clock_s=lambda: now_s[0])
     try:
         watch.look()
@@ -213,9 +247,15 @@ def test_a_silent_node_is_tried_after_a_while_and_only_then(answer: Ran, why: st
     now_s = [100.0]
     shown = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=ALLOCATED\n"
     fake = FakeSlurm(
-        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": shown, "srun": answer}
+        {
+            "scontrol --oneliner show job": RUNNING,
+            "scontrol --oneliner show node": shown,
+            "srun": answer,
+        }
     )
-    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try", every_s=1.0, clock_s=lambda: now_s[0])
+    watch = Watch(
+        Commands(fake), "12", ["n1", "n2"], name="chaos-try", every_s=1.0, clock_s=lambda: now_s[0]
+    )
     watch.close()  # the test looks in the thread's place
     watch.look()
     for passed_s in (0.0, 1.0, 2.0):
@@ -241,7 +281,12 @@ def test_the_facts_of_a_run_name_its_job_and_that_it_was_requeued() -> None:
 
 def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = "chaos-0123456789abcdef-", "chaos-fedcba9876543210-"
-    listed = [f"12.1|n1|{mine}n0.0", f"12.2|n2|{other}n0.0", "12.batch|n1|batch", f"12.3|n2|{mine}n1.0"]
+    listed = [
+        f"12.1|n1|{mine}n0.0",
+        f"12.2|n2|{other}n0.0",
+        "12.batch|n1|batch",
+        f"12.3|n2|{mine}n1.0",
+    ]
     shown = {
         "scontrol --oneliner show job 12": RUNNING,
         "scontrol --oneliner show node": "NodeName=n1 State=IDLE\n",
@@ -259,18 +304,27 @@ def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("harness.undo.slurm.run_command", run)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", mine).undo()
-    assert (outcome.ok, outcome.did, outcome.text) == (True, True, "cancelled steps 12.1, 12.3 of Slurm")
+    assert (outcome.ok, outcome.did, outcome.text) == (
+        True,
+        True,
+        "cancelled steps 12.1, 12.3 of Slurm",
+    )
     assert listed == [f"12.2|n2|{other}n0.0", "12.batch|n1|batch"]
     again = CancelSteps.of("12", mine).undo()
     assert (again.ok, again.did) == (True, False)
 
 
-def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine = "chaos-0123456789abcdef-"
     answers = {
-        **HOSTS, "squeue": f"12.3|n7|{mine}n1.0", "scancel": Ran(code=1, err="odd"),
-        "scontrol --oneliner show job 12": RUNNING, "scontrol --oneliner show node": "NodeName=n7 State=IDLE\n",
-    }  # fmt: skip
+        **HOSTS,
+        "squeue": f"12.3|n7|{mine}n1.0",
+        "scancel": Ran(code=1, err="odd"),
+        "scontrol --oneliner show job 12": RUNNING,
+        "scontrol --oneliner show node": "NodeName=n7 State=IDLE\n",
+    }
     monkeypatch.setattr("harness.undo.slurm.run_command", FakeSlurm(answers))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", mine).undo()
@@ -279,14 +333,18 @@ def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(monkeypatch: pyt
 
 
 def test_steps_of_a_job_that_is_over_need_no_undoing(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeSlurm({"scontrol": Ran(code=1, err="slurm_load_jobs error: Invalid job id specified")})
+    fake = FakeSlurm(
+        {"scontrol": Ran(code=1, err="slurm_load_jobs error: Invalid job id specified")}
+    )
     monkeypatch.setattr("harness.undo.slurm.run_command", fake)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", "chaos-0123456789abcdef-").undo()
     assert (outcome.ok, outcome.did) == (True, False)
 
 
-def test_a_silent_controller_leaves_the_steps_to_be_cancelled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_controller_leaves_the_steps_to_be_cancelled_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("harness.undo.slurm.run_command", FakeSlurm({"scontrol": SILENCE}))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", "chaos-0123456789abcdef-").undo()

@@ -1,4 +1,6 @@
-"""Nodes of a real Slurm on this machine: steps that begin, end, are killed, lost, drained and cancelled."""
+"""Nodes of a real Slurm on this machine: steps that begin, end, are killed, lost, drained and
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slurm]
 STUB = """
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[1] + ".term", "w").close())
-facts = {"pid": os.getpid(), "node": os.environ["SLURMD_NODENAME"], "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+facts = {"pid": os.getpid(), "node": os.environ["SLURMD_NODENAME"],
+         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
          "cores": len(os.sched_getaffinity(0)), "given": os.environ.get("GIVEN")}
 open(sys.argv[1] + ".part", "w").write(json.dumps(facts))
 os.rename(sys.argv[1] + ".part", sys.argv[1])
@@ -52,7 +55,9 @@ def slurm() -> Iterator[SlurmCluster]:
 class Run:
     """A platform over a job's nodes, as ``chaos run`` in an ``salloc`` would have it."""
 
-    def __init__(self, slurm: SlurmCluster, root: Path, job: str, *, nodes: int, drain: bool = False) -> None:
+    def __init__(
+        self, slurm: SlurmCluster, root: Path, job: str, *, nodes: int, drain: bool = False
+    ) -> None:
         self.slurm = slurm
         self.job = job
         self.run = RunDirectory(root)
@@ -60,7 +65,9 @@ class Run:
         commands = Commands()
         found = allocation(os.environ, commands)
         assert found is not None
-        wanted = Wanted(run=self.run, cells=(), nodes=nodes, needs=frozenset(), will=self.ledger.will)
+        wanted = Wanted(
+            run=self.run, cells=(), nodes=nodes, needs=frozenset(), will=self.ledger.will
+        )
         self.platform = SlurmPlatform(wanted, found, commands, host="", drain=drain)
 
     def start(self, node: int) -> dict[str, object]:
@@ -73,7 +80,9 @@ class Run:
 
     def until_gone(self, node: int, limit_s: float = 10.0) -> str:
         """Wait until the platform says that a node is gone; why."""
-        self.slurm.until(lambda: self.platform.gone(node) is not None, f"node {node} to be gone", limit_s)
+        self.slurm.until(
+            lambda: self.platform.gone(node) is not None, f"node {node} to be gone", limit_s
+        )
         return self.platform.gone(node) or ""
 
 
@@ -146,10 +155,15 @@ def without(slurm: SlurmCluster, node: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # A machine takes longer to start than Slurm to notice; a daemon alone would come back to steps it cannot know.
-        slurm.until(lambda: slurm.states()[node].startswith("DOWN"), f"Slurm to give {node} up", 20.0)
+        # A machine takes longer to start than Slurm to notice; a daemon alone would come back to
+        # steps it cannot know.
+        slurm.until(
+            lambda: slurm.states()[node].startswith("DOWN"), f"Slurm to give {node} up", 20.0
+        )
         slurm.start_node(node)
-        slurm.until(lambda: slurm.states()[node].split("+")[0] != "DOWN", f"{node} to be back", 20.0)
+        slurm.until(
+            lambda: slurm.states()[node].split("+")[0] != "DOWN", f"{node} to be back", 20.0
+        )
 
 
 @pytest.mark.soak
@@ -163,7 +177,9 @@ def test_a_lost_node_begins_anew_on_a_host_that_waits(begin: Begin, slurm: Slurm
         assert second["node"] not in (first["node"], other["node"])
         assert alive(other)
         slurm.until(
-            lambda: slurm.states()[str(first["node"])].startswith("DOWN"), "Slurm to give it up", 20.0
+            lambda: slurm.states()[str(first["node"])].startswith("DOWN"),
+            "Slurm to give it up",
+            20.0,
         )
         assert run.platform.gone(1) is None
         assert run.platform.close() == ()
@@ -192,12 +208,16 @@ def test_a_node_is_drained_only_where_the_user_allows_it(begin: Begin, slurm: Sl
 
 
 @pytest.mark.soak
-def test_a_drained_node_works_on_and_slurm_knows_the_reason(begin: Begin, slurm: SlurmCluster) -> None:
+def test_a_drained_node_works_on_and_slurm_knows_the_reason(
+    begin: Begin, slurm: SlurmCluster
+) -> None:
     run = begin(nodes=1, drain=True)
     facts = run.start(0)
     host = str(facts["node"])
     try:
-        assert f"{host} is drained: it trains slowly" in (run.platform.drain(0, "it trains slowly") or "")
+        assert f"{host} is drained: it trains slowly" in (
+            run.platform.drain(0, "it trains slowly") or ""
+        )
         assert "DRAIN" in slurm.states()[host]
         assert "chaos: it trains slowly" in slurm.run("scontrol", "show", "node", host)
         assert run.platform.gone(0) is None
@@ -207,12 +227,17 @@ def test_a_drained_node_works_on_and_slurm_knows_the_reason(begin: Begin, slurm:
 
 
 @pytest.mark.soak
-def test_a_host_that_is_given_up_is_drained_where_that_is_allowed(begin: Begin, slurm: SlurmCluster) -> None:
+def test_a_host_that_is_given_up_is_drained_where_that_is_allowed(
+    begin: Begin, slurm: SlurmCluster
+) -> None:
     run = begin(nodes=1, hosts=2, drain=True)
     first = str(run.start(0)["node"])
     try:
-        assert run.start(0)["node"] != first  # its step still runs: whoever begins it anew has given it up
-        assert "chaos: its agent fell silent during a run" in slurm.run("scontrol", "show", "node", first)
+        # its step still runs: whoever begins it anew has given it up
+        assert run.start(0)["node"] != first
+        assert "chaos: its agent fell silent during a run" in slurm.run(
+            "scontrol", "show", "node", first
+        )
     finally:
         slurm.run("scontrol", "update", f"nodename={first}", "state=resume")
 
@@ -228,12 +253,16 @@ def test_preemption_reaches_the_agents_as_a_signal(begin: Begin, slurm: SlurmClu
 
 
 @pytest.mark.soak
-def test_an_allocation_that_ends_takes_all_nodes_and_says_so(begin: Begin, slurm: SlurmCluster) -> None:
+def test_an_allocation_that_ends_takes_all_nodes_and_says_so(
+    begin: Begin, slurm: SlurmCluster
+) -> None:
     run = begin(nodes=2)
     facts = [run.start(node) for node in (0, 1)]
     slurm.run("scancel", run.job)
     assert "the allocation is over" in run.until_gone(0, 15.0) or not alive(facts[0])
-    slurm.until(lambda: "the allocation is over" in (run.platform.gone(1) or ""), "it to be known", 15.0)
+    slurm.until(
+        lambda: "the allocation is over" in (run.platform.gone(1) or ""), "it to be known", 15.0
+    )
     assert not run.platform.replaceable(0)
     with pytest.raises(InfrastructureError, match=f"the allocation is over: job {run.job} is C"):
         run.platform.start(0, ["true"], {})
@@ -256,11 +285,15 @@ def test_agents_work_on_while_the_controller_is_away(
     finally:
         slurm.start_controller()
         slurm.until(
-            lambda: slurm.job(run.job).get("JobState") == "RUNNING", "the controller to be back", 20.0
+            lambda: slurm.job(run.job).get("JobState") == "RUNNING",
+            "the controller to be back",
+            20.0,
         )
 
 
-def test_what_a_killed_run_leaves_is_healed_and_no_other_step(begin: Begin, slurm: SlurmCluster) -> None:
+def test_what_a_killed_run_leaves_is_healed_and_no_other_step(
+    begin: Begin, slurm: SlurmCluster
+) -> None:
     run = begin(nodes=2)
     mine = [run.start(node) for node in (0, 1)]
     other = Run(slurm, run.run.root / "other", run.job, nodes=2)

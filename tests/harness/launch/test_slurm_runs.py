@@ -40,7 +40,12 @@ class Job:
     """A batch job that runs chaos; its run directories lie below ``runs``."""
 
     def __init__(
-        self, slurm: SlurmCluster, runs: Path, *arguments: str, nodes: int, options: tuple[str, ...] = ()
+        self,
+        slurm: SlurmCluster,
+        runs: Path,
+        *arguments: str,
+        nodes: int,
+        options: tuple[str, ...] = (),
     ) -> None:
         self.slurm, self.runs = slurm, runs
         command = [sys.executable, "-m", "chaos", "run", *arguments, "--runs", str(runs)]
@@ -50,7 +55,9 @@ class Job:
 
     def until_said(self, words: str, limit_s: float = RUN_LIMIT_S) -> None:
         """Wait until it prints something."""
-        self.slurm.until(lambda: words in self.slurm.output(self.id), f"{words!r} in {self.said()}", limit_s)
+        self.slurm.until(
+            lambda: words in self.slurm.output(self.id), f"{words!r} in {self.said()}", limit_s
+        )
 
     def until_trains(self) -> None:
         """Wait until a first arm has gone some steps."""
@@ -76,12 +83,16 @@ def nothing_is_left(slurm: SlurmCluster, runs: Path, job: str) -> None:
     """No process of the job, no step, no run that still needs healing."""
     entry = f"SLURM_JOB_ID={job}"
     slurm.until(
-        lambda: not [p for p, _ in since(0) if environment_has(p, entry)], "its processes to end", 15.0
+        lambda: not [p for p, _ in since(0) if environment_has(p, entry)],
+        "its processes to end",
+        15.0,
     )
     assert not list(runs.glob("*/*/live.json"))
 
 
-def test_a_node_that_is_killed_is_replaced_by_a_spare_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_node_that_is_killed_is_replaced_by_a_spare_node(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     job = Job(slurm, tmp_path, SPARE_NODE, "--launcher", "slurm", nodes=4)
     assert job.ended() == EXIT_PASS, job.said()
     assert "not used unless a node is lost: n4" in job.said()
@@ -91,8 +102,19 @@ def test_a_node_that_is_killed_is_replaced_by_a_spare_node(slurm: SlurmCluster, 
 
 
 @pytest.mark.soak
-def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(slurm: SlurmCluster, tmp_path: Path) -> None:
-    long = ("--set", "workload.steps=300", "--set", "faults=[]", "--set", "baseline=none", "--set", "sla={}")
+def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    long = (
+        "--set",
+        "workload.steps=300",
+        "--set",
+        "faults=[]",
+        "--set",
+        "baseline=none",
+        "--set",
+        "sla={}",
+    )
     job = Job(slurm, tmp_path, SPARE_NODE, "--launcher", "slurm", *long, nodes=4)
     job.until_trains()
     slurm.lose("n2")
@@ -107,8 +129,12 @@ def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(slurm: SlurmClu
 
 
 @pytest.mark.soak
-def test_sigterm_heals_and_gives_a_verdict_that_names_slurm(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job = Job(slurm, tmp_path, SPARE_NODE, "--launcher", "slurm", "--set", "workload.steps=2000", nodes=3)
+def test_sigterm_heals_and_gives_a_verdict_that_names_slurm(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    job = Job(
+        slurm, tmp_path, SPARE_NODE, "--launcher", "slurm", "--set", "workload.steps=2000", nodes=3
+    )
     job.until_trains()
     slurm.run("scancel", "--signal=TERM", "--batch", job.id)
     assert job.ended(30.0) == EXIT_TERMINATED
@@ -123,9 +149,16 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     job = Job(
-        slurm, tmp_path, SPARE_NODE, "--launcher", "slurm", "--set", "workload.steps=2000", nodes=3,
+        slurm,
+        tmp_path,
+        SPARE_NODE,
+        "--launcher",
+        "slurm",
+        "--set",
+        "workload.steps=2000",
+        nodes=3,
         options=("--requeue",),
-    )  # fmt: skip
+    )
     job.until_trains()
     # All four nodes, so that it begins when the last of the preempted job is over.
     urgent = slurm.submit("exec true", "--partition=urgent", "--exclusive", nodes=4)
@@ -133,7 +166,9 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
     slurm.ended(urgent, 60.0)
     assert job.results()["verdict"] == "interrupted"
     nothing_is_left(slurm, tmp_path, job.id)
-    slurm.until(lambda: slurm.job(job.id)["JobState"] == "PENDING", "the job to be queued again", 30.0)
+    slurm.until(
+        lambda: slurm.job(job.id)["JobState"] == "PENDING", "the job to be queued again", 30.0
+    )
     slurm.run("scontrol", "update", f"jobid={job.id}", "starttime=now")
     job.until_said("it was requeued (restart 1): this run begins anew")
     slurm.run("scancel", "--signal=TERM", "--batch", job.id)
@@ -142,10 +177,15 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
 
 
 @pytest.mark.soak
-def test_two_runs_in_one_allocation_do_not_know_each_other(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_two_runs_in_one_allocation_do_not_know_each_other(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     one = [sys.executable, "-m", "chaos", "run", SPARE_NODE, "--launcher", "slurm", "-q"]
     runs = [shlex.join([*one, "--runs", str(tmp_path / name)]) for name in ("a", "b")]
-    script = f"cd {ROOT}\n{runs[0]} & first=$!\n{runs[1]}; second=$?\nwait $first; exit $(( $? + second ))"
+    script = (
+        f"cd {ROOT}\n{runs[0]} & first=$!\n{runs[1]}; second=$?\nwait $first; exit $(( $? +"
+        " second ))"
+    )
     slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
     job = slurm.submit(script, *OPTIONS, nodes=3)
     assert slurm.ended(job, RUN_LIMIT_S) == "COMPLETED", slurm.output(job)
@@ -218,12 +258,19 @@ def chaos_in(
 ) -> subprocess.CompletedProcess[str]:
     """``chaos`` as a user would run it."""
     return subprocess.run(
-        [sys.executable, "-m", "chaos", *arguments, "--runs", str(runs)], env={**slurm.environment, **environment},
-        capture_output=True, text=True, timeout=60.0, cwd=ROOT, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "chaos", *arguments, "--runs", str(runs)],
+        env={**slurm.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        cwd=ROOT,
+        check=False,
+    )
 
 
-def test_outside_of_an_allocation_it_says_how_to_get_one(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_outside_of_an_allocation_it_says_how_to_get_one(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     ran = chaos_in(slurm, tmp_path, "run", SPARE_NODE, "--launcher", "slurm", "-q")
     assert ran.returncode == EXIT_SKIPPED
     assert "not inside a Slurm allocation" in ran.stdout
@@ -235,8 +282,8 @@ def test_too_few_nodes_are_named_with_what_to_ask_for(slurm: SlurmCluster, tmp_p
     ran = chaos_in(slurm, tmp_path, "run", SPARE_NODE, "--launcher", "slurm", "-q", **inside)
     assert ran.returncode == EXIT_SKIPPED
     assert (
-        "wants 3 nodes (spare ones included), allocation 7 has 2 (n1, n2): ask for them with --nodes=3"
-        in ran.stdout
+        "wants 3 nodes (spare ones included), allocation 7 has 2 (n1, n2): ask for them with"
+        " --nodes=3" in ran.stdout
     )
 
 
@@ -264,12 +311,22 @@ def test_a_silent_controller_at_the_start_is_an_error_that_says_what_to_do(tmp_p
         assert "scontrol ping" in ran.stdout
 
 
-def test_the_printed_batch_script_is_one_that_slurm_takes(slurm: SlurmCluster, tmp_path: Path) -> None:
-    launcher = "launcher={kind: slurm, nodes: 3, params: {reserve_nodes: 1, partition: urgent, extra: [--comment=x]}}"
+def test_the_printed_batch_script_is_one_that_slurm_takes(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    launcher = (
+        "launcher={kind: slurm, nodes: 3, params: {reserve_nodes: 1, partition: urgent, extra:"
+        " [--comment=x]}}"
+    )
     planned = subprocess.run(
-        [sys.executable, "-m", "chaos", "plan", "--sbatch", SPARE_NODE, "--set", launcher], capture_output=True,
-        text=True, timeout=60.0, cwd=ROOT, env=dict(os.environ), check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "chaos", "plan", "--sbatch", SPARE_NODE, "--set", launcher],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=True,
+    )
     script = tmp_path / "job.sh"
     script.write_text(planned.stdout)
     job = slurm.run("sbatch", "--parsable", "--hold", str(script)).strip()

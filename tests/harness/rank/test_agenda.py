@@ -1,4 +1,6 @@
-"""What a rank does for the injector, and when: by itself, and gone through by a real rank and by a simulated one."""
+"""What a rank does for the injector, and when: by itself, and gone through by a real rank and by a
+simulated one.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def no(fault: str) -> dict[str, Any]:
 
 
 class Recorder:
-    """Hands that note what they are asked for. ``missing``: the next act finds nothing to act on."""
+    """Hands that note what they are asked for. ``missing``: the next act finds nothing to
+    act on.
+    """
 
     def __init__(self) -> None:
         self.seen: Seen = []
@@ -121,16 +125,26 @@ def hands() -> Recorder:
 def test_who_has_nothing_to_do_does_not_wait(hands: Recorder) -> None:
     assert not hands.agenda.active and hands.go_through(4) == []
     hands.agenda.hear("arm", armed(point("f", 5)))
-    assert hands.agenda.active and hands.go_through(4) == [] and hands.go_through(5, "forward") == []
+    assert (
+        hands.agenda.active and hands.go_through(4) == [] and hands.go_through(5, "forward") == []
+    )
 
 
 def test_it_holds_at_each_point_says_so_first_and_acts_when_it_is_told_to(hands: Recorder) -> None:
     hands.agenda.hear("arm", armed(point("b", 0), point("a", 4), point("c", 4)))
     answers = [no("a"), no("c"), go("b", duration_steps=1)]
-    assert [type(wait) for wait in hands.go_through(4, "data", *answers)] == [Hold, Hold, Hold, Acted, Stall]
+    assert [type(wait) for wait in hands.go_through(4, "data", *answers)] == [
+        Hold,
+        Hold,
+        Hold,
+        Acted,
+        Stall,
+    ]
     assert [said[:2] for said in hands.seen if said[0] == "at_point"] == [
-        ("at_point", "a"), ("at_point", "c"), ("at_point", "b"),
-    ]  # fmt: skip
+        ("at_point", "a"),
+        ("at_point", "c"),
+        ("at_point", "b"),
+    ]
     assert hands.seen[-1] == ("effect", 4, "b", {"delay_s": 0.25})
     assert (hands.agenda.rank, hands.agenda.step, hands.agenda.seed) == (2, 4, 7)
 
@@ -212,7 +226,9 @@ def test_the_end_of_one_fault_does_not_hide_what_is_still_to_be_done(hands: Reco
     assert ("poison", 2, 4, 3) in hands.seen
 
 
-def test_what_is_left_for_the_next_step_is_done_at_the_same_phase_of_it_and_measured(hands: Recorder) -> None:
+def test_what_is_left_for_the_next_step_is_done_at_the_same_phase_of_it_and_measured(
+    hands: Recorder,
+) -> None:
     done: list[str] = []
     hands.later = [partial(done.append, "later")]
     hands.agenda.hear("arm", armed(point("f", 4)))
@@ -366,7 +382,10 @@ class Simulated:
 
 SCRIPT: list[tuple[Any, ...]] = [
     ("at", 1, "data"),
-    ("arm", armed(point("slow", 2), point("deaf", 2), point("later", 0, "forward"), point("alone", 3))),
+    (
+        "arm",
+        armed(point("slow", 2), point("deaf", 2), point("later", 0, "forward"), point("alone", 3)),
+    ),
     ("at", 2, "data", no("other"), go("other"), go("slow", duration_steps=2)),
     ("at", 2, "forward", go("later", "straggler", factor=2.0, duration_s=0.0)),
     ("committed", 2),

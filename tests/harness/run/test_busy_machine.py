@@ -1,5 +1,7 @@
-"""Arms beside processor hogs, for real: nobody is blamed for a machine that is too busy. ``AA_RUNS`` says how many
-(``make soak``: 4; a release: 40), beside hogs as urgent as the ranks; half as many where hogs are niced."""
+"""Arms beside processor hogs, for real: nobody is blamed for a machine that is too busy.
+``AA_RUNS`` says how many (``make soak``: 4; a release: 40), beside hogs as urgent as the ranks;
+half as many where hogs are niced.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ KILL = "[{id: kill, kind: process-kill, target: {select: one}, at: {step: 20, ph
 def test_no_healthy_arm_fails_beside_processor_hogs(faults: str, nice: int, tmp_path: Path) -> None:
     runs = max(1, RUNS // 2) if nice else RUNS
     with hogs(nice, at_most_s=LIMIT_S):
-        _, results = run(tmp_path, workload=GPT, recovery="hot-spare", faults=faults, more=f"repeat: {runs}")
+        _, results = run(
+            tmp_path, workload=GPT, recovery="hot-spare", faults=faults, more=f"repeat: {runs}"
+        )
     found = {(arm.id, name): f for arm in results.arms for name, f in arm.invariants.items()}
     assert {where: f.witness for where, f in found.items() if f.verdict == "fail"} == {}
     assert len(results.arms) == 2 * runs
     print(
-        *(f"{arm}: {f.verdict}: {f.witness}" for (arm, name), f in found.items() if name == "liveness"),
+        *(
+            f"{arm}: {f.verdict}: {f.witness}"
+            for (arm, name), f in found.items()
+            if name == "liveness"
+        ),
         sep="\n",
     )
     for arm in results.arms:

@@ -1,6 +1,8 @@
-"""Two faults at once, or one in the middle of the recovery from another, with real processes under ``recovery.run``.
+"""Two faults at once, or one in the middle of the recovery from another, with real processes under
+``recovery.run``.
 
-Ranks end at the very point that a case is about; ``test_double_faults_sim.py`` has hundreds of seeds of each.
+Ranks end at the very point that a case is about; ``test_double_faults_sim.py`` has hundreds of
+seeds of each.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def restoring(checkpoints, *arguments):
 Group.form, acquire_state.copy_state, Checkpointer.restore = forming, copying, restoring
 job.attach(
     model, lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-    lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99), clip_norm=0.5, units=[model[0]],
+    lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
+    clip_norm=0.5, units=[model[0]],
 )
 while job.running():
     with job.step() as step:
@@ -92,11 +95,12 @@ while job.running():
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Ranks that are lost: in step ``LOST_AT`` of the first generation, then at a point of the second one.
+    """Ranks that are lost: in step ``LOST_AT`` of the first generation, then at a point of the
+    second one.
 
-    ``says``: what the decisions have to say; ``worlds``: sizes of the generations (where it is not ``exact``, the
-    first ones: a replacement may come before the end or not); ``exact``: the result is the unfaulted one, bit for bit;
-    ``args``: of the supervisor.
+    ``says``: what the decisions have to say; ``worlds``: sizes of the generations (where it is not
+    ``exact``, the first ones: a replacement may come before the end or not); ``exact``: the result
+    is the unfaulted one, bit for bit; ``args``: of the supervisor.
     """
 
     first: tuple[int, ...] = (3,)
@@ -127,10 +131,17 @@ CASES: dict[str, dict[int, Case]] = {
     "the source while it sends": {1: Case(sending=(0,)), 2: Case(sending=(1,))},
     "the spare while it is promoted": {
         1: Case(receiving=(3,)),
-        2: Case(receiving=(3,), args=("--spares", "1"), worlds=(4, 4, 2), exact=False, says=(DROPPED, "waiting")),
+        2: Case(
+            receiving=(3,),
+            args=("--spares", "1"),
+            worlds=(4, 4, 2),
+            exact=False,
+            says=(DROPPED, "waiting"),
+        ),
     },
     "while the state is restored": {
-        1: Case(restoring=(0,), args=RESTART), 2: Case(restoring=(1,), args=RESTART),
+        1: Case(restoring=(0,), args=RESTART),
+        2: Case(restoring=(1,), args=RESTART),
         4: Case(restoring=(2,), says=("no second copy of shard 3", COPY)),
     },
     "more than there are spares, dropped": {
@@ -138,11 +149,25 @@ CASES: dict[str, dict[int, Case]] = {
         2: Case(first=(2, 3), args=("--spares", "1"), worlds=(4, 2), exact=False, says=(DROPPED,)),
     },
     "more than there are spares, restored": {
-        1: Case(first=(0, 1, 2, 3), args=("--spares", "1"), worlds=(4, 4), says=("no rank holds a whole state",)),
-        2: Case(first=(1, 3), args=("--spares", "1"), worlds=(4, 4), says=("nobody is left who holds shard 1", COPY)),
+        1: Case(
+            first=(0, 1, 2, 3),
+            args=("--spares", "1"),
+            worlds=(4, 4),
+            says=("no rank holds a whole state",),
+        ),
+        2: Case(
+            first=(1, 3),
+            args=("--spares", "1"),
+            worlds=(4, 4),
+            says=("nobody is left who holds shard 1", COPY),
+        ),
     },
-}  # fmt: skip
-QUICK = {("two at once", 2), ("the source while it sends", 2), ("more than there are spares, restored", 2)}
+}
+QUICK = {
+    ("two at once", 2),
+    ("the source while it sends", 2),
+    ("more than there are spares, restored", 2),
+}
 """The others take long together: they are for make soak."""
 
 
@@ -151,15 +176,31 @@ def supervise(folder: Path, case: Case, shards: int) -> dict[str, list[Event]]:
     folder.mkdir(parents=True)
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    words = json.dumps({name: value for name, value in asdict(case).items() if isinstance(value, tuple)})
+    words = json.dumps(
+        {name: value for name, value in asdict(case).items() if isinstance(value, tuple)}
+    )
     ran = subprocess.run(
         [
-            sys.executable, "-m", "recovery.run", "--ranks", "4", "--shards", str(shards), *case.args,
-            "--events", "events", script, words,
+            sys.executable,
+            "-m",
+            "recovery.run",
+            "--ranks",
+            "4",
+            "--shards",
+            str(shards),
+            *case.args,
+            "--events",
+            "events",
+            script,
+            words,
         ],
-        cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     return {path.stem: list(Tail(path).read()) for path in (folder / "events").glob("*.jsonl")}
 
@@ -173,7 +214,9 @@ def unfaulted(folder: Path, shards: int) -> dict[int, dict[str, object]]:
 def digests(events: dict[str, list[Event]]) -> dict[int, dict[str, object]]:
     """Of each rank's part of the state after the last step."""
     return {
-        int(event.data["rank"]): {name: value for name, value in event.data.items() if name != "rank"}
+        int(event.data["rank"]): {
+            name: value for name, value in event.data.items() if name != "rank"
+        }
         for log in events.values()
         for event in log
         if event.kind is Kind.STATE_DIGEST and event.step == STEPS
@@ -186,7 +229,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def marks_of(name: str, shards: int) -> pytest.MarkDecorator | tuple[()]:
-    """One of the quick ones is for ``make test``, the others for ``make test-long``, and the rest for ``make soak``."""
+    """One of the quick ones is for ``make test``, the others for ``make test-long``, and the rest
+    for ``make soak``.
+    """
     if (name, shards) not in QUICK:
         return pytest.mark.soak
     return () if name == "two at once" else pytest.mark.long
@@ -209,9 +254,15 @@ def test_a_second_fault(name: str, shards: int, tmp_path: Path, folder: Path) ->
     started = [e for e in supervisor if e.kind is Kind.GENERATION_STARTED]
     worlds = tuple(len(e.data["members"]) for e in started)
     assert worlds[: None if case.exact else len(case.worlds)] == case.worlds, decided
-    dead = [e.data["process"] for e in supervisor if e.kind is Kind.PROCESS_EXITED and e.data["signal"] == 9]
+    dead = [
+        e.data["process"]
+        for e in supervisor
+        if e.kind is Kind.PROCESS_EXITED and e.data["signal"] == 9
+    ]
     second = (*case.forming, *case.sending, *case.receiving, *case.restoring)
-    hit = [f"w{rank}" for rank in case.first] + [started[1].data["members"][rank] for rank in second]
+    hit = [f"w{rank}" for rank in case.first] + [
+        started[1].data["members"][rank] for rank in second
+    ]
     assert set(hit) <= set(dead), "they died where the case says"
     ended = digests(events)
     assert len(ended) == worlds[-1]

@@ -1,4 +1,6 @@
-"""Every way out of a run: signals once and twice, a lost terminal, a dead zygote, a full disk, a defect of ours."""
+"""Every way out of a run: signals once and twice, a lost terminal, a dead zygote, a full disk, a
+defect of ours.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ def left(runs: Path) -> list[str]:
     for path in runs.glob("*/*/ledger.jsonl"):
         found += [str(entry) for entry in read_open(path)]
         marker = json.loads(path.read_text().split("\n")[0])["undo"]["marker"]
-        ours = [pid for pid, _ in processes.since(0) if processes.environment_has(pid, f"{MARKER}={marker}")]
+        ours = [
+            pid
+            for pid, _ in processes.since(0)
+            if processes.environment_has(pid, f"{MARKER}={marker}")
+        ]
         found += [f"process {pid}" for pid in ours]
     return found
 
@@ -67,7 +73,15 @@ class Training:
 
     def __init__(self, folder: Path, **how: Any) -> None:
         self.runs = folder / "runs"
-        command = [sys.executable, "-m", "chaos", "run", str(write(folder)), "--runs", str(self.runs)]
+        command = [
+            sys.executable,
+            "-m",
+            "chaos",
+            "run",
+            str(write(folder)),
+            "--runs",
+            str(self.runs),
+        ]
         self.process = subprocess.Popen(command, start_new_session=True, **how)
         deadline = time.monotonic() + DEADLINE_S
         pause = threading.Event()
@@ -78,7 +92,9 @@ class Training:
 
     def log(self, actor: str) -> str:
         """What an actor has written."""
-        return "".join(path.read_text() for path in self.runs.glob(f"exits/*-5/events/*/{actor}.jsonl"))
+        return "".join(
+            path.read_text() for path in self.runs.glob(f"exits/*-5/events/*/{actor}.jsonl")
+        )
 
     def pid_of(self, actor: str) -> int:
         """Of a rank."""
@@ -86,7 +102,9 @@ class Training:
 
     def zygote(self) -> int:
         """The process that forks ranks: of the harness's children, the one that is no rank."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
         ranks = {self.pid_of("w0"), self.pid_of("w1")}
         (found,) = {int(pid) for pid in children} - ranks
         return found
@@ -117,7 +135,9 @@ def test_two_signals_end_it_at_once_and_nothing_is_left(training: Training) -> N
     assert training.ends() == 143
     assert time.monotonic() - begun < 20
     assert left(training.runs) == []
-    assert not the_run(training.runs).results.exists(), "the second signal does not wait for reports"
+    assert not the_run(training.runs).results.exists(), (
+        "the second signal does not wait for reports"
+    )
 
 
 @pytest.mark.real
@@ -199,7 +219,10 @@ def test_a_defect_of_ours_heals_and_is_judged(
 
     monkeypatch.setattr(Injector, "tick", tick)
     scenario = write(tmp_path, steps=40)
-    assert invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "--launcher", "sim", "-q"]) == 4
+    assert (
+        invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "--launcher", "sim", "-q"])
+        == 4
+    )
     assert "made up" in capsys.readouterr().err
     results = json.loads(the_run(tmp_path / "runs").results.read_text())
     assert results["verdict"] == "broken" and "made up" in results["reason"]
@@ -213,7 +236,9 @@ def small(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     place.mkdir()
     size = f"size={request.param}k"
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", size, "chaos-test", str(place)], check=True, timeout=DEADLINE_S
+        ["mount", "-t", "tmpfs", "-o", size, "chaos-test", str(place)],
+        check=True,
+        timeout=DEADLINE_S,
     )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True, timeout=DEADLINE_S)
@@ -227,7 +252,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_no_room_for_the_data_leaves_no_run(
     tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke(["run", str(write(tmp_path)), "--runs", str(small), "--launcher", "sim", "-q"]) == 4
+    assert (
+        invoke(["run", str(write(tmp_path)), "--runs", str(small), "--launcher", "sim", "-q"]) == 4
+    )
     err = capsys.readouterr().err
     assert "free disk space" in err
     assert list(small.glob("exits/*")) == []
@@ -238,7 +265,9 @@ def test_no_room_for_the_data_leaves_no_run(
 def test_a_disk_that_fills_up_ends_the_run_and_nothing_is_left(
     tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke(["run", str(write(tmp_path)), "--runs", str(small), "--launcher", "sim", "-q"]) == 4
+    assert (
+        invoke(["run", str(write(tmp_path)), "--runs", str(small), "--launcher", "sim", "-q"]) == 4
+    )
     assert "disk" in "".join(capsys.readouterr())
     assert heal.exit_code(heal.heal_all(small)) == 0
     assert not list(small.glob(f"*/*/{live.FILE}"))

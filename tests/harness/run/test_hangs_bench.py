@@ -36,10 +36,17 @@ def test_each_seed_meets_all_families_in_an_order_of_its_own(pace: str, tmp_path
 def test_hangs_are_read_from_the_log(step_s: float, memory: Path) -> None:
     faults = [
         {"id": "stopped", "kind": "process-stop", "target": {"rank": 1}, "at": {"step": 21}},
-        {"id": "spinning-on-the-host", "kind": "rank-hang", "params": {"how": "spin", "hold_s": 90},
-         "target": {"rank": 2}, "at": {"step": 35, "phase": "forward"}},
-    ]  # fmt: skip
-    log = simulate(cell_of("hot-spare", faults, steps=45), memory, seed=3, sim=Sim(step_ms=1000 * step_s)).log
+        {
+            "id": "spinning-on-the-host",
+            "kind": "rank-hang",
+            "params": {"how": "spin", "hold_s": 90},
+            "target": {"rank": 2},
+            "at": {"step": 35, "phase": "forward"},
+        },
+    ]
+    log = simulate(
+        cell_of("hot-spare", faults, steps=45), memory, seed=3, sim=Sim(step_ms=1000 * step_s)
+    ).log
     stopped, spins = hangs.found_in(log)
     assert (stopped.family, spins.family) == ("stopped", "spinning on the host")
     for one in (stopped, spins):
@@ -52,7 +59,11 @@ def test_hangs_are_read_from_the_log(step_s: float, memory: Path) -> None:
 def test_the_table_has_a_row_for_each_family_and_pace() -> None:
     def found(family: str, detection_s: float, step_s: float, busy: str = "") -> Found:
         return Found(
-            family=family, detection_s=detection_s, recovery_s=detection_s + 0.1, step_s=step_s, busy=busy
+            family=family,
+            detection_s=detection_s,
+            recovery_s=detection_s + 0.1,
+            step_s=step_s,
+            busy=busy,
         )
 
     short = [found(family, 0.5 + 0.05 * n, 0.05) for n in range(6) for family in FAMILIES]
@@ -61,8 +72,13 @@ def test_the_table_has_a_row_for_each_family_and_pace() -> None:
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (head, *rows)]
     assert [row[0] for row in cells[1:]] == [*FAMILIES, "stopped"]
     named = [dict(zip(cells[0], row, strict=True)) for row in cells[1:]]
-    assert named[0]["declared after, s"] == "0.625 [0.500, 0.750]" and named[0]["within"] == "3 of 6"
-    assert named[4]["bound, s"] == "8.00 to 9.60" and named[4]["declared after, s"] == "inf (all: 0.100, inf)"
+    assert (
+        named[0]["declared after, s"] == "0.625 [0.500, 0.750]" and named[0]["within"] == "3 of 6"
+    )
+    assert (
+        named[4]["bound, s"] == "8.00 to 9.60"
+        and named[4]["declared after, s"] == "inf (all: 0.100, inf)"
+    )
     assert (named[4]["within"], named[4]["beside others"], named[4]["n"]) == ("1 of 2", "1", "2")
 
 
@@ -70,7 +86,9 @@ def test_the_table_has_a_row_for_each_family_and_pace() -> None:
 
 
 def silent_for(load: Load, seconds: float = 2.0) -> str:
-    """What is said of a silence at the end of the log of ``arms.hot_spare``, whose ranks had this of the processors."""
+    """What is said of a silence at the end of the log of ``arms.hot_spare``, whose ranks had this
+    of the processors.
+    """
     script = hot_spare()
     script.now += int(seconds * NS)
     script.lines[-1].time_ns = script.now
@@ -84,7 +102,9 @@ def test_ranks_with_processors_of_their_own_were_alone() -> None:
     assert silent_for(steady(0.5, 0.0)) == silent_for(steady(0.0, 0.0)) == ""
 
 
-def test_ranks_that_wait_for_processors_that_they_do_not_take_from_each_other_were_not_alone() -> None:
+def test_ranks_that_wait_for_processors_that_they_do_not_take_from_each_other_were_not_alone() -> (
+    None
+):
     assert silent_for(steady(0.3, 0.3)).startswith("ranks waited 1.0 s for each second")
 
 

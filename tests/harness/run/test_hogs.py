@@ -1,4 +1,6 @@
-"""Hogs share their two processors with the test, on a machine of any size, and leave nothing behind."""
+"""Hogs share their two processors with the test, on a machine of any size, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ version: 1
 name: busy-machine
 description: Nothing happens to the job but that it gets little of the processors.
 seed: 1
-workload: {kind: gpt, size: nano, ranks: 4, steps: 800, global_batch: 16, checkpoint: {every: 100, keep: 2}}
+workload: {kind: gpt, size: nano, ranks: 4, steps: 800, global_batch: 16,
+  checkpoint: {every: 100, keep: 2}}
 recovery: hot-spare
 baseline: none
 stop_conditions: [{when: "wall_time > 240s"}]
@@ -28,9 +29,10 @@ FAULT = "{id: p%d, kind: poison-sample, target: {role: worker, select: all}, at:
 POISON = f"""\
 version: 1
 name: poison-busy
-description: Samples that nobody can compute are looked for, one by one, where there is little of the processors.
+description: Samples that nobody can compute are looked for, one by one, on busy processors.
 seed: 1
-workload: {{kind: gpt, size: nano, ranks: 4, steps: 60, global_batch: 128, checkpoint: {{every: 50, keep: 2}}}}
+workload: {{kind: gpt, size: nano, ranks: 4, steps: 60, global_batch: 128,
+  checkpoint: {{every: 50, keep: 2}}}}
 recovery: ${{matrix.recovery}}
 matrix: {{recovery: [drop-replica, hot-spare]}}
 faults: [{", ".join(FAULT % (step, step) for step in POISONED)}]
@@ -62,13 +64,19 @@ def test_nobody_is_taken_for_hung_on_a_busy_machine(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("beside_hogs")
 @pytest.mark.timeout(900)
-def test_nobody_but_the_blamed_fails_where_a_sample_is_looked_for_on_a_busy_machine(tmp_path: Path) -> None:
-    """The step is redone, then each blamed rank computes its share again, sample by sample, and nobody is killed."""
+def test_nobody_but_the_blamed_fails_where_a_sample_is_looked_for_on_a_busy_machine(
+    tmp_path: Path,
+) -> None:
+    """The step is redone, then each blamed rank computes its share again, sample by sample, and
+    nobody is killed.
+    """
     logs = logs_of(POISON, tmp_path)
     assert len(logs) == 2
     for log in logs:
         skipped = [event.data["samples"] for event in log.of(Kind.SAMPLES_SKIPPED)]
-        assert [len(samples) for samples in skipped] == [1] * len(POISONED), "each was found, and alone"
+        assert [len(samples) for samples in skipped] == [1] * len(POISONED), (
+            "each was found, and alone"
+        )
         failed = list(log.of(Kind.FAILURE_DETECTED))
         assert {event.data["cause"] for event in failed} == {"nonfinite"}, failed
         assert {about(event, event.data["rank"]) for event in failed} <= blamed(log)
@@ -78,7 +86,11 @@ def test_nobody_but_the_blamed_fails_where_a_sample_is_looked_for_on_a_busy_mach
 
 def blamed(log: Log) -> set[tuple[int, int]]:
     """By the ranks themselves."""
-    return {about(event, rank) for event in log.of(Kind.NONFINITE_CAUGHT) for rank in event.data["blamed"]}
+    return {
+        about(event, rank)
+        for event in log.of(Kind.NONFINITE_CAUGHT)
+        for rank in event.data["blamed"]
+    }
 
 
 def about(event: Event, rank: int) -> tuple[int, int]:

@@ -28,7 +28,8 @@ seed: 5
 workload: {{kind: {kind}, ranks: 4, steps: {steps}, global_batch: 12, parallelism: {parallelism},
   checkpoint: {{every: 4, keep: 3}}}}
 recovery: ${{matrix.recovery}}
-faults: [{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 6, phase: {phase}}}}}]
+faults: [{{id: kill, kind: process-kill,
+  target: {{rank: {rank}}}, at: {{step: 6, phase: {phase}}}}}]
 stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
 matrix: {{recovery: [checkpoint-restart, drop-replica, hot-spare]}}
 """
@@ -49,7 +50,9 @@ def run(tmp_path: Path, **words: object) -> Results:
 def restored(tmp_path: Path, strategy: str) -> list[str]:
     """Where the state of a strategy's generations came from, the first left out."""
     (arm,) = (tmp_path / "runs" / "sharded" / "latest" / "events").glob(f"*{strategy}*faulted")
-    started = [e for e in Tail(arm / "orchestrator.jsonl").read() if e.kind is Kind.GENERATION_STARTED]
+    started = [
+        e for e in Tail(arm / "orchestrator.jsonl").read() if e.kind is Kind.GENERATION_STARTED
+    ]
     return [e.data["state"] for e in started[1:]]
 
 
@@ -93,13 +96,15 @@ torch.manual_seed(job.seed)
 model = torch.nn.Sequential(torch.nn.Linear(3, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
 job.attach(
     model, lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-    lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99), clip_norm=0.5, units=[model[0]],
+    lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
+    clip_norm=0.5, units=[model[0]],
 )
 last_word, pause = job.reducer._last_word, threading.Event()
 
 def lose(*arguments):
     word = last_word(*arguments)
-    if len(sys.argv) > 1 and job.generation == 1 and job.state.step == {LOST_AT} - 1 and job.rank != 1:
+    interrupted = job.generation == 1 and job.state.step == {LOST_AT} - 1
+    if len(sys.argv) > 1 and interrupted and job.rank != 1:
         while not os.path.exists("applied"):
             pause.wait(0.002)
             job.check()
@@ -127,16 +132,22 @@ def supervise(folder: Path, *arguments: str) -> dict[str, list[Event]]:
     layout = ["--ranks", "4", "--shards", "2"]
     ran = subprocess.run(
         [sys.executable, "-m", "recovery.run", *layout, "--events", "events", script, *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     return {path.stem: list(Tail(path).read()) for path in (folder / "events").glob("*.jsonl")}
 
 
 def last_digests(events: dict[str, list[Event]]) -> dict[int, dict[str, object]]:
     """Of each rank's part of the state after the last step."""
-    found = [e for log in events.values() for e in log if e.kind is Kind.STATE_DIGEST and e.step == STEPS]
+    found = [
+        e for log in events.values() for e in log if e.kind is Kind.STATE_DIGEST and e.step == STEPS
+    ]
     digests: dict[int, dict[str, object]] = {}
     for event in found:
         rank = int(event.data["rank"])
@@ -146,8 +157,12 @@ def last_digests(events: dict[str, list[Event]]) -> dict[int, dict[str, object]]
 
 
 @pytest.mark.soak
-def test_a_rank_that_dies_while_only_one_has_applied_the_step_changes_no_bit(tmp_path: Path) -> None:
-    """Both holders of shard 0 lack the last word of the step, one of shard 1 has applied it, the other dies."""
+def test_a_rank_that_dies_while_only_one_has_applied_the_step_changes_no_bit(
+    tmp_path: Path,
+) -> None:
+    """Both holders of shard 0 lack the last word of the step, one of shard 1 has applied it, the
+    other dies.
+    """
     whole, broken = supervise(tmp_path / "whole"), supervise(tmp_path / "broken", "lose")
     digests = last_digests(whole)
     assert set(digests) == {0, 1, 2, 3}
@@ -155,9 +170,10 @@ def test_a_rank_that_dies_while_only_one_has_applied_the_step_changes_no_bit(tmp
     assert last_digests(broken) == digests
     supervisor = broken["orchestrator"]
     (ready,) = [e for e in supervisor if e.kind is Kind.GENERATION_READY and e.generation == 2]
-    assert (ready.data["resume_step"], len(ready.data["members"])) == (LOST_AT, 4), (
-        "nothing is computed twice"
-    )
+    assert (ready.data["resume_step"], len(ready.data["members"])) == (
+        LOST_AT,
+        4,
+    ), "nothing is computed twice"
     parked = {name: e.step for name, log in broken.items() for e in log if e.kind is Kind.PARKED}
     assert parked == {"w0": LOST_AT - 1, "w1": LOST_AT, "w2": LOST_AT - 1}
     late = [
@@ -174,8 +190,12 @@ def test_shards_that_do_not_make_replicas_are_refused(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     ran = subprocess.run(
         [sys.executable, "-m", "recovery.run", "--ranks", "3", "--shards", "2", str(script)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert ran.returncode == 2
     assert "3 ranks do not make copies of 2 shards: use a multiple of 2" in ran.stderr

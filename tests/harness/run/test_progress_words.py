@@ -14,20 +14,36 @@ from harness.run.progress import describe
     ("target", "whom"),
     [
         ({"links": [[0, 1], [0, 2]], "processes": {"0": "w0"}}, "links 0→1, 0→2"),
-        ({"links": [[1, 0]]}, "link 1→0"), ({"store": "the job's"}, "the job's store"), ({"node": 1}, "node 1"),
-        ({"process": "w2", "rank": 2}, "rank 2 (w2)"), ({"process": "s0", "rank": None}, "spare s0"),
+        ({"links": [[1, 0]]}, "link 1→0"),
+        ({"store": "the job's"}, "the job's store"),
+        ({"node": 1}, "node 1"),
+        ({"process": "w2", "rank": 2}, "rank 2 (w2)"),
+        ({"process": "s0", "rank": None}, "spare s0"),
     ],
-)  # fmt: skip
+)
 def test_whom_a_fault_hits(target: dict[str, Any], whom: str) -> None:
     data = {"fault": "f", "kind": "partition", "occurrence": 0, "target": target}
     event = Event(
-        seq=1, actor=ORCHESTRATOR, kind=Kind.FAULT_INJECTED, time_ns=1, generation=1, step=20, data=data
+        seq=1,
+        actor=ORCHESTRATOR,
+        kind=Kind.FAULT_INJECTED,
+        time_ns=1,
+        generation=1,
+        step=20,
+        data=data,
     )
     assert describe(event) == f"✗ partition hits {whom} in step 20"
 
 
 def test_a_keeper_that_ends_by_itself_is_said() -> None:
-    data = {"process": "k0", "pid": 9, "exit_code": None, "signal": 9, "expected": False, "last_seq": None}
+    data = {
+        "process": "k0",
+        "pid": 9,
+        "exit_code": None,
+        "signal": 9,
+        "expected": False,
+        "last_seq": None,
+    }
     exited = {
         "seq": 1,
         "actor": ORCHESTRATOR,
@@ -40,4 +56,6 @@ def test_a_keeper_that_ends_by_itself_is_said() -> None:
         "! k0 ended, and what it kept in memory is gone: signal 9"
     )
     assert describe(Event(**exited, data={**data, "role": "keeper", "expected": True})) is None
-    assert describe(Event(**exited, data=data)) is None, "what a rank's end means is said by the failure"
+    assert describe(Event(**exited, data=data)) is None, (
+        "what a rank's end means is said by the failure"
+    )

@@ -1,4 +1,6 @@
-"""Real processes: four ranks train, are broken, and recover, through the command line and back from the results."""
+"""Real processes: four ranks train, are broken, and recover, through the command line and back from
+the results.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,38 @@ from harness.judge.results import Results
 pytestmark = pytest.mark.real
 
 STRATEGIES = "[checkpoint-restart, drop-replica, hot-spare]"
-GPT = "{kind: gpt, size: nano, ranks: 4, steps: 36, global_batch: 16, checkpoint: {every: 8, keep: 3}}"
-MLP = "{kind: mlp, ranks: 4, steps: 60, global_batch: 16, determinism: default, checkpoint: {every: 10}}"
+GPT = (
+    "{kind: gpt, size: nano, ranks: 4, steps: 36, global_batch: 16, checkpoint: {every: 8,"
+    " keep: 3}}"
+)
+MLP = (
+    "{kind: mlp, ranks: 4, steps: 60, global_batch: 16, determinism: default, checkpoint: {every:"
+    " 10}}"
+)
 KILL = "[{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 20, phase: backward}}]"
 FAULTS = {
     "kill": KILL,
     "stop": "[{id: stop, kind: process-stop, target: {rank: 1}, at: {step: 20, phase: optimizer}}]",
-    "nan": "[{id: nan, kind: tensor-corrupt, params: {surface: gradient, op: nan}, target: {rank: 3}, at: {step: 20}}]",
-    "corrupt checkpoint": "[{id: rot, kind: checkpoint-corrupt, params: {mode: bitflip}, target: {checkpoint: latest}, "
-    "at: {event: checkpoint_committed, nth: 2}}, "
-    "{id: kill, kind: process-kill, target: {rank: 0}, at: {step: 20, phase: collective}}]",
+    "nan": (
+        "[{id: nan, kind: tensor-corrupt, params: {surface: gradient, op: nan}, target: {rank: 3},"
+        " at: {step: 20}}]"
+    ),
+    "corrupt checkpoint": (
+        "[{id: rot, kind: checkpoint-corrupt, params: {mode: bitflip}, target: {checkpoint:"
+        " latest}, at: {event: checkpoint_committed, nth: 2}}, {id: kill, kind: process-kill,"
+        " target: {rank: 0}, at: {step: 20, phase: collective}}]"
+    ),
 }
 DEADLINE_S = 90.0
 
 
 def write(
-    path: Path, *, workload: str = GPT, recovery: str = STRATEGIES, faults: str = KILL, more: str = ""
+    path: Path,
+    *,
+    workload: str = GPT,
+    recovery: str = STRATEGIES,
+    faults: str = KILL,
+    more: str = "",
 ) -> Path:
     """A scenario file; ``recovery`` in brackets becomes a matrix."""
     matrix = recovery.startswith("[")
@@ -67,7 +85,9 @@ def run(tmp_path: Path, *options: str, **scenario: str) -> tuple[int, Results]:
 
 def stored(tmp_path: Path) -> Results:
     """Results of the latest run."""
-    return Results.model_validate_json((tmp_path / "runs" / "real" / "latest" / "results.json").read_text())
+    return Results.model_validate_json(
+        (tmp_path / "runs" / "real" / "latest" / "results.json").read_text()
+    )
 
 
 LONG = ("nan", "corrupt checkpoint", "stop")
@@ -80,7 +100,10 @@ LONG = ("nan", "corrupt checkpoint", "stop")
 def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault: str) -> None:
     code, results = run(tmp_path, faults=FAULTS[fault])
     broken = {
-        (c.id, name): f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+        (c.id, name): f
+        for c in results.cells
+        for name, f in c.invariants.items()
+        if f.verdict != "pass"
     }
     assert not broken
     assert code == 0, results.reason
@@ -103,7 +126,9 @@ def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault:
 
 @pytest.mark.soak
 def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_path: Path) -> None:
-    code, results = run(tmp_path, faults=FAULTS["corrupt checkpoint"], recovery="checkpoint-restart")
+    code, results = run(
+        tmp_path, faults=FAULTS["corrupt checkpoint"], recovery="checkpoint-restart"
+    )
     assert code == 0, results.reason
     (restored,) = {i.restored_step for i in results.faults if i.fault == "kill"}
     assert restored == 8
@@ -128,7 +153,8 @@ def test_killing_rank_0_is_no_different_from_killing_rank_3(tmp_path: Path) -> N
         folder = tmp_path / str(rank)
         folder.mkdir()
         faults = (
-            f"[{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 20, phase: forward}}}}]"
+            f"[{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 20, phase:"
+            " forward}}]"
         )
         code, results = run(folder, faults=faults, recovery="hot-spare", workload=MLP)
         assert code == 0, results.reason
@@ -141,10 +167,16 @@ def final_digest(folder: Path) -> dict[str, Any]:
     """Parameter and optimizer digests of rank 0 after the last step of the faulted arm."""
     paths = (folder / "runs/real/latest/events/default.r0.faulted").glob("*.jsonl")
     digests = [
-        e for p in paths for e in Tail(p).read() if e.kind is Kind.STATE_DIGEST and e.data["rank"] == 0
+        e
+        for p in paths
+        for e in Tail(p).read()
+        if e.kind is Kind.STATE_DIGEST and e.data["rank"] == 0
     ]
     last = max(digests, key=lambda e: e.step or 0)
-    return {"step": last.step, **{k: last.data[k] for k in ("parameters", "optimizer", "scheduler")}}
+    return {
+        "step": last.step,
+        **{k: last.data[k] for k in ("parameters", "optimizer", "scheduler")},
+    }
 
 
 @pytest.mark.soak
@@ -153,7 +185,8 @@ def test_shrinking_batch_loses_samples_and_says_how_many(tmp_path: Path) -> None
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 51, phase: data}}]"
     code, results = run(tmp_path, faults=faults, recovery=recovery, workload=MLP)
     assert code == 0, results.reason
-    assert results.cells[0].metrics["samples_lost"].values == [40.0]  # 4 samples in each of steps 51 to 60
+    # 4 samples in each of steps 51 to 60
+    assert results.cells[0].metrics["samples_lost"].values == [40.0]
 
 
 @pytest.mark.soak
@@ -173,7 +206,11 @@ def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(
 def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 400}}]"
     code, results = run(
-        tmp_path, workload=MLP, recovery="hot-spare", faults=faults, more='sla: {recovery_time: ["max < 5s"]}'
+        tmp_path,
+        workload=MLP,
+        recovery="hot-spare",
+        faults=faults,
+        more='sla: {recovery_time: ["max < 5s"]}',
     )
     assert code == 3
     assert "400" in results.reason or any("400" in sla.detail for sla in results.slas)
@@ -181,17 +218,22 @@ def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_no_recovery_fails_the_job_and_says_so(tmp_path: Path) -> None:
-    code, results = run(tmp_path, workload=MLP, recovery="none", more='sla: {recovery_time: ["max < 5s"]}')
+    code, results = run(
+        tmp_path, workload=MLP, recovery="none", more='sla: {recovery_time: ["max < 5s"]}'
+    )
     assert code == 1
     assert results.faults[0].outcome == "fail-stop"
     assert results.faults[0].recovery_time == float("inf")
-    # A job that did not finish has no result to call the same, and never used the samples of steps 20 to 60.
+    # A job that did not finish has no result to call the same, and never used the samples of steps
+    # 20 to 60.
     assert results.cells[0].exactness == "not compared"
     # Somebody who had not applied step 19 yet when rank 1 died in the next one never does.
     assert results.cells[0].metrics["samples_lost"].values[0] in (41 * 16.0, 42 * 16.0)
 
 
-def test_a_simulated_run_says_that_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulated_run_says_that_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path / "real.yaml", workload=MLP, recovery="hot-spare")
     assert invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "--launcher", "sim"]) == 0
     assert "simulated" in capsys.readouterr().out
@@ -203,12 +245,18 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     """A ``chaos run`` in a process of its own, trained far enough to be broken."""
     workload = MLP.replace("steps: 60", "steps: 100000")
     path = write(
-        tmp_path / "real.yaml", workload=workload, recovery="hot-spare", faults="[]", more="baseline: none"
+        tmp_path / "real.yaml",
+        workload=workload,
+        recovery="hot-spare",
+        faults="[]",
+        more="baseline: none",
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / "runs"), "-q"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     found = Harness(process, tmp_path)
     try:
         found.wait_for_training()
@@ -270,7 +318,8 @@ def test_a_killed_harness_leaves_no_process_and_a_readable_run(harness: Harness)
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
 )
 def test_an_interrupted_harness_ends_its_processes_and_writes_what_it_has(
     harness: Harness, number: int, code: int
@@ -304,6 +353,8 @@ def test_a_missing_corpus_is_an_error_before_anything_starts(
 def test_a_missing_capability_skips_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", more="requires: {cuda_devices: 64}")
+    code, results = run(
+        tmp_path, workload=MLP, recovery="hot-spare", more="requires: {cuda_devices: 64}"
+    )
     assert code == 7
     assert "64 CUDA devices" in results.skipped[0].reason

@@ -1,4 +1,6 @@
-"""``scenarios/real-jobs`` with real processes, all cells: what a long run does besides training, and a kill in it."""
+"""``scenarios/real-jobs`` with real processes, all cells: what a long run does besides training,
+and a kill in it.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ FILES = sorted((FOLDER / "real-jobs").glob("*.yaml"))
 QUICK = ("onecycle-kill",)
 """Six arms of few seconds; in each of the others stalls or evaluations are waited for."""
 PLAYED = [
-    pytest.param(path, id=path.stem, marks=pytest.mark.long if path.stem in QUICK else pytest.mark.soak)
+    pytest.param(
+        path, id=path.stem, marks=pytest.mark.long if path.stem in QUICK else pytest.mark.soak
+    )
     for path in FILES
 ]
 EXACT = {
     "checkpoint-restart": {"bit for bit"},
-    "drop-replica": {"bit for bit", "within the control band"},  # fewer ranks add up in another order
+    # fewer ranks add up in another order
+    "drop-replica": {"bit for bit", "within the control band"},
     "hot-spare": {"bit for bit"},
 }
 
@@ -39,20 +44,32 @@ def test_every_strategy_recovers_and_nobody_else_is_blamed(path: Path, tmp_path:
     latest = tmp_path / path.stem / "latest"
     results = Results.model_validate_json((latest / "results.json").read_text())
     assert (code, results.verdict) == (0, "pass"), results.reason
-    assert not results.skipped and [cell.id for cell in results.cells] == [cell.id for cell in scenario.cells]
+    assert not results.skipped and [cell.id for cell in results.cells] == [
+        cell.id for cell in scenario.cells
+    ]
     assert {cell.strategy for cell in results.cells} == set(EXACT)
     for cell in results.cells:
         recovered(cell, results)
     assert len(results.arms) == 2 * len(results.cells)
     for arm in results.arms:
-        blamed = [(event.data["cause"], event.data["rank"]) for event in failures(latest / arm.events)]
-        killed = [i.target["rank"] for i in results.faults if i.cell == arm.cell and i.fault == "kill"]
-        assert blamed == ([("exit", rank) for rank in killed] if arm.arm == "faulted" else []), arm.id
+        blamed = [
+            (event.data["cause"], event.data["rank"]) for event in failures(latest / arm.events)
+        ]
+        killed = [
+            i.target["rank"] for i in results.faults if i.cell == arm.cell and i.fault == "kill"
+        ]
+        assert blamed == ([("exit", rank) for rank in killed] if arm.arm == "faulted" else []), (
+            arm.id
+        )
 
 
 def recovered(cell: CellResult, results: Results) -> None:
-    """The kill is recovered from, all else costs nobody anything, and the result is that of the control arm."""
-    assert (cell.verdict, {f.verdict for f in cell.invariants.values()}) == ("pass", {"pass"}), cell.reason
+    """The kill is recovered from, all else costs nobody anything, and the result is that of the
+    control arm.
+    """
+    assert (cell.verdict, {f.verdict for f in cell.invariants.values()}) == ("pass", {"pass"}), (
+        cell.reason
+    )
     assert cell.exactness in EXACT[cell.strategy], cell.id
     assert cell.metrics["samples_lost"].values == [0.0], cell.id
     incidents = [incident for incident in results.faults if incident.cell == cell.id]
@@ -60,5 +77,7 @@ def recovered(cell: CellResult, results: Results) -> None:
     (kill,) = [incident for incident in incidents if incident.fault == "kill"]
     assert (kill.outcome, kill.detected_by) == ("recovered", "exit")
     assert kill.recovery_time is not None
-    assert sum(phase.seconds for phase in kill.phases) == pytest.approx(kill.recovery_time, abs=1e-6)
+    assert sum(phase.seconds for phase in kill.phases) == pytest.approx(
+        kill.recovery_time, abs=1e-6
+    )
     assert {incident.outcome for incident in incidents if incident is not kill} <= {"masked"}

@@ -1,4 +1,6 @@
-"""Real processes whose connections go through the proxy, whose store is a process, whose coordinator is lost."""
+"""Real processes whose connections go through the proxy, whose store is a process, whose
+coordinator is lost.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def run(name: str, folder: Path, *options: str) -> tuple[int, Results, list[Even
 def landed(events: list[Event], fault: str) -> dict[str, Any]:
     """The evidence of a fault."""
     return next(
-        dict(e.data["evidence"]) for e in events if e.kind is Kind.FAULT_LANDED and e.data["fault"] == fault
+        dict(e.data["evidence"])
+        for e in events
+        if e.kind is Kind.FAULT_LANDED and e.data["fault"] == fault
     )
 
 
@@ -54,7 +58,9 @@ def test_a_delay_is_measured_by_a_probe_and_felt_by_the_job(tmp_path: Path) -> N
     assert evidence["measured_round_trip_s"] >= 0.012
     assert evidence["collective_grew_ms"] >= 7.5
     assert results.faults[0].outcome == "masked", results.reason
-    failed = {name for cell in results.cells for name, f in cell.invariants.items() if f.verdict != "pass"}
+    failed = {
+        name for cell in results.cells for name, f in cell.invariants.items() if f.verdict != "pass"
+    }
     assert failed <= {"liveness"}, "on a busy machine the rate of the last steps may be lower"
 
 
@@ -65,7 +71,9 @@ def test_a_store_lost_while_a_group_forms_costs_one_more_attempt(tmp_path: Path)
     assert code == 0, results.reason
     evidence = landed(events, "store")
     assert evidence["reaped_signal"] == 9 and evidence["next_port"]
-    blamed = [e.data["process"] for e in events if e.kind is Kind.FAILURE_DETECTED and e.data["process"]]
+    blamed = [
+        e.data["process"] for e in events if e.kind is Kind.FAILURE_DETECTED and e.data["process"]
+    ]
     assert len(blamed) == 1, "nobody but the rank that was killed"
 
 
@@ -87,17 +95,26 @@ def test_a_healthy_rank_declared_dead_commits_nothing_more(tmp_path: Path) -> No
     (log,) = tmp_path.glob(f"lost-heartbeat/latest/events/*faulted/{blamed.data['process']}.jsonl")
     own = [e for e in Tail(log).read() if e.kind is Kind.STEP_COMMITTED]
     assert any(e.time_ns < blamed.time_ns for e in own)
-    ready = next(e for e in events if e.kind is Kind.GENERATION_READY and e.time_ns > blamed.time_ns)
+    ready = next(
+        e for e in events if e.kind is Kind.GENERATION_READY and e.time_ns > blamed.time_ns
+    )
     assert not [e for e in own if e.time_ns > ready.time_ns]
 
 
 def test_nothing_in_the_recovery_stack_depends_on_the_wall_clock() -> None:
-    """Wall time is only ever written down for people: in a log's first line, in a directory's name."""
+    """Wall time is only ever written down for people: in a log's first line, in a
+    directory's name.
+    """
     found = []
     for path in (ROOT / "recovery").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            wall = isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
-            if wall or (isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today")):
+            wall = isinstance(node, ast.Attribute) and ast.unparse(node) in (
+                "time.time",
+                "time.time_ns",
+            )
+            if wall or (
+                isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today")
+            ):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}")  # type: ignore[attr-defined]
     lines = {
         place: (ROOT / place.split(":")[0]).read_text().splitlines()[int(place.split(":")[1]) - 1]

@@ -1,4 +1,6 @@
-"""Process faults on real processes: each lands, is detected as what it is, and is recovered from."""
+"""Process faults on real processes: each lands, is detected as what it is, and is
+recovered from.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def play(
 
 def only(results: Results) -> Incident:
     """The one incident, in a run whose checkers all agree."""
-    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    broken = {
+        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
     assert not broken
     (incident,) = results.faults
     assert incident.landed and incident.healed
@@ -71,7 +75,11 @@ def test_a_held_interpreter_is_found_as_a_hang_and_killed(tmp_path: Path) -> Non
     code, results = play(tmp_path, "gil-deadlock", "hot-spare", params="{hold_s: 60}")
     assert code == 0, results.reason
     incident = only(results)
-    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("hang", 2, "recovered")
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == (
+        "hang",
+        2,
+        "recovered",
+    )
     assert incident.recovery_time is not None and incident.recovery_time < 30
 
 
@@ -87,7 +95,10 @@ def test_a_left_out_collective_is_blamed_on_the_rank_that_left_it_out(tmp_path: 
 @pytest.mark.soak
 def test_a_crash_loop_ends_with_a_clear_word(tmp_path: Path) -> None:
     code, results = play(
-        tmp_path, "crash-loop", "{strategy: hot-spare, spares: 4}", more="expect: {outcome: fail-stop}"
+        tmp_path,
+        "crash-loop",
+        "{strategy: hot-spare, spares: 4}",
+        more="expect: {outcome: fail-stop}",
     )
     assert code == 0, results.reason  # as expected
     assert [incident.outcome for incident in results.faults] == ["fail-stop"] * 4
@@ -104,12 +115,16 @@ def test_the_kernel_kills_for_memory_and_the_group_is_removed(tmp_path: Path) ->
     ledger = (tmp_path / "runs/real/latest/ledger.jsonl").read_text()
     groups = [Path(path) for path in re.findall(r'"path":"(/sys/fs/cgroup[^"]*)"', ledger)]
     assert groups and not any(path.exists() for path in groups)
-    assert not [e for e in read_open(tmp_path / "runs/real/latest/ledger.jsonl") if "cgroup" in str(e.undo)]
+    assert not [
+        e for e in read_open(tmp_path / "runs/real/latest/ledger.jsonl") if "cgroup" in str(e.undo)
+    ]
 
 
 @pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
 @pytest.mark.soak
-def test_a_quota_slows_a_rank_and_its_group_is_removed_though_the_rank_dies_in_it(tmp_path: Path) -> None:
+def test_a_quota_slows_a_rank_and_its_group_is_removed_though_the_rank_dies_in_it(
+    tmp_path: Path,
+) -> None:
     slow = (
         "{id: slow, kind: straggler, params: {factor: 3, mode: cgroup-quota}, target: {rank: 2}, "
         "at: {step: 8}, duration: {steps: 25}}"

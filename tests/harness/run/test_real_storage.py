@@ -36,7 +36,9 @@ def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
 
 
 def passes(code: int, results: Results) -> None:
-    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    broken = {
+        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
     assert not broken
     assert code == 0, results.reason
     assert all(incident.landed and incident.healed for incident in results.faults)
@@ -52,7 +54,10 @@ def mounted(path: Path) -> list[str]:
     [
         ("disk-full", "{by: ballast, size_mib: 8}", "No space left on device"),
         pytest.param(
-            "disk-full", "{by: shrink, size_mib: 8}", "No space left on device", marks=pytest.mark.soak
+            "disk-full",
+            "{by: shrink, size_mib: 8}",
+            "No space left on device",
+            marks=pytest.mark.soak,
         ),
         pytest.param("read-only", "{}", "Read-only file system", marks=pytest.mark.soak),
     ],
@@ -60,7 +65,9 @@ def mounted(path: Path) -> list[str]:
 def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
     tmp_path: Path, kind: str, params: str, says: str
 ) -> None:
-    storage = f"{{id: s, kind: {kind}, params: {params}, at: {{step: 22}}, duration: {{steps: 25}}}}"
+    storage = (
+        f"{{id: s, kind: {kind}, params: {params}, at: {{step: 22}}, duration: {{steps: 25}}}}"
+    )
     longer = MLP.replace("steps: 60", "steps: 130")  # a second of them is left when all is over
     code, results = run(
         tmp_path, workload=longer, recovery="checkpoint-restart", faults=f"[{storage}, {KILL}]"
@@ -69,13 +76,15 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
     failed = events(tmp_path, Kind.CHECKPOINT_FAILED)
     assert failed and all(says in event.data["error"] for event in failed), failed
     assert results.cells[0].metrics["saves_failed"].max == len(failed)
-    (restored,) = {incident.restored_step for incident in results.faults if incident.fault == "kill"}
+    (restored,) = {
+        incident.restored_step for incident in results.faults if incident.fault == "kill"
+    }
     assert restored == 20, "from step 22 to 46 nothing could be saved"
     commits = [e for e in events(tmp_path, Kind.STEP_COMMITTED) if e.actor == "w0"]
     injected = next(e for e in events(tmp_path, Kind.FAULT_INJECTED) if e.data["fault"] == "s")
-    assert injected.step == 22 and [e.step for e in commits if e.time_ns < injected.time_ns] == list(
-        range(1, 22)
-    )
+    assert injected.step == 22 and [
+        e.step for e in commits if e.time_ns < injected.time_ns
+    ] == list(range(1, 22))
     assert max(event.step or 0 for event in events(tmp_path, Kind.CHECKPOINT_COMMITTED)) == 130
     assert not mounted(tmp_path)
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
@@ -90,7 +99,9 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
     ],
 )
 @pytest.mark.long
-def test_a_save_that_was_cut_off_is_never_restored_as_it_is(tmp_path: Path, mode: str, stage: str) -> None:
+def test_a_save_that_was_cut_off_is_never_restored_as_it_is(
+    tmp_path: Path, mode: str, stage: str
+) -> None:
     fault = (
         f"[{{id: t, kind: checkpoint-corrupt, params: {{mode: {mode}, stage: {stage}}}, "
         "target: {checkpoint: latest}, at: {step: 25}, expect: {detected_by: exit}}]"
@@ -116,8 +127,13 @@ def test_saves_in_the_background_by_several_ranks_and_in_deltas_are_restored_exa
     tmp_path: Path, parallelism: str
 ) -> None:
     saves = "mode: async, sharded: true, delta: 3"
-    workload = MLP.replace("every: 10", f"every: 10, {saves}")[:-1] + f", parallelism: {parallelism}}}"
-    slow = "{id: slow, kind: io-slow, params: {delay_s: 0.01}, target: {rank: 0}, at: {step: 5}, duration: {steps: 30}}"
+    workload = (
+        MLP.replace("every: 10", f"every: 10, {saves}")[:-1] + f", parallelism: {parallelism}}}"
+    )
+    slow = (
+        "{id: slow, kind: io-slow, params: {delay_s: 0.01}, target: {rank: 0}, at: {step: 5},"
+        " duration: {steps: 30}}"
+    )
     code, results = run(
         tmp_path, workload=workload, recovery="checkpoint-restart", faults=f"[{slow}, {KILL}]"
     )
@@ -131,7 +147,9 @@ def test_saves_in_the_background_by_several_ranks_and_in_deltas_are_restored_exa
 
 
 def test_a_rank_that_only_writes_a_part_is_hit_while_it_saves(tmp_path: Path) -> None:
-    """With a sharded checkpoint: its writes fail, and later it is killed in the middle of its part."""
+    """With a sharded checkpoint: its writes fail, and later it is killed in the middle of
+    its part.
+    """
     broken = "{id: eio, kind: io-error, target: {rank: 1}, at: {step: 15}, duration: {steps: 10}}"
     torn = (
         "{id: t, kind: checkpoint-corrupt, params: {mode: torn, stage: manifest}, "
@@ -142,7 +160,9 @@ def test_a_rank_that_only_writes_a_part_is_hit_while_it_saves(tmp_path: Path) ->
         tmp_path, workload=workload, recovery="checkpoint-restart", faults=f"[{broken}, {torn}]"
     )
     passes(code, results)
-    (failed,) = [e for e in events(tmp_path, Kind.CHECKPOINT_FAILED) if "gave up" in e.data["error"]]
+    (failed,) = [
+        e for e in events(tmp_path, Kind.CHECKPOINT_FAILED) if "gave up" in e.data["error"]
+    ]
     assert failed.step == 20 and "writer 1 gave up" in failed.data["error"]
     incident = next(i for i in results.faults if i.fault == "t")
     assert (incident.restored_step, incident.blamed_rank) == (40, 2)
@@ -153,7 +173,9 @@ def test_a_rank_that_only_writes_a_part_is_hit_while_it_saves(tmp_path: Path) ->
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
-def test_a_save_in_the_background_that_was_cut_off_is_never_restored(tmp_path: Path, mode: str) -> None:
+def test_a_save_in_the_background_that_was_cut_off_is_never_restored(
+    tmp_path: Path, mode: str
+) -> None:
     fault = (
         f"[{{id: t, kind: checkpoint-corrupt, params: {{mode: {mode}, stage: data}}, "
         "target: {checkpoint: latest}, at: {step: 25}, expect: {detected_by: exit}}]"
@@ -168,8 +190,8 @@ def test_a_save_in_the_background_that_was_cut_off_is_never_restored(tmp_path: P
 @pytest.mark.soak
 def test_two_data_files_exchanged_are_refused(tmp_path: Path) -> None:
     fault = (
-        "[{id: swap, kind: checkpoint-corrupt, params: {mode: swap-shard}, target: {checkpoint: latest}, "
-        f"at: {{event: checkpoint_committed, nth: 4}}}}, {KILL}]"
+        "[{id: swap, kind: checkpoint-corrupt, params: {mode: swap-shard}, target:"
+        f" {{checkpoint: latest}}, at: {{event: checkpoint_committed, nth: 4}}}}, {KILL}]"
     )
     code, results = run(tmp_path, workload=MLP, recovery="checkpoint-restart", faults=fault)
     passes(code, results)
@@ -182,7 +204,9 @@ def test_two_data_files_exchanged_are_refused(tmp_path: Path) -> None:
 def test_without_the_privilege_the_cell_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.launchers.local.lacks_mount", lambda: "this user may not mount; run as root")
+    monkeypatch.setattr(
+        "harness.launchers.local.lacks_mount", lambda: "this user may not mount; run as root"
+    )
     faults = "[{id: s, kind: disk-full, at: {step: 22}, duration: {steps: 5}}]"
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)
     assert code == 7
@@ -213,10 +237,22 @@ def test_a_disk_that_is_full_and_read_only_is_each_until_that_is_over(tmp_path: 
 @NEEDS_MOUNT
 def test_a_killed_harness_leaves_a_mount_that_heal_removes(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "real.yaml", workload=MLP.replace("steps: 60", "steps: 100000"), recovery="hot-spare",
-        faults="[{id: s, kind: disk-full, at: {step: 12}, duration: {steps: 90000}}]", more="baseline: none",
-    )  # fmt: skip
-    command = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / "runs"), "-q"]
+        tmp_path / "real.yaml",
+        workload=MLP.replace("steps: 60", "steps: 100000"),
+        recovery="hot-spare",
+        faults="[{id: s, kind: disk-full, at: {step: 12}, duration: {steps: 90000}}]",
+        more="baseline: none",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "chaos",
+        "run",
+        str(path),
+        "--runs",
+        str(tmp_path / "runs"),
+        "-q",
+    ]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

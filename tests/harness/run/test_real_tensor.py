@@ -13,11 +13,17 @@ from tests.harness.run.test_real_storage import events, passes
 pytestmark = pytest.mark.real
 
 SILENT = [
-    ("bitflip", "parameter", ", bit: 20"), ("scale", "activation", ", factor: 3, count: 50"),
-    ("zero", "gradient", ", count: 200"), ("stale", "input", ", count: 50"), ("stale", "parameter", ", count: 50"),
-    ("bitflip", "rng", ", bit: 3"), ("stale", "rng", ""), ("stale", "loss", ""),
-    ("scale", "optimizer_state", ", factor: 2, count: 50"), ("stale", "gradient", ", count: 50"),
-]  # fmt: skip
+    ("bitflip", "parameter", ", bit: 20"),
+    ("scale", "activation", ", factor: 3, count: 50"),
+    ("zero", "gradient", ", count: 200"),
+    ("stale", "input", ", count: 50"),
+    ("stale", "parameter", ", count: 50"),
+    ("bitflip", "rng", ", bit: 3"),
+    ("stale", "rng", ""),
+    ("stale", "loss", ""),
+    ("scale", "optimizer_state", ", factor: 2, count: 50"),
+    ("stale", "gradient", ", count: 50"),
+]
 
 
 BLIND = MLP.replace("ranks: 4", "ranks: 4, verify_every: 0")  # replicas do not compare their states
@@ -40,7 +46,10 @@ def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
 )
 @pytest.mark.parametrize(
     "surface",
-    ["activation", *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "optimizer_state"))],
+    [
+        "activation",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "optimizer_state")),
+    ],
 )
 def test_what_is_not_finite_is_caught_blamed_and_contained(
     tmp_path: Path, workload: str, surface: str
@@ -50,7 +59,11 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
     )
     passes(code, results)
     (incident,) = results.faults
-    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("nonfinite", 1, "recovered")
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == (
+        "nonfinite",
+        1,
+        "recovered",
+    )
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
 
 
@@ -78,7 +91,11 @@ def test_a_replica_that_differs_is_named_and_gets_the_others_state(
     passes(code, results)
     (incident,) = results.faults
     rank = 0 if "desync" in fault else 2
-    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("diverged", rank, "recovered")
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == (
+        "diverged",
+        rank,
+        "recovered",
+    )
     digests = events(tmp_path, Kind.STATE_DIGEST)
     last = max(event.step or 0 for event in digests)
     held = [(e.data["parameters"], e.data["optimizer"]) for e in digests if e.step == last]
@@ -87,7 +104,9 @@ def test_a_replica_that_differs_is_named_and_gets_the_others_state(
 
 @pytest.mark.soak
 def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> None:
-    faults = ", ".join(corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT))
+    faults = ", ".join(
+        corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT)
+    )
     _, results = run(tmp_path, workload=BLIND, recovery="hot-spare", faults=f"[{faults}]")
     seen = {incident.fault: (incident.landed, incident.healed) for incident in results.faults}
     assert seen == {f"f{n}": (True, True) for n in range(len(SILENT))}
@@ -115,7 +134,10 @@ def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path
     "recovery",
     [
         "hot-spare",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("checkpoint-restart", "drop-replica")),
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("checkpoint-restart", "drop-replica")
+        ),
     ],
 )
 @pytest.mark.long

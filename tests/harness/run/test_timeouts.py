@@ -1,4 +1,6 @@
-"""What a scenario says of the supervisor's patience, and of evaluations: read with units, checked, and passed on."""
+"""What a scenario says of the supervisor's patience, and of evaluations: read with units, checked,
+and passed on.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,22 @@ def test_a_rank_of_a_sharded_model_does_not_evaluate_alone() -> None:
 
 def test_a_command_has_deadlines_of_its_own() -> None:
     with pytest.raises(ValidationError, match="progress_deadline"):
-        Scenario(version=1, name="x", workload={"command": ["train"]}, recovery="none", timeouts={"hang": 5})  # type: ignore[arg-type]
+        Scenario(
+            version=1,
+            name="x",
+            workload={"command": ["train"]},
+            recovery="none",
+            timeouts={"hang": 5},
+        )  # type: ignore[arg-type]
 
 
 def test_an_editor_takes_them() -> None:
     body = {
-        "version": 1, "name": "x", "recovery": "hot-spare", "timeouts": {"hang": "30s", "join": 100},
+        "version": 1,
+        "name": "x",
+        "recovery": "hot-spare",
+        "timeouts": {"hang": "30s", "join": 100},
         "workload": {"kind": "gpt", "evaluate": {"every": 20, "takes": "8s"}},
-    }  # fmt: skip
+    }
     assert list(validator().iter_errors(body)) == []
     assert list(validator().iter_errors({**body, "timeouts": {"hang": "soon"}}))

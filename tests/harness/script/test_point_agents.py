@@ -1,4 +1,6 @@
-"""What the harness makes of processes that hold at their points: who is meant, who goes on, who is believed."""
+"""What the harness makes of processes that hold at their points: who is meant, who goes on, who is
+believed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Wire(Points):
 
 
 class Arm:
-    """Agents between processes (rank 0 is w0 with pid 100, and so on) and an injector that keeps what it hears."""
+    """Agents between processes (rank 0 is w0 with pid 100, and so on) and an injector that keeps
+    what it hears.
+    """
 
     def __init__(self, *planned: PlannedFault) -> None:
         self.wire, self.now = Wire(), 0
@@ -67,10 +71,14 @@ class Arm:
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         self.effects.append(data)
-        return Event(kind=kind, actor="orchestrator", seq=0, time_ns=0, generation=1, step=step, data=data)
+        return Event(
+            kind=kind, actor="orchestrator", seq=0, time_ns=0, generation=1, step=step, data=data
+        )
 
     def arm(self, process: str, *rows: tuple[str, int, str]) -> None:
-        points = [{"fault": fault, "step": step, "phase": phase, "seed": 1} for fault, step, phase in rows]
+        points = [
+            {"fault": fault, "step": step, "phase": phase, "seed": 1} for fault, step, phase in rows
+        ]
         self.agents.take(process, Extra(topic="arm", payload={"points": points, "standing": []}))
 
     def go(self, process: str, act: bool = False, **payload: Any) -> None:
@@ -83,7 +91,11 @@ class Arm:
     def hear(self) -> None:
         whole = cast("Any", self)
         self.agents.hear(
-            cast("Injector", whole), cast("Observer", whole), cast("Ranks", whole), self.record, self.now
+            cast("Injector", whole),
+            cast("Observer", whole),
+            cast("Ranks", whole),
+            self.record,
+            self.now,
         )
 
 
@@ -91,9 +103,20 @@ def planned(
     kind: str, *points: tuple[int, str], ranks: tuple[int, ...] = (1,), **params: Any
 ) -> PlannedFault:
     return PlannedFault(
-        id="hit", kind=kind, params=params, ranks=ranks, spares=(), checkpoint=None, points=points, event=None, nth=1,
-        duration_s=None, duration_steps=None, max_fires=1, seed=1,
-    )  # fmt: skip
+        id="hit",
+        kind=kind,
+        params=params,
+        ranks=ranks,
+        spares=(),
+        checkpoint=None,
+        points=points,
+        event=None,
+        nth=1,
+        duration_s=None,
+        duration_steps=None,
+        max_fires=1,
+        seed=1,
+    )
 
 
 def test_names_of_points_follow_the_phases() -> None:
@@ -102,7 +125,9 @@ def test_names_of_points_follow_the_phases() -> None:
     }
     assert places([planned("process-kill", (7, "data"))], KINDS) == {}  # as for any script
     assert places([planned("exception", (7, "data"))], KINDS) == {("hit", 7): ("data", "forward")}
-    assert places([planned("tensor-corrupt", (7, "data"))], KINDS) == {("hit", 7): ("gradient", "collective")}
+    assert places([planned("tensor-corrupt", (7, "data"))], KINDS) == {
+        ("hit", 7): ("gradient", "collective")
+    }
     assert places([planned("exception")], KINDS) == {("hit", 0): ("data", "forward")}
 
 
@@ -114,7 +139,9 @@ def test_only_who_is_meant_holds_and_only_for_what_is_left() -> None:
     arm.ask(1, 100, 7, "backward")
     assert arm.wire.answers == [(1, "go")] and not arm.heard
     arm.ask(2, 101, 7, "backward")
-    assert arm.heard == [("at_point", {"process": "w1", "fault": "hit", "step": 7, "phase": "backward"})]
+    assert arm.heard == [
+        ("at_point", {"process": "w1", "fault": "hit", "step": 7, "phase": "backward"})
+    ]
     assert arm.wire.answers == [(1, "go")]
     assert arm.agents.due(99, 0) == []  # it is not reached from outside as well
     arm.agents.injected(arm.record(Kind.FAULT_INJECTED, step=7, fault="hit"))
@@ -185,7 +212,12 @@ def test_a_script_is_believed_only_what_it_was_asked_for() -> None:
     arm.go("w1", act=True, fault="hit", occurrence=0, params={})
     assert arm.wire.answers == [(1, "nan")]
     wrong = Did(connection=1, step=8, what="nan", before=None, after=None)
-    arm.wire.said += [wrong, Did(connection=2, step=7, what="nan", before=None, after=None), did, did]
+    arm.wire.said += [
+        wrong,
+        Did(connection=2, step=7, what="nan", before=None, after=None),
+        did,
+        did,
+    ]
     arm.hear()
     evidence = {"script": "nan", "before": 0.25, "after": "nan"}
     assert arm.effects == [{"fault": "hit", "occurrence": 0, "evidence": evidence}]

@@ -1,5 +1,6 @@
-"""Points in a training script: nothing where nothing is armed, a bounded hold where something is, harmless always; and
-a harness that whoever talks nonsense cannot hurt."""
+"""Points in a training script: nothing where nothing is armed, a bounded hold where something is,
+harmless always; and a harness that whoever talks nonsense cannot hurt.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_outside_a_run_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> Non
     beacon.did("nan", 7)
 
 
-@pytest.mark.parametrize("place", [("backward", 7), ("backward", 6), ("sideways", 7), ("optimizer", 7)])
+@pytest.mark.parametrize(
+    "place", [("backward", 7), ("backward", 6), ("sideways", 7), ("optimizer", 7)]
+)
 def test_where_nothing_is_armed_nobody_asks(
     points: Points, monkeypatch: pytest.MonkeyPatch, place: tuple[str, int]
 ) -> None:
@@ -208,7 +211,10 @@ def test_processes_started_anew_connect_anew_even_by_a_copy(points: Points, tmp_
     copy = tmp_path / "lonely" / "beacon.py"
     copy.parent.mkdir()
     shutil.copy(beacon.__file__, copy)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import beacon; sys.exit(beacon.point('backward', 7) == 'nan')"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import beacon;"
+        " sys.exit(beacon.point('backward', 7) == 'nan')"
+    )
     points.arm([(7, "backward")])
     for word, expected in (("go", 0), ("nan", 1)):
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, str(copy.parent)])
@@ -254,10 +260,22 @@ def client(points: Points) -> socket.socket:
 
 @pytest.mark.parametrize(
     "line",
-    [b"hello\n", b"at 1 7\n", b"at 1 -7 backward\n", b"at 1 7 back ward\n", b"at 1 7 ../x\n", b"\n", b"\xff\xfe\n",
-     b"at " + b"9" * 30 + b" 7 backward\n", b"did 7 nan 1\n", b"did 7 nan 0x1 -\n", b"did 7 n\0n - -\n",
-     b"x" * (LINE_LIMIT + 1), b"at 1 7 " + b"a" * LINE_LIMIT + b"\n"],
-)  # fmt: skip
+    [
+        b"hello\n",
+        b"at 1 7\n",
+        b"at 1 -7 backward\n",
+        b"at 1 7 back ward\n",
+        b"at 1 7 ../x\n",
+        b"\n",
+        b"\xff\xfe\n",
+        b"at " + b"9" * 30 + b" 7 backward\n",
+        b"did 7 nan 1\n",
+        b"did 7 nan 0x1 -\n",
+        b"did 7 n\0n - -\n",
+        b"x" * (LINE_LIMIT + 1),
+        b"at 1 7 " + b"a" * LINE_LIMIT + b"\n",
+    ],
+)
 def test_who_talks_nonsense_is_hung_up_on_and_others_are_heard(points: Points, line: bytes) -> None:
     with client(points) as hostile, client(points) as good:
         hostile.sendall(line)

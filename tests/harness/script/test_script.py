@@ -36,9 +36,19 @@ def command(*options: str) -> list[str]:
 
 
 def write(
-    path: Path, argv: list[str], *, fault: str = KILL, progress: str = REGEX, steps: int = 30, ranks: int = 2,
-    deadline: str = "20s", baseline: str = "none", invariants: str = SEEN, workload: str = "", more: str = "",
-) -> Path:  # fmt: skip
+    path: Path,
+    argv: list[str],
+    *,
+    fault: str = KILL,
+    progress: str = REGEX,
+    steps: int = 30,
+    ranks: int = 2,
+    deadline: str = "20s",
+    baseline: str = "none",
+    invariants: str = SEEN,
+    workload: str = "",
+    more: str = "",
+) -> Path:
     """A scenario file."""
     lines = [
         "version: 1",
@@ -88,18 +98,28 @@ def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
     return list(read_log(tmp_path / "runs/script/latest/events/default.r0.faulted").of(*kinds))
 
 
-ALL_STEPS = ("--steps", "30", "--restarts", "2", "--late-s", "0.15")  # for ranks that are killed at step 12
+# for ranks that are killed at step 12
+ALL_STEPS = ("--steps", "30", "--restarts", "2", "--late-s", "0.15")
 
 
 def test_a_killed_rank_recovers_and_is_measured(tmp_path: Path) -> None:
     scenario = write(
-        tmp_path / "s.yaml", command(*ALL_STEPS, "--beacon"), progress="beacon", baseline="paired",
-        more='sla: {recovery_time: ["max < 20s"], steps_lost: ["max <= 5"], goodput: ["median > 0"]}',
-    )  # fmt: skip
+        tmp_path / "s.yaml",
+        command(*ALL_STEPS, "--beacon"),
+        progress="beacon",
+        baseline="paired",
+        more=(
+            'sla: {recovery_time: ["max < 20s"], steps_lost: ["max <= 5"], goodput: ["median > 0"]}'
+        ),
+    )
     code, results = run(tmp_path, scenario)
     assert code == 0, results.reason
     (incident,) = results.faults
-    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == ("recovered", "exit", 1)
+    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == (
+        "recovered",
+        "exit",
+        1,
+    )
     assert incident.recovery_time is not None and incident.first_new_step is not None
     assert sum(span.seconds for span in incident.phases) == pytest.approx(incident.recovery_time)
     assert results.cells[0].strategy == "own"
@@ -109,7 +129,10 @@ def test_a_killed_rank_recovers_and_is_measured(tmp_path: Path) -> None:
         assert (directory / name).stat().st_size > 0
     before = results.model_dump_json()
     assert invoke(["analyze", str(directory), "--quiet"]) == 0
-    assert Results.model_validate_json((directory / "results.json").read_text()).model_dump_json() == before
+    assert (
+        Results.model_validate_json((directory / "results.json").read_text()).model_dump_json()
+        == before
+    )
 
 
 def test_a_short_stop_is_masked_and_healed(tmp_path: Path) -> None:
@@ -159,46 +182,73 @@ def test_what_cannot_be_judged_is_said_and_left_out_only_by_name(tmp_path: Path)
     code, results = run(tmp_path, scenario)
     assert code == 3
     unknown = {n for n, f in results.cells[0].invariants.items() if f.verdict == "inconclusive"}
-    assert {"sample-accounting", "replica-equality", "step-arithmetic", "checkpoint-integrity"} <= unknown
+    assert {
+        "sample-accounting",
+        "replica-equality",
+        "step-arithmetic",
+        "checkpoint-integrity",
+    } <= unknown
     assert "leave_out" in results.cells[0].invariants["sample-accounting"].witness
     left_out = f"{{leave_out: [{', '.join(sorted(unknown))}]}}"
-    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants=left_out))
+    code, results = run(
+        tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants=left_out)
+    )
     assert code == 0, results.reason
     assert not unknown & results.cells[0].invariants.keys()
 
 
 AN_OLD_CHECKPOINT = (
-    'mkdir $CHAOS_SCRATCH/saved; echo \'{"step": 9}\' > $CHAOS_SCRATCH/saved/checkpoint.json; "$0" "$@"'
+    'mkdir $CHAOS_SCRATCH/saved; echo \'{"step": 9}\' > $CHAOS_SCRATCH/saved/checkpoint.json; "$0"'
+    ' "$@"'
 )
 BAD = {
     "exits at once": (
-        ["bash", "-c", "echo hello; echo cannot find data >&2; exit 3"], {},
+        ["bash", "-c", "echo hello; echo cannot find data >&2; exit 3"],
+        {},
         r"s\.yaml:5 \(workload\.command\): the command ended with exit code 3 .*cannot find data",
     ),
-    "silent": (["sleep", "100"], {"deadline": "1s"}, r"no progress within 1 s .*it printed nothing"),
+    "silent": (
+        ["sleep", "100"],
+        {"deadline": "1s"},
+        r"no progress within 1 s .*it printed nothing",
+    ),
     "never begins": (
-        ["sleep", "100"], {"deadline": "60s", "workload": "  start_deadline: 1s"},
+        ["sleep", "100"],
+        {"deadline": "60s", "workload": "  start_deadline: 1s"},
         r"no progress within 1 s \(workload.start_deadline\).*it printed nothing",
     ),
     "another format": (
-        command("--steps", "30"), {"progress": r"{regex: 'STEP=(?P<step>\d+)'}"},
+        command("--steps", "30"),
+        {"progress": r"{regex: 'STEP=(?P<step>\d+)'}"},
         r"s\.yaml:8 \(workload\.progress\): .*matched none of 30 lines.*step 30 loss",
     ),
     "no number": (
-        command("--steps", "30"), {"progress": r"{regex: '(?P<step>step) '}"}, r"group step was never a number",
+        command("--steps", "30"),
+        {"progress": r"{regex: '(?P<step>step) '}"},
+        r"group step was never a number",
     ),
-    "no beacon": (command("--steps", "30"), {"progress": "beacon"}, r"no beacon was heard: call chaos\.beacon"),
+    "no beacon": (
+        command("--steps", "30"),
+        {"progress": "beacon"},
+        r"no beacon was heard: call chaos\.beacon",
+    ),
     "no ranks": (
-        ["bash", "-c", "for i in $(seq 30); do echo step $i loss 1.0; sleep 0.05; done"], {},
+        ["bash", "-c", "for i in $(seq 30); do echo step $i loss 1.0; sleep 0.05; done"],
+        {},
         r"s\.yaml:6 \(workload\.ranks\): 0 of 2 ranks were found",
     ),
     "fewer ranks": (command("--steps", "30", "--ranks", "1"), {}, r"1 of 2 ranks were found"),
-    "over before the fault": (command("--steps", "10"), {"steps": 10}, r"due at step 12, the run ended at 10"),
+    "over before the fault": (
+        command("--steps", "10"),
+        {"steps": 10},
+        r"due at step 12, the run ended at 10",
+    ),
     "from an earlier run": (
         ["bash", "-c", AN_OLD_CHECKPOINT, *command(*ALL_STEPS)],
-        {}, r"first step reported was 10: .*CHAOS_SCRATCH",
+        {},
+        r"first step reported was 10: .*CHAOS_SCRATCH",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -214,7 +264,10 @@ def test_a_command_that_is_not_there_starts_nothing(
 ) -> None:
     scenario = write(tmp_path / "s.yaml", ["no-such-program"])
     assert invoke(["run", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
-    assert "s.yaml:5: workload.command: 'no-such-program' is not found in PATH" in capsys.readouterr().err
+    assert (
+        "s.yaml:5: workload.command: 'no-such-program' is not found in PATH"
+        in capsys.readouterr().err
+    )
     assert not list((tmp_path / "runs").glob("script/*/events"))
 
 
@@ -253,7 +306,10 @@ def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
 def test_a_node_is_the_ranks_on_it(tmp_path: Path) -> None:
     fault = "{id: hit, kind: node-kill, target: {node: 1}, at: {step: 12}}"
     scenario = write(
-        tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault, more="launcher: {kind: local, nodes: 2}"
+        tmp_path / "s.yaml",
+        command(*ALL_STEPS),
+        fault=fault,
+        more="launcher: {kind: local, nodes: 2}",
     )
     code, results = run(tmp_path, scenario)
     assert code == 0, results.reason
@@ -273,21 +329,29 @@ def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    ["truncate", *(pytest.param(name, marks=pytest.mark.soak) for name in ("missing", "bitflip", "stale"))],
+    [
+        "truncate",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("missing", "bitflip", "stale")),
+    ],
 )
 def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
     what = f"kind: checkpoint-corrupt, params: {{mode: {mode}}}, target: {{checkpoint: latest}}"
     rot = f"{{id: rot, {what}, at: {{step: 12}}}}"
     scenario = write(
-        tmp_path / "s.yaml", command(*ALL_STEPS, "--save-every", "11"), fault=f"{rot}, {KILL}",
-        workload="  checkpoint: {directory: $CHAOS_SCRATCH/saved}", baseline="paired",
+        tmp_path / "s.yaml",
+        command(*ALL_STEPS, "--save-every", "11"),
+        fault=f"{rot}, {KILL}",
+        workload="  checkpoint: {directory: $CHAOS_SCRATCH/saved}",
+        baseline="paired",
         more='sla: {steps_lost: ["max <= 30"]}',  # without it, from the beginning is too much
-    )  # fmt: skip
+    )
     code, results = run(tmp_path, scenario)
     rotten, killed = results.faults
     assert rotten.landed and rotten.evidence["complaint"].startswith("checkpoint.json ")
-    assert code == (0 if mode == "missing" else 1)  # without it, from the beginning; with it, never again
-    if mode == "missing":  # the command trains on until the kill is noticed, and would save again at step 22
+    # without it, from the beginning; with it, never again
+    assert code == (0 if mode == "missing" else 1)
+    # the command trains on until the kill is noticed, and would save again at step 22
+    if mode == "missing":
         assert killed.outcome == "recovered" and 11 <= killed.steps_lost < 22
     else:
         assert (killed.outcome, killed.steps_lost) == ("fail-stop", 0)
@@ -298,7 +362,9 @@ def test_a_fault_fires_again_at_its_step_and_not_while_the_job_starts(tmp_path: 
     code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault))
     assert code == 0, results.reason
     second = events(tmp_path, Kind.FAULT_INJECTED)[1]
-    before = [e.step for e in events(tmp_path, Kind.STEP_REPORTED) if e.generation == second.generation]
+    before = [
+        e.step for e in events(tmp_path, Kind.STEP_REPORTED) if e.generation == second.generation
+    ]
     assert second.generation == 2 and second.step == 13 and before[:2] == [11, 12]
 
 
@@ -313,23 +379,20 @@ def test_a_stop_condition_halts_it(tmp_path: Path) -> None:
 
 def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
     code_text = (
-        "import os, subprocess, sys, threading\n"
-        "if 'RANK' not in os.environ:\n"
-        "    env = {**os.environ, 'WORLD_SIZE': '2'}\n"
-        "    ranks = [subprocess.Popen([sys.executable, __file__], env={**env, 'RANK': str(r)}) for r in range(2)]\n"
-        "    [r.wait() for r in ranks]\n"
-        "    sys.exit(0)\n"
-        "for step in range(1, 31):\n"
-        "    threading.Event().wait(0.05)\n"
-        "    if os.environ['RANK'] == '0':\n"
-        "        print(f'step {step} loss 1.0', flush=True)\n"
+        "import os, subprocess, sys, threading\nif 'RANK' not in os.environ:\n    env ="
+        " {**os.environ, 'WORLD_SIZE': '2'}\n    ranks = [subprocess.Popen([sys.executable,"
+        " __file__], env={**env, 'RANK': str(r)}) for r in range(2)]\n    [r.wait() for r in"
+        " ranks]\n    sys.exit(0)\nfor step in range(1, 31):\n    threading.Event().wait(0.05)\n   "
+        " if os.environ['RANK'] == '0':\n        print(f'step {step} loss 1.0', flush=True)\n"
     )
     (tmp_path / "alone.py").write_text(code_text)
     code, results = run(tmp_path, write(tmp_path / "s.yaml", [sys.executable, "alone.py"]))
     assert code == 0, results.reason
     assert results.faults[0].outcome == "degraded" and results.faults[0].steps_lost == 0
     shown = "1 of 2 ranks at the end: w1 gone"
-    assert f"degraded  hit in default, repeat 0: {shown}" in summary(results, RunDirectory(root=tmp_path))
+    assert f"degraded  hit in default, repeat 0: {shown}" in summary(
+        results, RunDirectory(root=tmp_path)
+    )
     assert (
         f"degraded: hit in default, repeat 0: {shown}"
         in (tmp_path / "runs/script/latest/summary.md").read_text()
@@ -339,9 +402,19 @@ def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
 def start(tmp_path: Path, scenario: Path) -> subprocess.Popen[bytes]:
     """The harness as a process of its own, in the middle of training."""
     harness = subprocess.Popen(
-        [sys.executable, "-m", "chaos", "run", str(scenario), "--runs", str(tmp_path / "runs"), "--quiet"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "chaos",
+            "run",
+            str(scenario),
+            "--runs",
+            str(tmp_path / "runs"),
+            "--quiet",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + DEADLINE_S
     log = tmp_path / "runs/script/latest/events/default.r0.faulted/orchestrator.jsonl"
     while not (log.exists() and "step_reported" in log.read_text()):
@@ -369,7 +442,9 @@ def test_ctrl_c_ends_everything_and_judges_what_there_is(tmp_path: Path) -> None
     harness.send_signal(signal.SIGINT)
     assert harness.wait(DEADLINE_S) == 130
     assert gone(tmp_path)
-    results = Results.model_validate_json((tmp_path / "runs/script/latest/results.json").read_text())
+    results = Results.model_validate_json(
+        (tmp_path / "runs/script/latest/results.json").read_text()
+    )
     assert results.verdict == "interrupted"
 
 
@@ -384,7 +459,9 @@ def test_a_killed_harness_leaves_nothing(tmp_path: Path) -> None:
 def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
     argv = command("--steps", "3000", "--daemon")
     harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))
-    (guard,) = [pid for pid in living(tmp_path) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    (guard,) = [
+        pid for pid in living(tmp_path) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
     os.kill(guard, signal.SIGKILL)
     assert harness.wait(DEADLINE_S) == 4  # that is not the command's failure
     assert gone(tmp_path)

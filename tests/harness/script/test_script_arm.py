@@ -86,12 +86,19 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     arm._generation = job.observer.generation
     arm._find_ranks()
     told = [
-        (event.kind, event.generation) for event in job.events[-4:] if event.kind is not Kind.PROCESS_SPAWNED
+        (event.kind, event.generation)
+        for event in job.events[-4:]
+        if event.kind is not Kind.PROCESS_SPAWNED
     ]
     assert told == [
-        (Kind.STEP_REPORTED, 1), (Kind.PROCESS_EXITED, 1), (Kind.FAILURE_DETECTED, 1), (Kind.GENERATION_STARTED, 2),
-    ]  # fmt: skip
-    assert job.failures() == [("exit", "w1")] and [one.step for one in arm._listener.pending] == [21]
+        (Kind.STEP_REPORTED, 1),
+        (Kind.PROCESS_EXITED, 1),
+        (Kind.FAILURE_DETECTED, 1),
+        (Kind.GENERATION_STARTED, 2),
+    ]
+    assert job.failures() == [("exit", "w1")] and [one.step for one in arm._listener.pending] == [
+        21
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,19 +108,26 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
 def test_last_words_that_say_not_whose_they_are_go_on_from_the_step_before(
     beyond: int | None, taken: list[tuple[int, int | None]]
 ) -> None:
-    said = [(12, None), (30, 7), (13, None), (31, 8), (11, None), (14, None)]  # then another began at 11
+    # then another began at 11
+    said = [(12, None), (30, 7), (13, None), (31, 8), (11, None), (14, None)]
     listener: Any = object.__new__(Listener)
     listener._pending = [Progress(step=step, pid=pid) for step, pid in said]
     assert [(one.step, one.pid) for one in listener.take({7}, beyond=beyond)] == taken
-    assert [(one.step, one.pid) for one in listener.take()] == [one for one in said if one not in taken]
+    assert [(one.step, one.pid) for one in listener.take()] == [
+        one for one in said if one not in taken
+    ]
 
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [({"20/rank_0.pt": 100, "30/rank_0.pt": 100, "latest.txt": 2}, "30"),  # DLRover, DeepSpeed
-     ({"step-20.pt": 100, "step-30.pt": 100, "logs/events": 10}, "step-30.pt"),
-     ({"20/a.pt": 100, "20/b.pt": 100}, "20"), ({".hidden": 9, "x.tmp": 9}, None), ({}, None)],
-)  # fmt: skip
+    [
+        ({"20/rank_0.pt": 100, "30/rank_0.pt": 100, "latest.txt": 2}, "30"),  # DLRover, DeepSpeed
+        ({"step-20.pt": 100, "step-30.pt": 100, "logs/events": 10}, "step-30.pt"),
+        ({"20/a.pt": 100, "20/b.pt": 100}, "20"),
+        ({".hidden": 9, "x.tmp": 9}, None),
+        ({}, None),
+    ],
+)
 def test_what_lies_beside_checkpoints_is_none(
     tmp_path: Path, sizes: Mapping[str, int], expected: str | None
 ) -> None:

@@ -1,4 +1,6 @@
-"""The end of a command: a kill after its last step, a command started again, and who was asked to end."""
+"""The end of a command: a kill after its last step, a command started again, and who was asked to
+end.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def done() -> Job:
 def killed(job: Job, name: str = "w1", code: int | None = None) -> None:
     signum = signal.SIGKILL if code is None else None
     job.record(
-        Kind.PROCESS_EXITED, process=name, pid=1, exit_code=code, signal=signum, expected=False, last_seq=None
+        Kind.PROCESS_EXITED,
+        process=name,
+        pid=1,
+        exit_code=code,
+        signal=signum,
+        expected=False,
+        last_seq=None,
     )
     job.exit(name, code, signum)
 
@@ -58,7 +66,11 @@ def test_a_kill_in_the_last_save_is_recovered_from_by_doing_the_steps_again(done
     due = since_injection(done)
     done.wait(5)
     incident = incident_of(done)
-    assert (incident.outcome, incident.detected_by, incident.steps_lost) == ("recovered", "exit", 10)
+    assert (incident.outcome, incident.detected_by, incident.steps_lost) == (
+        "recovered",
+        "exit",
+        10,
+    )
     assert incident.recovery_time == pytest.approx(due)
     assert measure(done.log(), None).values["steps_lost"] == [10]
 
@@ -81,7 +93,9 @@ def test_without_a_restart_the_job_was_over(done: Job) -> None:
     assert incident.outcome == "fail-stop"
 
 
-def test_who_is_ended_after_the_last_step_of_a_command_that_ends_well_has_not_failed(done: Job) -> None:
+def test_who_is_ended_after_the_last_step_of_a_command_that_ends_well_has_not_failed(
+    done: Job,
+) -> None:
     killed(done)
     killed(done, "w0", code=1)
     assert done.failures() == [] and incident_of(done).outcome == "masked"
@@ -153,7 +167,9 @@ def test_what_the_harness_ends_is_no_failure_of_the_job(ended: Ended | None) -> 
 def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, again: bool) -> None:
     killed(done)
     arm = arm_of(done, SimpleNamespace(ended=Ended(exit_code=1, signal=None), lost=False))
-    arm._spec = SimpleNamespace(restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100)
+    arm._spec = SimpleNamespace(
+        restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
+    )
     arm._agents = SimpleNamespace(hear=lambda *_: None)
     arm._listener = SimpleNamespace(
         listen=lambda to_end: None,

@@ -24,12 +24,10 @@ from tests.support import arms
 DEADLINE_S = 30.0
 HEAD = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"
 HOLD = (
-    "import mmap, os, sys, threading\n"
-    "f = open(sys.argv[1] + '/mapped', 'wb+'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); f.close()\n"
-    "g = open(sys.argv[1] + '/open', 'wb')\n"
-    "open(sys.argv[1] + f'/torch_{os.getpid()}_1', 'wb').close()\n"
-    "open(sys.argv[1] + '/loose', 'wb').close(); print('ready', flush=True)\n"
-    "threading.Event().wait(300)\n"
+    "import mmap, os, sys, threading\nf = open(sys.argv[1] + '/mapped', 'wb+'); f.truncate(4096); m"
+    " = mmap.mmap(f.fileno(), 4096); f.close()\ng = open(sys.argv[1] + '/open',"
+    " 'wb')\nopen(sys.argv[1] + f'/torch_{os.getpid()}_1', 'wb').close()\nopen(sys.argv[1] +"
+    " '/loose', 'wb').close(); print('ready', flush=True)\nthreading.Event().wait(300)\n"
 )
 
 
@@ -61,12 +59,17 @@ def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
     seen._before = {"before"}  # it may be quicker than we are
     ready(child)
     seen.look(os.getpid(), lambda pid: "w1" if pid == child.pid else None)
-    assert [one["name"] for one in seen.memory()] == [f"torch_{child.pid}_1"], "somebody has the others"
+    assert [one["name"] for one in seen.memory()] == [f"torch_{child.pid}_1"], (
+        "somebody has the others"
+    )
     os.kill(child.pid, signal.SIGKILL)
     child.wait(DEADLINE_S)
     left = {one["name"]: one["held_by"] for one in seen.memory()}
     assert left == {"mapped": ["w1"], "open": ["w1"]}
-    assert {path.name for path in shm.iterdir()} == {"before", "loose"}, "whose that is nobody knows"
+    assert {path.name for path in shm.iterdir()} == {
+        "before",
+        "loose",
+    }, "whose that is nobody knows"
 
 
 def test_what_another_program_has_is_not_ours(child: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -86,10 +89,14 @@ def test_segments_are_known_by_who_made_them(child: subprocess.Popen[str], tmp_p
     table.write_text(HEAD + row.format(1, 5, 0))
     seen = Leavings(tmp_path / "shm", table)
     number = 2**31 - 7  # no such segment, so that nothing is removed
-    table.write_text(HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 1) + row.format(3, 1, 0))
+    table.write_text(
+        HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 1) + row.format(3, 1, 0)
+    )
     seen.look(os.getpid(), lambda pid: None)
     assert seen.memory() == []
-    table.write_text(HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 0) + row.format(3, 1, 0))
+    table.write_text(
+        HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 0) + row.format(3, 1, 0)
+    )
     assert seen.memory() == [{"name": f"segment {number}", "held_by": [OF_COMMAND]}]
 
 
@@ -98,7 +105,9 @@ def test_who_lives_on_is_waited_for_and_then_named(
 ) -> None:
     monkeypatch.setattr(leavings, "LINGER_S", 0.1)
     ready(child)
-    (left,) = [one for one in Leavings().processes(os.getpid(), os.getsid(0)) if one["pid"] == child.pid]
+    (left,) = [
+        one for one in Leavings().processes(os.getpid(), os.getsid(0)) if one["pid"] == child.pid
+    ]
     assert left["detached"] and left["name"].startswith("python")
     os.kill(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + DEADLINE_S
@@ -118,9 +127,12 @@ def checked(job: Job, **more: Any) -> Finding:
 
 
 def ended(
-    *, left: list[dict[str, Any]] | None = None, memory: list[dict[str, Any]] | None = None, code: int = 0,
+    *,
+    left: list[dict[str, Any]] | None = None,
+    memory: list[dict[str, Any]] | None = None,
+    code: int = 0,
     killed: str = "",
-) -> Job:  # fmt: skip
+) -> Job:
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 101))
@@ -149,7 +161,10 @@ def test_a_command_that_leaves_nothing_passes_and_so_do_logs_of_before() -> None
 def test_a_process_that_lives_on_fails() -> None:
     found = checked(ended(left=[{"pid": 7, "name": "sleep", "detached": True}]))
     assert found.verdict == "fail"
-    assert found.witness == "the command ended well and left sleep (pid 7) running, in a session of its own"
+    assert (
+        found.witness
+        == "the command ended well and left sleep (pid 7) running, in a session of its own"
+    )
 
 
 def test_shared_memory_that_stays_fails_unless_who_had_it_was_killed() -> None:

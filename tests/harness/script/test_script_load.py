@@ -1,6 +1,6 @@
-"""Scenarios of commands as they are read: what may be left out, and what cannot be asked of a command."""
-
-# ruff: noqa: E501  (one bad input and its message to a line reads best)
+"""Scenarios of commands as they are read: what may be left out, and what cannot be asked of a
+command.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_a_command_recovers_by_itself_and_counts_steps(tmp_path: Path) -> None:
 
 def test_replica_groups_have_a_variable(tmp_path: Path) -> None:
     text = GOOD.replace("  ranks: 4", "  ranks: 4\n  group: REPLICA_GROUP_ID")
-    assert load(write(tmp_path, text), CATALOGUE).cells[0].scenario.workload.group == "REPLICA_GROUP_ID"
+    assert (
+        load(write(tmp_path, text), CATALOGUE).cells[0].scenario.workload.group
+        == "REPLICA_GROUP_ID"
+    )
     jsonschema.validate(YAML(typ="safe").load(text), scenario_schema(CATALOGUE))
 
 
@@ -103,31 +106,115 @@ def test_the_plan_names_the_script(tmp_path: Path) -> None:
 
 
 BAD = [
-    ("  ranks: 4\n", "", ["s.yaml:5:3: 'ranks' is missing in workload: a command does not tell how many ranks it starts"]),
-    ("  steps: 100\n", "", ["s.yaml:5:3: 'steps' is missing in workload: a command does not tell how many steps it trains"]),
-    ("  ranks: 4", "  kind: gpt\n  ranks: 4", ["give a kind (a built-in workload) or a command, not both"]),
+    (
+        "  ranks: 4\n",
+        "",
+        [
+            "s.yaml:5:3: 'ranks' is missing in workload: a command does not tell how many ranks it"
+            " starts"
+        ],
+    ),
+    (
+        "  steps: 100\n",
+        "",
+        [
+            "s.yaml:5:3: 'steps' is missing in workload: a command does not tell how many steps it"
+            " trains"
+        ],
+    ),
+    (
+        "  ranks: 4",
+        "  kind: gpt\n  ranks: 4",
+        ["give a kind (a built-in workload) or a command, not both"],
+    ),
     ("  ranks: 4", "  size: nano\n  ranks: 4", ["size is for built-in workloads"]),
     ("  ranks: 4", "  ranks: 4\n  checkpoint: {every: 5}", ["a command decides every itself"]),
-    ("  ranks: 4", "  ranks: 4\n  checkpoint: {directory: /home/me/ckpt}", ["checkpoints that faults may touch lie in $CHAOS_SCRATCH, the run's own: $CHAOS_SCRATCH/home/me/ckpt"]),
-    ("step (?P<step>[0-9]+)", "step ([0-9]+)", ["s.yaml:9:21: the expression needs a group named step"]),
-    ("step (?P<step>[0-9]+)", "step (?P<step>[0-9+", ["s.yaml:9:21: this is no regular expression"]),
-    ("{regex: 'step (?P<step>[0-9]+)'}", "stdout", ["progress needs beacon or {regex: '...'}, not 'stdout'"]),
+    (
+        "  ranks: 4",
+        "  ranks: 4\n  checkpoint: {directory: /home/me/ckpt}",
+        [
+            "checkpoints that faults may touch lie in $CHAOS_SCRATCH, the run's own:"
+            " $CHAOS_SCRATCH/home/me/ckpt"
+        ],
+    ),
+    (
+        "step (?P<step>[0-9]+)",
+        "step ([0-9]+)",
+        ["s.yaml:9:21: the expression needs a group named step"],
+    ),
+    (
+        "step (?P<step>[0-9]+)",
+        "step (?P<step>[0-9+",
+        ["s.yaml:9:21: this is no regular expression"],
+    ),
+    (
+        "{regex: 'step (?P<step>[0-9]+)'}",
+        "stdout",
+        ["progress needs beacon or {regex: '...'}, not 'stdout'"],
+    ),
     ("2 min", "-3", ["s.yaml:10:22: a duration cannot be -3"]),
-    ("seed: 17", "recovery: hot-spare", ["s.yaml:3:1: a command recovers by itself: leave recovery out"]),
-    ("seed: 17", "launcher: sim", ["s.yaml:3:11: a command runs on this machine, as it is: a simulation cannot run it"]),
-    ("process-kill", "exception", ["s.yaml:14:22: exception cannot be done to a command from outside; what can: "]),
-    ("at: {step: 57}", "at: {step: 57, phase: backward}", ["the phases of a command's steps cannot be told from outside"]),
-    ("at: {step: 57}", "at: {event: checkpoint_committed}", ["checkpoint_committed of a command cannot be seen from outside"]),
-    ("kind: process-kill", "kind: process-stop, duration: {steps: 3}", ["a duration in steps needs an agent in the rank"]),
-    ("process-kill, target: {rank: 3}", "checkpoint-corrupt, target: {checkpoint: latest}", ["s.yaml:14:22: checkpoint-corrupt needs to know where the checkpoints are: workload.checkpoint.directory"]),
-    ("at: {step: 57}", "at: {step: 57}, expect: {detected_by: nonfinite}", ["from outside a failure is seen as exit or hang"]),
-    ("{leave_out: [sample-accounting]}", "{leave_out: [sample-acounting]}", ["unknown checker 'sample-acounting'; did you mean 'sample-accounting'?"]),
-    ("[torchrun, --nproc-per-node, \"4\", train.py]", "torchrun train.py", ["s.yaml:5:12: command needs a list"]),
+    (
+        "seed: 17",
+        "recovery: hot-spare",
+        ["s.yaml:3:1: a command recovers by itself: leave recovery out"],
+    ),
+    (
+        "seed: 17",
+        "launcher: sim",
+        ["s.yaml:3:11: a command runs on this machine, as it is: a simulation cannot run it"],
+    ),
+    (
+        "process-kill",
+        "exception",
+        ["s.yaml:14:22: exception cannot be done to a command from outside; what can: "],
+    ),
+    (
+        "at: {step: 57}",
+        "at: {step: 57, phase: backward}",
+        ["the phases of a command's steps cannot be told from outside"],
+    ),
+    (
+        "at: {step: 57}",
+        "at: {event: checkpoint_committed}",
+        ["checkpoint_committed of a command cannot be seen from outside"],
+    ),
+    (
+        "kind: process-kill",
+        "kind: process-stop, duration: {steps: 3}",
+        ["a duration in steps needs an agent in the rank"],
+    ),
+    (
+        "process-kill, target: {rank: 3}",
+        "checkpoint-corrupt, target: {checkpoint: latest}",
+        [
+            "s.yaml:14:22: checkpoint-corrupt needs to know where the checkpoints are:"
+            " workload.checkpoint.directory"
+        ],
+    ),
+    (
+        "at: {step: 57}",
+        "at: {step: 57}, expect: {detected_by: nonfinite}",
+        ["from outside a failure is seen as exit or hang"],
+    ),
+    (
+        "{leave_out: [sample-accounting]}",
+        "{leave_out: [sample-acounting]}",
+        ["unknown checker 'sample-acounting'; did you mean 'sample-accounting'?"],
+    ),
+    (
+        '[torchrun, --nproc-per-node, "4", train.py]',
+        "torchrun train.py",
+        ["s.yaml:5:12: command needs a list"],
+    ),
     ("{DATA: /data}", '{"A=B": x}', ["the name of a variable is not empty and holds no '='"]),
-    ("[torchrun,", '["torch\\0run",', ["s.yaml:5:13: a program has a name, and a word of a command holds no zero byte"]),
+    (
+        "[torchrun,",
+        '["torch\\0run",',
+        ["s.yaml:5:13: a program has a name, and a word of a command holds no zero byte"],
+    ),
     ("{DATA: /data}", "{DATA: 5}", ["needs text, not 5"]),
     ("  ranks: 4", "  ranks: 4\n  group: A=B", ["s.yaml:7:10: "]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "errors"), BAD)
@@ -141,7 +228,14 @@ def test_bad_input(tmp_path: Path, old: str, new: str, errors: list[str]) -> Non
 
 @pytest.mark.parametrize(
     "key",
-    ["directory: .", "env: {}", "progress: beacon", "restarts: 1", "group: G", "checkpoint: {directory: x}"],
+    [
+        "directory: .",
+        "env: {}",
+        "progress: beacon",
+        "restarts: 1",
+        "group: G",
+        "checkpoint: {directory: x}",
+    ],
 )
 def test_what_a_built_in_workload_does_not_take(tmp_path: Path, key: str) -> None:
     text = f"version: 1\nname: x\nworkload: {{kind: mlp, {key}}}\nrecovery: hot-spare\n"
@@ -150,7 +244,9 @@ def test_what_a_built_in_workload_does_not_take(tmp_path: Path, key: str) -> Non
 
 
 def test_neither_kind_nor_command(tmp_path: Path) -> None:
-    (line,) = failure(write(tmp_path, "version: 1\nname: x\nworkload: {ranks: 4}\nrecovery: hot-spare\n"))
+    (line,) = failure(
+        write(tmp_path, "version: 1\nname: x\nworkload: {ranks: 4}\nrecovery: hot-spare\n")
+    )
     assert "'kind' is missing: name a built-in workload, or give a command" in line
 
 
@@ -168,19 +264,41 @@ def test_the_schema_admits_commands() -> None:
 
 
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 10**9), st.text(max_size=8), st.lists(st.text(max_size=4), max_size=3),
-    st.dictionaries(st.sampled_from(["regex", "directory", "every", "kind", "step", "leave_out"]), st.text(max_size=8)),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10**9),
+    st.text(max_size=8),
+    st.lists(st.text(max_size=4), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["regex", "directory", "every", "kind", "step", "leave_out"]),
+        st.text(max_size=8),
+    ),
+)
 
 
 @settings(deadline=None)  # what is timed is the machine
 @given(
     key=st.sampled_from(
-        ["command", "ranks", "steps", "env", "progress", "progress_deadline", "restarts", "checkpoint", "directory",
-         "kind", "size", "params", "global_batch"]
+        [
+            "command",
+            "ranks",
+            "steps",
+            "env",
+            "progress",
+            "progress_deadline",
+            "restarts",
+            "checkpoint",
+            "directory",
+            "kind",
+            "size",
+            "params",
+            "global_batch",
+        ]
     ),
-    value=ODD, also=st.sampled_from(["launcher", "recovery", "invariants", "faults", "sla"]), other=ODD,
-)  # fmt: skip
+    value=ODD,
+    also=st.sampled_from(["launcher", "recovery", "invariants", "faults", "sla"]),
+    other=ODD,
+)
 def test_no_value_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: object, also: str, other: object
 ) -> None:

@@ -23,12 +23,30 @@ from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.support import arms
 
 READ = {
-    "4.47": 4.47, "4.47,": 4.47, "tensor(4.47)": 4.47, "tensor(4.47,": 4.47, "4.": 4.0, ".5": 0.5, "-3e-05;": -3e-05,
-    "tensor(4.4700, device='cuda:0', grad_fn=<NllLossBackward0>)": 4.47, "np.float32(4.47)": 4.47, "[4.47]": 4.47,
-    "'4.47'": 4.47, "(4.47)": 4.47, "4.47.": 4.47, "4.47|": 4.47, "1,234.5": 1234.5, "1_000.5": 1000.5, "7": 7.0,
-    "+2E+1": 20.0, "Array(4.47, dtype=float32)": 4.47, "inf": math.inf, "-Infinity,": -math.inf,
-    "tensor(inf)": math.inf, "1e999": math.inf,
-}  # fmt: skip
+    "4.47": 4.47,
+    "4.47,": 4.47,
+    "tensor(4.47)": 4.47,
+    "tensor(4.47,": 4.47,
+    "4.": 4.0,
+    ".5": 0.5,
+    "-3e-05;": -3e-05,
+    "tensor(4.4700, device='cuda:0', grad_fn=<NllLossBackward0>)": 4.47,
+    "np.float32(4.47)": 4.47,
+    "[4.47]": 4.47,
+    "'4.47'": 4.47,
+    "(4.47)": 4.47,
+    "4.47.": 4.47,
+    "4.47|": 4.47,
+    "1,234.5": 1234.5,
+    "1_000.5": 1000.5,
+    "7": 7.0,
+    "+2E+1": 20.0,
+    "Array(4.47, dtype=float32)": 4.47,
+    "inf": math.inf,
+    "-Infinity,": -math.inf,
+    "tensor(inf)": math.inf,
+    "1e999": math.inf,
+}
 NO_NUMBERS = (
     "nan",
     "'nan'",
@@ -40,9 +58,25 @@ NO_NUMBERS = (
     "float('nan')",
 )
 UNREAD = (
-    "4,47", "1,234", "4.47%", "4.47 4.50", "4.47 (4.50)", "tensor([4.47, 4.50])", "None", "n/a", "-", "4.47ms", "0x1p3",
-    "4.4.7", "--", "٣", "4" * 500, "nano", "info", "infinite",
-)  # fmt: skip
+    "4,47",
+    "1,234",
+    "4.47%",
+    "4.47 4.50",
+    "4.47 (4.50)",
+    "tensor([4.47, 4.50])",
+    "None",
+    "n/a",
+    "-",
+    "4.47ms",
+    "0x1p3",
+    "4.4.7",
+    "--",
+    "٣",
+    "4" * 500,
+    "nano",
+    "info",
+    "infinite",
+)
 
 
 @pytest.mark.parametrize("text", READ)
@@ -79,22 +113,41 @@ def test_no_text_gives_an_exception(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("12", 12), ("12,", 12), ("1,200", 1200), ("[12]", 12), ("12/99", 12), ("12.0", 12), ("12:", 12), ("12.5", None),
-     ("-1", None), ("1e3", None), ("a", None), ("1" * 20, None), ("99999", None), (None, None)],
-)  # fmt: skip
+    [
+        ("12", 12),
+        ("12,", 12),
+        ("1,200", 1200),
+        ("[12]", 12),
+        ("12/99", 12),
+        ("12.0", 12),
+        ("12:", 12),
+        ("12.5", None),
+        ("-1", None),
+        ("1e3", None),
+        ("a", None),
+        ("1" * 20, None),
+        ("99999", None),
+        (None, None),
+    ],
+)
 def test_a_count_is_read_as_it_is_printed(text: str | None, value: int | None) -> None:
     assert numbers.whole(text, 5000) == value
 
 
 def test_what_an_expression_finds_and_cannot_be_read_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "output.log"
-    path.write_text("step 1, loss 4,47 rank x n none\nstep 2, loss tensor(4.47) rank 1 n 8\nstep x, loss 1\n")
+    path.write_text(
+        "step 1, loss 4,47 rank x n none\nstep 2, loss tensor(4.47) rank 1 n 8\nstep x, loss 1\n"
+    )
     reader = RegexReader(
         Lines(path),
         r"step (?P<step>\S+?), loss (?P<loss>\S+)(?: rank (?P<rank>\S+) n (?P<samples>\S+))?",
     )
     first, second = reader.read()
-    assert (first.loss, dict(first.unread)) == (None, {"loss": "4,47", "rank": "x", "samples": "none"})
+    assert (first.loss, dict(first.unread)) == (
+        None,
+        {"loss": "4,47", "rank": "x", "samples": "none"},
+    )
     assert (second.loss, second.rank, second.samples, dict(second.unread)) == (4.47, 1, 8, {})
     assert reader.refused == 1
 
@@ -107,7 +160,11 @@ def test_a_loss_that_the_beacon_cannot_say_does_not_cost_the_step(
     monkeypatch.setenv(beacon.VARIABLE, str(path))
     beacon.step(7, loss="4.47,")  # type: ignore[arg-type]
     said = parse_beacon(path.read_text().rstrip())
-    assert said is not None and (said.step, said.loss, dict(said.unread)) == (7, None, {"loss": "?"})
+    assert said is not None and (said.step, said.loss, dict(said.unread)) == (
+        7,
+        None,
+        {"loss": "?"},
+    )
 
 
 # ---- what is judged of them
@@ -150,14 +207,25 @@ def spoilt_by_a_kill(loss: float = math.nan, last: float | None = None) -> Job:
 def inject(job: Job) -> None:
     """A kill of rank 1, seen by the kernel."""
     about = {"fault": "kill", "occurrence": 0}
-    job.record(Kind.FAULT_PLANNED, fault="kill", kind="process-kill", target={"rank": 1}, at={}, lasts=False)
-    job.record(Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w1", "rank": 1})
+    job.record(
+        Kind.FAULT_PLANNED,
+        fault="kill",
+        kind="process-kill",
+        target={"rank": 1},
+        at={},
+        lasts=False,
+    )
+    job.record(
+        Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w1", "rank": 1}
+    )
     job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={"signal": 9})
 
 
 @pytest.mark.parametrize("last", [None, 4.5])
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_job_that_ends_on_no_numbers_fails_whatever_was_done_to_it(loss: float, last: float | None) -> None:
+def test_a_job_that_ends_on_no_numbers_fails_whatever_was_done_to_it(
+    loss: float, last: float | None
+) -> None:
     job = spoilt_by_a_kill(loss, last)
     said = found(job, trained())
     assert (
@@ -197,8 +265,13 @@ def test_values_that_are_no_numbers_are_compared() -> None:
     one.train(50, loss=math.inf)
     one.train(*range(51, 101), loss=4.5)
     said = found(one, trained())
-    assert said["loss-equality"].verdict == "fail" and "inf at step 50" in said["loss-equality"].witness
-    assert said["finite-losses"].verdict == "pass", "it was passing, and nobody said that it must not be"
+    assert (
+        said["loss-equality"].verdict == "fail"
+        and "inf at step 50" in said["loss-equality"].witness
+    )
+    assert said["finite-losses"].verdict == "pass", (
+        "it was passing, and nobody said that it must not be"
+    )
 
 
 def test_nothing_about_losses_passes_with_some_unread() -> None:
@@ -232,7 +305,9 @@ def by_rank(first: int, losses: tuple[float, float], rank: int | None = None) ->
 def test_a_rank_is_compared_with_itself_whoever_reports_first() -> None:
     assert found(by_rank(0, (1.0, 2.0)), by_rank(1, (1.0, 2.0)))["loss-equality"].verdict == "pass"
     other = found(by_rank(0, (1.0, 2.0)), by_rank(0, (1.0, 3.0)))["loss-equality"]
-    assert other.verdict == "inconclusive" and other.witness.startswith("rank 1: reported loss 2.0 at step 1")
+    assert other.verdict == "inconclusive" and other.witness.startswith(
+        "rank 1: reported loss 2.0 at step 1"
+    )
     none = found(by_rank(0, (1.0, 2.0), rank=0), by_rank(0, (1.0, 2.0), rank=1))["loss-equality"]
     assert none.verdict == "inconclusive" and "same rank" in none.witness
 
@@ -252,7 +327,9 @@ def test_what_came_before_the_last_fault_did_no_harm() -> None:
     job.found("w2", "w3")
     job.train(*range(21, 61), loss=4.5)
     about = {"fault": "again", "occurrence": 0}
-    job.record(Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w3", "rank": 1})
+    job.record(
+        Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w3", "rank": 1}
+    )
     job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={"signal": 9})
     job.exit("w3", signum=signal.SIGKILL)
     job.found("w4", "w5")

@@ -1,4 +1,6 @@
-"""What is made of a command's reports and exits, without a process: generations, failures, the order of an arm."""
+"""What is made of a command's reports and exits, without a process: generations, failures, the
+order of an arm.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,39 @@ class Job:
         self.steps, self.ranks = steps, ranks
         self.stopped: set[str] = set()
         self.observer = Observer(
-            self.record, lambda name: "T" if name in self.stopped else "S", steps=steps, deadline_s=DEADLINE_S,
+            self.record,
+            lambda name: "T" if name in self.stopped else "S",
+            steps=steps,
+            deadline_s=DEADLINE_S,
             source="beacon",
-        )  # fmt: skip
+        )
         self.record(
-            Kind.RUN_STARTED, arm="faulted", cell="c", repeat=0, seed=1, ranks=ranks, spares=0, steps=steps,
-            global_batch=1, strategy="own", order={"seed": 0, "samples": 0}, observed=True,
-        )  # fmt: skip
+            Kind.RUN_STARTED,
+            arm="faulted",
+            cell="c",
+            repeat=0,
+            seed=1,
+            ranks=ranks,
+            spares=0,
+            steps=steps,
+            global_batch=1,
+            strategy="own",
+            order={"seed": 0, "samples": 0},
+            observed=True,
+        )
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         event = Event(
-            kind=kind, actor=ORCHESTRATOR, seq=len(self.events), time_ns=self.now,
-            generation=self.observer.generation if hasattr(self, "observer") else 0, step=step, data=data,
-        )  # fmt: skip
+            kind=kind,
+            actor=ORCHESTRATOR,
+            seq=len(self.events),
+            time_ns=self.now,
+            generation=self.observer.generation if hasattr(self, "observer") else 0,
+            step=step,
+            data=data,
+        )
         self.events.append(event)
         return event
 
@@ -58,13 +78,20 @@ class Job:
         self.observer.on_ranks(dict(enumerate(names)), self.now)
 
     def train(
-        self, *steps: int, seconds: float = 0.1, rank: int | None = None, loss: float | None = None, unread: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        *steps: int,
+        seconds: float = 0.1,
+        rank: int | None = None,
+        loss: float | None = None,
+        unread: str = "",
+    ) -> None:
         for step in steps:
             self.now += int(seconds * S)
             self.observer.tick(self.now)
             odd = {"loss": unread} if unread else {}
-            self.observer.on_progress(Progress(step=step, rank=rank, loss=loss, unread=odd), self.now)
+            self.observer.on_progress(
+                Progress(step=step, rank=rank, loss=loss, unread=odd), self.now
+            )
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
@@ -79,12 +106,20 @@ class Job:
         return [str(e.data["cause"]) for e in self.events if e.kind is Kind.GENERATION_STARTED]
 
     def failures(self) -> list[tuple[str, str | None]]:
-        return [(e.data["cause"], e.data["process"]) for e in self.events if e.kind is Kind.FAILURE_DETECTED]
+        return [
+            (e.data["cause"], e.data["process"])
+            for e in self.events
+            if e.kind is Kind.FAILURE_DETECTED
+        ]
 
     def log(self, outcome: str = "completed") -> Log:
         self.now += S
-        self.record(Kind.RUN_FINISHED, outcome=outcome, reason="", committed_step=self.observer.committed)
-        return make_log([ActorLog(actor=ORCHESTRATOR, events=tuple(self.events), problems=(), ended=True)])
+        self.record(
+            Kind.RUN_FINISHED, outcome=outcome, reason="", committed_step=self.observer.committed
+        )
+        return make_log(
+            [ActorLog(actor=ORCHESTRATOR, events=tuple(self.events), problems=(), ended=True)]
+        )
 
 
 @pytest.fixture
@@ -240,7 +275,10 @@ def test_the_step_in_flight_is_no_recovery_but_more_steps_are(job: Job) -> None:
     history = history_of(job.log())
     recovery = recovery_of(history, next(history.log.of(Kind.FAILURE_DETECTED)))
     assert recovery.high_water == 31
-    assert recovery.first_new is not None and (recovery.first_new.step, recovery.first_new.world) == (32, 1)
+    assert recovery.first_new is not None and (
+        recovery.first_new.step,
+        recovery.first_new.world,
+    ) == (32, 1)
 
 
 def test_going_back_without_new_processes_is_a_generation(job: Job) -> None:
@@ -277,7 +315,8 @@ def test_reports_every_ten_steps() -> None:
     assert job.observer.finished
     history = history_of(job.log())
     assert stride_of(history) == 10
-    assert [g.resume_step for g in history.generations] == [0, 40]  # one stride too low rather than too high
+    # one stride too low rather than too high
+    assert [g.resume_step for g in history.generations] == [0, 40]
     assert len(history.lineage) == 90
     assert history.lineage[5].seconds == pytest.approx(0.1)
     recovery = recovery_of(history, next(history.log.of(Kind.FAILURE_DETECTED)))
@@ -315,10 +354,16 @@ def seen(job: Job) -> Finding:
     """What the progress checker says."""
     return progress(
         Evidence(
-            arm="faulted", cell=arms.cell_of("none", [], workload=COMMAND), log=job.log(), control=None, controls=(),
-            exact={}, source="a.yaml", lines={"workload.progress": 8},
+            arm="faulted",
+            cell=arms.cell_of("none", [], workload=COMMAND),
+            log=job.log(),
+            control=None,
+            controls=(),
+            exact={},
+            source="a.yaml",
+            lines={"workload.progress": 8},
         )
-    )  # fmt: skip
+    )
 
 
 def test_steps_of_an_epoch_are_no_progress(job: Job) -> None:

@@ -1,4 +1,6 @@
-"""Scripts with points of their own, for real: killed, stopped and told to fail in the middle of a step; and judged."""
+"""Scripts with points of their own, for real: killed, stopped and told to fail in the middle of a
+step; and judged.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,27 @@ POINTED = ("--steps", "30", "--restarts", "3", "--beacon", "--points")
 CATALOGUE = build_catalogue()
 
 
-def play(tmp_path: Path, *faults: str, options: tuple[str, ...] = (), **more: Any) -> dict[str, Incident]:
+def play(
+    tmp_path: Path, *faults: str, options: tuple[str, ...] = (), **more: Any
+) -> dict[str, Incident]:
     """Fault -> what became of it; every fault landed, and the checkers have nothing to say."""
     scenario = write(
-        tmp_path / "s.yaml", command(*POINTED, *options), fault=", ".join(faults), progress="beacon",
-        workload="  points: true", **more,
-    )  # fmt: skip
+        tmp_path / "s.yaml",
+        command(*POINTED, *options),
+        fault=", ".join(faults),
+        progress="beacon",
+        workload="  points: true",
+        **more,
+    )
     code, results = run(tmp_path, scenario)
     assert code == 0, results.reason
     return {incident.fault: incident for incident in results.faults}
 
 
 def reached(tmp_path: Path, step: int) -> list[int]:
-    """Steps that were reported in the generation of the fault before it was injected at ``step``."""
+    """Steps that were reported in the generation of the fault before it was injected at
+    ``step``.
+    """
     (injected,) = events(tmp_path, Kind.FAULT_INJECTED)
     assert injected.step == step
     reports = events(tmp_path, Kind.STEP_REPORTED)
@@ -75,7 +85,9 @@ def test_an_exception_ends_a_process(tmp_path: Path) -> None:
     assert "RuntimeError: injected by chaos: injected failure (step 12)" in scratch.read_text()
     printed = [e.data["evidence"].get("output", "") for e in events(tmp_path, Kind.FAULT_EFFECT)]
     assert any("injected by chaos" in line for line in printed)
-    exits = [(e.data["exit_code"], e.data["process"]) for e in events(tmp_path, Kind.PROCESS_EXITED)]
+    exits = [
+        (e.data["exit_code"], e.data["process"]) for e in events(tmp_path, Kind.PROCESS_EXITED)
+    ]
     assert (1, "w1") in exits
 
 
@@ -84,7 +96,11 @@ def test_an_exception_ends_a_process(tmp_path: Path) -> None:
 def test_an_exception_that_is_caught_costs_little_and_is_measured(tmp_path: Path) -> None:
     fault = "{id: hit, kind: exception, target: {rank: 1}, at: {step: 12, phase: backward}}"
     incident = play(tmp_path, fault, options=("--retry",))["hit"]
-    assert (incident.outcome, incident.detected_by, incident.steps_lost) == ("recovered", "error", 0)
+    assert (incident.outcome, incident.detected_by, incident.steps_lost) == (
+        "recovered",
+        "error",
+        0,
+    )
     assert incident.recovery_time is not None and incident.recovery_time < 5
     assert len(events(tmp_path, Kind.COMMAND_STARTED)) == 1
 
@@ -92,13 +108,18 @@ def test_an_exception_that_is_caught_costs_little_and_is_measured(tmp_path: Path
 @pytest.mark.real
 def test_nan_that_is_trained_on_is_an_escape(tmp_path: Path) -> None:
     fault = (
-        "{id: hit, kind: tensor-corrupt, target: {rank: 1}, at: {step: 12}, expect: {outcome: sdc-escape}}"
+        "{id: hit, kind: tensor-corrupt, target: {rank: 1}, at: {step: 12}, expect: {outcome:"
+        " sdc-escape}}"
     )
     incident = play(tmp_path, fault, baseline="paired")["hit"]
     assert incident.witness == "script: its own word" and incident.recovery_time == math.inf
     assert incident.evidence == {
-        "script": "nan", "before": 0.0, "after": "nan", "committed_step": 12, "committed_loss": "nan",
-    }  # fmt: skip
+        "script": "nan",
+        "before": 0.0,
+        "after": "nan",
+        "committed_step": 12,
+        "committed_loss": "nan",
+    }
     assert incident.detection_time == math.inf
 
 
@@ -106,7 +127,8 @@ def test_nan_that_is_trained_on_is_an_escape(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_two_ranks_are_stopped_at_once_and_go_on(tmp_path: Path) -> None:
     fault = (
-        "{id: hit, kind: process-stop, target: {select: all}, at: {step: 12, phase: forward}, duration: 0.5s}"
+        "{id: hit, kind: process-stop, target: {select: all}, at: {step: 12, phase: forward},"
+        " duration: 0.5s}"
     )
     incident = play(tmp_path, fault)["hit"]
     assert incident.outcome == "masked" and incident.healed
@@ -120,13 +142,18 @@ def test_two_ranks_are_stopped_at_once_and_go_on(tmp_path: Path) -> None:
 def test_a_fault_fires_again_in_the_same_place_after_a_rollback(tmp_path: Path) -> None:
     at = "at: {step: 13, phase: optimizer}, retrigger: {max: 2}"
     play(tmp_path, f"{{id: hit, kind: process-kill, target: {{rank: 0}}, {at}}}")
-    assert [(e.generation, e.step) for e in events(tmp_path, Kind.FAULT_INJECTED)] == [(1, 13), (2, 13)]
+    assert [(e.generation, e.step) for e in events(tmp_path, Kind.FAULT_INJECTED)] == [
+        (1, 13),
+        (2, 13),
+    ]
 
 
 @pytest.mark.real
 @pytest.mark.soak
 def test_a_fault_by_time_waits_for_the_next_point(tmp_path: Path) -> None:
-    incident = play(tmp_path, "{id: hit, kind: exception, target: {rank: 1}, at: {time: 0.4}}")["hit"]
+    incident = play(tmp_path, "{id: hit, kind: exception, target: {rank: 1}, at: {time: 0.4}}")[
+        "hit"
+    ]
     assert incident.outcome == "recovered" and incident.step is not None
 
 
@@ -135,9 +162,12 @@ def test_a_fault_by_time_waits_for_the_next_point(tmp_path: Path) -> None:
 def test_a_point_that_the_script_lacks_is_said(tmp_path: Path) -> None:
     fault = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12, phase: backward}}"
     scenario = write(
-        tmp_path / "s.yaml", command("--steps", "30", "--beacon"), fault=fault, progress="beacon",
+        tmp_path / "s.yaml",
+        command("--steps", "30", "--beacon"),
+        fault=fault,
+        progress="beacon",
         workload="  points: true",
-    )  # fmt: skip
+    )
     code, results = run(tmp_path, scenario)
     assert code == 3 and "nobody it was for came to its point" in results.reason
 
@@ -225,7 +255,9 @@ def test_a_job_that_begins_again_from_nothing_lost_everything(job: Job) -> None:
     incident = incident_of(job)
     assert (incident.steps_lost, incident.restored_step, incident.first_new_step) == (30, 0, 31)
     assert (
-        incident.outcome == "recovered" and incident.recovery_time is not None and incident.recovery_time > 6
+        incident.outcome == "recovered"
+        and incident.recovery_time is not None
+        and incident.recovery_time > 6
     )
 
 
@@ -291,10 +323,15 @@ AT = "target: {rank: 1}, at: {step: 12"
 
 @pytest.mark.parametrize(
     "fault",
-    [f"id: a, kind: process-kill, {AT}, phase: checkpoint}}", f"id: a, kind: process-stop, {AT}, phase: any}}",
-     f"id: a, kind: process-term, {AT}, phase: collective}}", f"id: a, kind: exception, {AT}}}",
-     f"id: a, kind: tensor-corrupt, params: {{op: nan}}, {AT}}}", "id: a, kind: exception, at: {time: 1s}"],
-)  # fmt: skip
+    [
+        f"id: a, kind: process-kill, {AT}, phase: checkpoint}}",
+        f"id: a, kind: process-stop, {AT}, phase: any}}",
+        f"id: a, kind: process-term, {AT}, phase: collective}}",
+        f"id: a, kind: exception, {AT}}}",
+        f"id: a, kind: tensor-corrupt, params: {{op: nan}}, {AT}}}",
+        "id: a, kind: exception, at: {time: 1s}",
+    ],
+)
 def test_what_a_script_with_points_takes(tmp_path: Path, fault: str) -> None:
     assert complaint(tmp_path, f"{{{fault}}}") == ""
     if "phase" in fault or "process" not in fault:
@@ -303,18 +340,37 @@ def test_what_a_script_with_points_takes(tmp_path: Path, fault: str) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(f"id: a, kind: tensor-corrupt, params: {{op: inf}}, {AT}}}", "a script can do only surface: gradient with op"),
-     (f"id: a, kind: tensor-corrupt, params: {{surface: loss}}, {AT}}}", "a script can do only surface: gradient"),
-     (f"id: a, kind: straggler, params: {{factor: 2}}, duration: 1s, {AT}}}", "straggler cannot be done to a command"),
-     (f"id: a, kind: process-kill, {AT}, phase: sideways}}", "sideways"),
-     ("id: a, kind: disk-full, duration: 1s, at: {step: 12, phase: backward}", "acts on no rank that could hold"),
-     (f"id: a, kind: process-kill, {AT}}}, expect: {{detected_by: nonfinite}}", "seen as exit or hang or error")],
-)  # fmt: skip
+    [
+        (
+            f"id: a, kind: tensor-corrupt, params: {{op: inf}}, {AT}}}",
+            "a script can do only surface: gradient with op",
+        ),
+        (
+            f"id: a, kind: tensor-corrupt, params: {{surface: loss}}, {AT}}}",
+            "a script can do only surface: gradient",
+        ),
+        (
+            f"id: a, kind: straggler, params: {{factor: 2}}, duration: 1s, {AT}}}",
+            "straggler cannot be done to a command",
+        ),
+        (f"id: a, kind: process-kill, {AT}, phase: sideways}}", "sideways"),
+        (
+            "id: a, kind: disk-full, duration: 1s, at: {step: 12, phase: backward}",
+            "acts on no rank that could hold",
+        ),
+        (
+            f"id: a, kind: process-kill, {AT}}}, expect: {{detected_by: nonfinite}}",
+            "seen as exit or hang or error",
+        ),
+    ],
+)
 def test_what_it_does_not_take(tmp_path: Path, fault: str, message: str) -> None:
     assert message in complaint(tmp_path, f"{{{fault}}}")
 
 
-@pytest.mark.parametrize(("value", "fits"), [(True, True), (False, True), (3, False), ("please", False)])
+@pytest.mark.parametrize(
+    ("value", "fits"), [(True, True), (False, True), (3, False), ("please", False)]
+)
 def test_the_schema_knows_points(value: object, fits: bool) -> None:
     workload = {"command": ["train"], "ranks": 1, "steps": 9, "points": value}
     scenario = {"version": 1, "name": "x", "workload": workload}

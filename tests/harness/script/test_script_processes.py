@@ -38,7 +38,10 @@ def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Com
     become_subreaper()
     clean = {name: value for name, value in os.environ.items() if name not in tree.RANK_NAMES}
     command = Command.start(
-        ["bash", "-c", shell], directory=tmp_path, env={**clean, MARK: MARKED, **env}, output=tmp_path / "out"
+        ["bash", "-c", shell],
+        directory=tmp_path,
+        env={**clean, MARK: MARKED, **env},
+        output=tmp_path / "out",
     )
     started.append(command)
     return command
@@ -70,7 +73,9 @@ def await_exit(ranks: Ranks) -> Gone:
 def test_a_rank_is_the_topmost_process_that_has_it(started: list[Command], tmp_path: Path) -> None:
     # what a rank forks, such as a data loader's workers, inherits its environment and is younger
     loader = "import os, threading; os.fork(); threading.Event().wait(300)"
-    command = start(started, tmp_path, f'RANK=1 WORLD_SIZE=2 "{sys.executable}" -c "{loader}" & wait')
+    command = start(
+        started, tmp_path, f'RANK=1 WORLD_SIZE=2 "{sys.executable}" -c "{loader}" & wait'
+    )
     deadline = time.monotonic() + DEADLINE_S
     while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)
@@ -89,7 +94,8 @@ def test_behind_a_wrapper_stands_the_rank(started: list[Command], tmp_path: Path
 
 
 def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> None:
-    # the shell, the process that trains and its child, and what sees to the output: never the shell alone
+    # the shell, the process that trains and its child, and what sees to the output: never the shell
+    # alone
     child = "import os, threading; os.fork(); threading.Event().wait(300)"
     inner = f"'{sys.executable}' -c '{child}' | cat"
     command = start(started, tmp_path, f'RANK=0 bash -c "{inner}" & wait')
@@ -98,7 +104,9 @@ def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> 
         signal.sigtimedwait([], 0.02)
     ranks = Ranks()
     members, _ = ranks.hold(find(command, 1))
-    trainers = [pid for pid, row in tree.below(command.guard_pid).items() if row.name.startswith("python")]
+    trainers = [
+        pid for pid, row in tree.below(command.guard_pid).items() if row.name.startswith("python")
+    ]
     assert len(trainers) == 2
     ranks.signal(members[0], signal.SIGSTOP)
     while any(row is None or row.state != "T" for row in map(tree.process, trainers)):
@@ -127,7 +135,8 @@ def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> N
         assert time.monotonic() < deadline
         signal.sigtimedwait([], 0.02)
     pid = int((tmp_path / "pid").read_text())
-    assert find(command, 1, hints={pid: 3, os.getpid(): 4})[3].pid == pid  # only what is below the command
+    # only what is below the command
+    assert find(command, 1, hints={pid: 3, os.getpid(): 4})[3].pid == pid
 
 
 @pytest.mark.parametrize("value", ["-1", "1.0", "x", "99999999", "", "٣"])
@@ -153,12 +162,16 @@ def test_how_somebody_elses_child_ended(started: list[Command], tmp_path: Path) 
 
 
 def test_a_program_that_cannot_be_started(started: list[Command], tmp_path: Path) -> None:
-    command = Command.start([str(tmp_path)], directory=tmp_path, env=os.environ, output=tmp_path / "out")
+    command = Command.start(
+        [str(tmp_path)], directory=tmp_path, env=os.environ, output=tmp_path / "out"
+    )
     started.append(command)
     assert command.error == "Permission denied" and command.pid == 0
 
 
-def test_a_process_that_shows_no_environment_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_shows_no_environment_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     then = "sys.stdin.readline(); os.execve('/bin/sleep', ['sleep', '60'], {'WHO': 'we'})"
     process = subprocess.Popen(
         [sys.executable, "-c", f"import os, sys; {then}"], env={}, stdin=subprocess.PIPE

@@ -1,4 +1,6 @@
-"""Who is which rank: in replica groups that each count from 0, and the one that trains behind a launcher."""
+"""Who is which rank: in replica groups that each count from 0, and the one that trains behind a
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def spec_of(ranks: int, **more: Any) -> WorkloadSpec:
     return WorkloadSpec.model_validate({"command": ["x"], "ranks": ranks, "steps": 10, **more})
 
 
-def found_in(monkeypatch: pytest.MonkeyPatch, *env: Mapping[str, str], **more: Any) -> dict[int, tree.Found]:
+def found_in(
+    monkeypatch: pytest.MonkeyPatch, *env: Mapping[str, str], **more: Any
+) -> dict[int, tree.Found]:
     """Ranks among processes 10, 11 ... below a launcher, each with an environment."""
     rows = {LAUNCHER: tree.Process(pid=LAUNCHER, parent=GUARD, started=1, state="S", name="launch")}
     rows |= {
@@ -70,13 +74,17 @@ def test_a_replica_without_a_rank_is_its_only_one(monkeypatch: pytest.MonkeyPatc
     assert {rank: one.pid for rank, one in found.items()} == {0: 10, 1: 11}
 
 
-def test_who_says_rank_0_in_its_group_is_the_rank_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_rank_0_in_its_group_is_the_rank_of_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     envs = [replica(str(n)) for n in range(3)]
     found = found_in(monkeypatch, *envs, group="GROUP", hints={10: 0, 11: 0, 12: 0, 99: 0})
     assert {rank: one.pid for rank, one in found.items()} == {0: 10, 1: 11, 2: 12}
 
 
-def test_reports_are_told_apart_by_their_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reports_are_told_apart_by_their_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     roll = RollCall(spec_of(4, group="GROUP"), tmp_path / "output.log")
     command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
     found_in(monkeypatch, *[replica(str(g), r, 2) for g in (0, 1) for r in (0, 1)])
@@ -85,7 +93,9 @@ def test_reports_are_told_apart_by_their_processes(monkeypatch: pytest.MonkeyPat
     assert said == [0, 2, None]
     path = tmp_path / "output.log"
     path.write_text("[replica_1] rank 1: step 7\nrank 1: step 8\n")
-    read = RegexReader(Lines(path), r"(?:\[(?P<group>\w+)\] )?rank (?P<rank>\d): step (?P<step>\d)").read()
+    read = RegexReader(
+        Lines(path), r"(?:\[(?P<group>\w+)\] )?rank (?P<rank>\d): step (?P<step>\d)"
+    ).read()
     assert [roll.whose(one).rank for one in read] == [3, None]
     plain = RollCall(spec_of(4), path)
     assert plain.whose(Progress(step=1, rank=1, pid=10)).rank == 1
@@ -98,8 +108,10 @@ STEPS = "print('step 1 of many, and what else it says', flush=True)\nsum(range(2
 TRAINER = HEAD + STEPS + "threading.Event().wait(300)\n"
 LAUNCHERS = {
     "waits": "subprocess.run([sys.executable, 'train.py'])\n",
-    "passes on": "p = subprocess.Popen([sys.executable, 'train.py'], stdout=subprocess.PIPE, text=True)\n"
-    "for line in p.stdout: print(line, end='', flush=True)\n",
+    "passes on": (
+        "p = subprocess.Popen([sys.executable, 'train.py'], stdout=subprocess.PIPE, text=True)\n"
+        "for line in p.stdout: print(line, end='', flush=True)\n"
+    ),
 }
 
 
@@ -115,7 +127,9 @@ def start(started: list[Command], tmp_path: Path, program: str) -> Command:
     become_subreaper()
     (tmp_path / "train.py").write_text(TRAINER)
     (tmp_path / "launch.py").write_text(HEAD + program)
-    env = {n: v for n, v in os.environ.items() if n not in tree.RANK_NAMES} | {"PYTHONUNBUFFERED": "1"}
+    env = {n: v for n, v in os.environ.items() if n not in tree.RANK_NAMES} | {
+        "PYTHONUNBUFFERED": "1"
+    }
     env[MARK] = f"rollcall-{os.getpid()}"
     command = Command.start(
         [sys.executable, "launch.py"], directory=tmp_path, env=env, output=tmp_path / "out"
@@ -170,7 +184,9 @@ def test_who_is_started_instead_is_found_and_the_launcher_never(
     first = roll.find(command, {}, spoken=True)[0].pid
     assert "train.py" in cmdline(first) and roll.find(command, {}, spoken=True)[0].pid == first
     os.kill(first, signal.SIGKILL)
-    second = until(lambda: (f := roll.find(command, {}, spoken=False)) and f[0].pid != first and f)[0].pid
+    second = until(lambda: (f := roll.find(command, {}, spoken=False)) and f[0].pid != first and f)[
+        0
+    ].pid
     assert "train.py" in cmdline(second)
     until(lambda: printed(tmp_path, 2))
     roll.find(command, {}, spoken=True)

@@ -1,4 +1,6 @@
-"""A command that ends with fewer ranks than it began with, of which only some were found, or that begins anew."""
+"""A command that ends with fewer ranks than it began with, of which only some were found, or that
+begins anew.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,24 @@ def train(job: Job, first: int, last: int, *ranks: int) -> None:
 
 def gone(job: Job, name: str, code: int | None = None, signum: int | None = None) -> None:
     job.record(
-        Kind.PROCESS_EXITED, process=name, pid=1, exit_code=code, signal=signum, expected=False, last_seq=None
+        Kind.PROCESS_EXITED,
+        process=name,
+        pid=1,
+        exit_code=code,
+        signal=signum,
+        expected=False,
+        last_seq=None,
     )
     job.exit(name, code, signum)
 
 
 def checked(job: Job, outcome: str = "completed", **more: Any) -> dict[str, Finding]:
-    fault = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 27}} | more.pop(
-        "fault", {}
-    )
+    fault = {
+        "id": "hit",
+        "kind": "process-kill",
+        "target": {"rank": 1},
+        "at": {"step": 27},
+    } | more.pop("fault", {})
     cell = arms.cell_of(
         "own", [fault], workload=COMMAND | {"ranks": job.ranks}, **{"invariants": ASKED, **more}
     )
@@ -69,7 +80,9 @@ def test_a_job_that_is_whole_again_has_recovered(ranks: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("ranks", [(), (0, 1)])
-def test_a_job_that_goes_on_with_fewer_is_degraded_and_says_who_is_gone(ranks: tuple[int, ...]) -> None:
+def test_a_job_that_goes_on_with_fewer_is_degraded_and_says_who_is_gone(
+    ranks: tuple[int, ...],
+) -> None:
     job = job_of()
     train(job, 1, 30, *ranks)
     inject(job)
@@ -91,7 +104,10 @@ def test_a_rank_that_is_dropped_and_lives_on_is_gone() -> None:
     train(job, 31, 100, 0, 2, 3)
     heal(job)
     assert job.causes() == ["start", "resumed"]
-    assert incident_of(job).outcome == "degraded" and strength_of(measure(job.log(), None).history).ended == 3
+    assert (
+        incident_of(job).outcome == "degraded"
+        and strength_of(measure(job.log(), None).history).ended == 3
+    )
 
 
 def test_one_that_is_held_stopped_to_the_end_did_not_take_part() -> None:
@@ -153,9 +169,12 @@ def half() -> Job:
 def test_blame_and_counts_prove_nothing_where_half_the_ranks_were_found() -> None:
     said = checked(half(), fault={"expect": {"blame": "rank"}})
     assert {
-        name: said[name].verdict for name in ("detection", "full-strength", "expectation", "progress")
+        name: said[name].verdict
+        for name in ("detection", "full-strength", "expectation", "progress")
     } == (dict.fromkeys(("detection", "full-strength", "expectation", "progress"), "inconclusive"))
-    assert said["detection"].witness.startswith("2 of 4 ranks were found, so that this proves nothing: ")
+    assert said["detection"].witness.startswith(
+        "2 of 4 ranks were found, so that this proves nothing: "
+    )
     assert incident_of(half()).outcome == "recovered", "as far as it was ever seen"
 
 
@@ -171,14 +190,23 @@ def again(first: int, *, done: int = 30, every: int = 1) -> Job:
 
 def test_a_job_that_begins_again_fails_unless_the_scenario_says_how_much_may_be_lost() -> None:
     found = checked(again(1))["kept-progress"]
-    assert found.verdict == "fail" and "began again from step 1, and 30 steps had been done" in found.witness
+    assert (
+        found.verdict == "fail"
+        and "began again from step 1, and 30 steps had been done" in found.witness
+    )
     assert "kept-progress" not in checked(again(1), sla={"steps_lost": ["max <= 100"]})
-    assert "kept-progress" not in checked(again(1), invariants=LeaveOut(leave_out=["kept-progress"]))
+    assert "kept-progress" not in checked(
+        again(1), invariants=LeaveOut(leave_out=["kept-progress"])
+    )
     assert checked(again(1), invariants=[])["kept-progress"].verdict == "fail"
 
 
 def test_one_that_goes_on_from_a_checkpoint_does_not() -> None:
-    assert checked(again(2))["kept-progress"].verdict == checked(again(21))["kept-progress"].verdict == "pass"
+    assert (
+        checked(again(2))["kept-progress"].verdict
+        == checked(again(21))["kept-progress"].verdict
+        == "pass"
+    )
     assert checked(again(1, done=2))["kept-progress"].verdict == "pass", "it had hardly begun"
     assert "kept-progress" not in checked(again(31))
 

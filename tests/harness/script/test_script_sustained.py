@@ -24,11 +24,16 @@ def job() -> Job:
     return made
 
 
-def inject(job: Job, kind: str = "process-kill", *, lasts: bool = False, fault: str = "hit") -> None:
+def inject(
+    job: Job, kind: str = "process-kill", *, lasts: bool = False, fault: str = "hit"
+) -> None:
     about = {"fault": fault, "occurrence": 0}
     job.record(Kind.FAULT_PLANNED, fault=fault, kind=kind, target={"rank": 1}, at={}, lasts=lasts)
     job.record(
-        Kind.FAULT_INJECTED, **about, kind=kind, target={"process": job.observer.members[1], "rank": 1}
+        Kind.FAULT_INJECTED,
+        **about,
+        kind=kind,
+        target={"process": job.observer.members[1], "rank": 1},
     )
     job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={})
 

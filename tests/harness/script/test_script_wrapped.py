@@ -1,4 +1,6 @@
-"""Real commands behind shells and pipes: who is hit is who trains, and everything that is said is heard."""
+"""Real commands behind shells and pipes: who is hit is who trains, and everything that is said is
+heard.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ for step in range(1, 31):
 """
 FLOOD = """import glob, os, time
 os.write(1, b"step 1 loss 1.0\\n")
-while not any("generation_started" in open(log).read() for log in glob.glob("runs/script/*/events/*/*.jsonl")):
+LOGS = "runs/script/*/events/*/*.jsonl"
+while not any("generation_started" in open(log).read() for log in glob.glob(LOGS)):
     time.sleep(0.01)  # until it is known who says it
 for step in range(2, 31):
     os.write(1, (b"x" * 99 + b"\\n") * 30000 + b"step %d loss 1.0\\n" % step)
 """
 ONCE = 'd = os.environ["CHAOS_SCRATCH"] + "/once"; os.path.exists(d) or (os.mkdir(d), os._exit(1))'
 PIPED = (
-    f'for r in 0 1; do RANK=$r WORLD_SIZE=2 LATE_S=0.2 bash -c "{sys.executable} steps.py | cat" & done; wait'
+    f'for r in 0 1; do RANK=$r WORLD_SIZE=2 LATE_S=0.2 bash -c "{sys.executable} steps.py | cat" &'
+    " done; wait"
 )
 
 
@@ -54,7 +58,10 @@ def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
     code, results = run(steps, write(steps / "s.yaml", argv, fault=fault, ranks=1))
     assert code == 0, results.reason
     times = {e.step: e.time_ns for e in events(steps, Kind.STEP_REPORTED)}
-    assert max(b - a for a, b in zip(list(times.values())[:-1], list(times.values())[1:], strict=True)) > 8e8
+    assert (
+        max(b - a for a, b in zip(list(times.values())[:-1], list(times.values())[1:], strict=True))
+        > 8e8
+    )
     assert len(events(steps, Kind.GENERATION_STARTED)) == 1
 
 
@@ -67,12 +74,16 @@ def test_helpers_of_a_script_in_front_are_no_ranks(steps: Path) -> None:
     argv = ["./python-of-some-version", "steps.py"]
     code, results = run(steps, write(steps / "s.yaml", argv, fault=fault, ranks=1))
     assert code == 0, results.reason
-    assert len(events(steps, Kind.PROCESS_SPAWNED)) == len(events(steps, Kind.GENERATION_STARTED)) == 1
+    assert (
+        len(events(steps, Kind.PROCESS_SPAWNED)) == len(events(steps, Kind.GENERATION_STARTED)) == 1
+    )
 
 
 def test_a_flood_of_output_is_heard_to_its_end_and_not_kept(tmp_path: Path) -> None:
     (tmp_path / "flood.py").write_text(FLOOD)
-    _, results = run(tmp_path, write(tmp_path / "s.yaml", [sys.executable, "flood.py"], ranks=1, fault=""))
+    _, results = run(
+        tmp_path, write(tmp_path / "s.yaml", [sys.executable, "flood.py"], ranks=1, fault="")
+    )
     assert results.arms[0].outcome == "completed", results.reason
     assert results.arms[0].committed_step == 30
     (log,) = (tmp_path / "runs/script/latest").glob("**/output.log")
@@ -90,13 +101,21 @@ def test_a_flood_of_output_is_heard_to_its_end_and_not_kept(tmp_path: Path) -> N
         pytest.param(ONCE, 1, marks=pytest.mark.soak),
     ],
 )
-def test_a_command_that_fails_by_itself_proves_nothing(steps: Path, end: str, restarts: int) -> None:
+def test_a_command_that_fails_by_itself_proves_nothing(
+    steps: Path, end: str, restarts: int
+) -> None:
     (steps / "steps.py").write_text(STEPS + f"    if step == 20: {end}\n")
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.2s}"
     argv = [sys.executable, "steps.py"]
     again = f"  restarts: {restarts}"
     scenario = write(
-        steps / "s.yaml", argv, fault=fault, ranks=1, baseline="paired", deadline="2s", workload=again
+        steps / "s.yaml",
+        argv,
+        fault=fault,
+        ranks=1,
+        baseline="paired",
+        deadline="2s",
+        workload=again,
     )
     code, results = run(steps, scenario)
     assert code == 3, results.reason

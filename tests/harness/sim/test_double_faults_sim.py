@@ -1,4 +1,5 @@
-"""Two faults at once, or one in the middle of the recovery from another, over hundreds of seeds and every layout.
+"""Two faults at once, or one in the middle of the recovery from another, over hundreds of seeds and
+every layout.
 
 Simulated: the real controller, strategies, injector and checkers, over simulated ranks.
 """
@@ -57,14 +58,23 @@ class Dice:
     def kill(self, target: dict[str, Any], **at: Any) -> dict[str, Any]:
         """A kill of the step, or at another moment."""
         when = at or {"step": self.step, "phase": self.phase}
-        return {"id": "second" if at else "first", "kind": "process-kill", "target": target, "at": when}
+        return {
+            "id": "second" if at else "first",
+            "kind": "process-kill",
+            "target": target,
+            "at": when,
+        }
 
     def cell(self, *faults: dict[str, Any]) -> Cell:
         """The scenario with these faults."""
         return cell_of(
-            self.recovery, list(faults), ranks=self.ranks, parallelism=self.parallelism, steps=STEPS,
+            self.recovery,
+            list(faults),
+            ranks=self.ranks,
+            parallelism=self.parallelism,
+            steps=STEPS,
             every=EVERY,
-        )  # fmt: skip
+        )
 
     def first(self) -> dict[str, Any]:
         """One rank is killed."""
@@ -94,7 +104,9 @@ def recovered(cell: Cell, root: Path, dice: Dice, control: Played) -> Played:
         for name, f in judged(evidence(faulted, control)).items()
         if f.verdict != "pass"
     }
-    assert (faulted.outcome, found) == ("completed", {}), f"seed {dice.seed}, {dice.layout}, {dice.recovery}"
+    assert (faulted.outcome, found) == ("completed", {}), (
+        f"seed {dice.seed}, {dice.layout}, {dice.recovery}"
+    )
     return faulted
 
 
@@ -104,8 +116,9 @@ def reasons(played: Played) -> str:
 
 
 def blocks(*layouts: str) -> Any:
-    """Every seed of a block has its layout. Of the first block ``make test`` plays a part, and ``make test-long`` all,
-    for what few seeds show; the others are for ``make soak``."""
+    """Every seed of a block has its layout. Of the first block ``make test`` plays a part, and
+    ``make test-long`` all, for what few seeds show; the others are for ``make soak``.
+    """
     names = layouts or tuple(LAYOUTS)
     dice = [Dice(seed=seed, layout=names[seed % len(names)]) for seed in range(SEEDS)]
     return pytest.mark.parametrize(
@@ -145,13 +158,19 @@ def test_another_while_the_group_forms(dice: list[Dice], memory: Path, controls:
 
 
 @blocks()
-def test_another_while_the_state_is_restored(dice: list[Dice], memory: Path, controls: Controls) -> None:
+def test_another_while_the_state_is_restored(
+    dice: list[Dice], memory: Path, controls: Controls
+) -> None:
     """A restart of all, or the loss of a shard that nobody else holds."""
     for each in dice:
-        each.recovery = each.rng.choice((RESTART, DROP, SPARE)) if each.layout == "fsdp" else RESTART
+        each.recovery = (
+            each.rng.choice((RESTART, DROP, SPARE)) if each.layout == "fsdp" else RESTART
+        )
         second = each.kill({"rank": each.rng.randrange(each.ranks)}, event="restore")
         faulted = recovered(each.cell(each.first(), second), memory, each, controls(each))
-        restored = [e for e in faulted.log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"]
+        restored = [
+            e for e in faulted.log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"
+        ]
         assert len(restored) >= 2
         assert ("a memory copy can help" in reasons(faulted)) == (each.recovery != RESTART)
 
@@ -162,13 +181,17 @@ def transfer(played: Played, generation: int) -> tuple[str, int, int]:
     receiver, source = sorted(started.data["sources"].items())[0]
 
     def at(kind: Kind, actor: str) -> int:
-        return next(e.time_ns for e in played.log.of(kind) if (e.actor, e.generation) == (actor, generation))
+        return next(
+            e.time_ns for e in played.log.of(kind) if (e.actor, e.generation) == (actor, generation)
+        )
 
     return source, at(Kind.GROUP_FORMED, source), at(Kind.STATE_READY, receiver)
 
 
 def in_transfer(dice: Dice, played: Played, generation: int) -> dict[str, Any] | None:
-    """A kill of the source while it sends, the rest being as it was; None when nobody had to send."""
+    """A kill of the source while it sends, the rest being as it was; None when nobody had
+    to send.
+    """
     (started,) = [e for e in played.log.of(Kind.GENERATION_STARTED) if e.generation == generation]
     if not started.data["sources"]:
         return None
@@ -184,7 +207,10 @@ def test_the_source_dies_while_it_sends(dice: list[Dice], memory: Path, controls
     for each in dice:
         each.recovery = {"strategy": SPARE, "spares": each.rng.choice((1, 2))}
         alone = play(
-            each.cell(each.first()), memory / f"a{each.seed}", seed=each.seed % ARM_SEEDS, sim=each.sim
+            each.cell(each.first()),
+            memory / f"a{each.seed}",
+            seed=each.seed % ARM_SEEDS,
+            sim=each.sim,
         )
         second = in_transfer(each, alone, 2)
         assert second is not None
@@ -195,10 +221,13 @@ def test_the_source_dies_while_it_sends(dice: list[Dice], memory: Path, controls
 
 
 @blocks("ddp", "hsdp", "hsdp of 3")
-def test_the_spare_dies_while_it_is_promoted(dice: list[Dice], memory: Path, controls: Controls) -> None:
+def test_the_spare_dies_while_it_is_promoted(
+    dice: list[Dice], memory: Path, controls: Controls
+) -> None:
     for each in dice:
         each.recovery = {"strategy": SPARE, "spares": each.rng.choice((1, 2))}
-        second = each.kill({"rank": each.victim}, event="regroup")  # the spare holds that rank by now
+        # the spare holds that rank by now
+        second = each.kill({"rank": each.victim}, event="regroup")
         faulted = recovered(each.cell(each.first(), second), memory, each, controls(each))
         promoted = list(faulted.log.of(Kind.GENERATION_STARTED))[1].data["members"][each.victim]
         hit = list(faulted.log.of(Kind.FAULT_INJECTED))[-1]
@@ -227,8 +256,12 @@ def test_more_faults_than_spares(dice: list[Dice], memory: Path, controls: Contr
 
 
 @blocks("hsdp", "hsdp of 3", "fsdp")
-def test_a_step_that_ended_on_some_ranks_only(dice: list[Dice], memory: Path, controls: Controls) -> None:
-    """A kill in the last collective of a step: some have applied it, others have all but the word to."""
+def test_a_step_that_ended_on_some_ranks_only(
+    dice: list[Dice], memory: Path, controls: Controls
+) -> None:
+    """A kill in the last collective of a step: some have applied it, others have all but the word
+    to.
+    """
     finished = 0
     for each in dice:
         each.spread_ms = 30
@@ -254,6 +287,8 @@ def test_digests_tell_how_far_ranks_came_whose_marks_are_hidden(tmp_path: Path) 
         for rank in range(2)
     ]
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 9}}
-    played = play(cell_of({"strategy": "none"}, [*hidden, kill], ranks=2, every=2), tmp_path, seed=1)
+    played = play(
+        cell_of({"strategy": "none"}, [*hidden, kill], ranks=2, every=2), tmp_path, seed=1
+    )
     (end,) = played.log.of(Kind.RUN_FINISHED)
     assert end.data["committed_step"] == 8

@@ -1,4 +1,6 @@
-"""With ``determinism: elastic`` simulated runs end as the unfaulted one does, whatever was lost, and are held to it."""
+"""With ``determinism: elastic`` simulated runs end as the unfaulted one does, whatever was lost,
+and are held to it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from tests.support.simulate import KILL, cell_of, evidence, play
 
 TWO = [
     KILL,
-    {"id": "too", "kind": "process-kill", "target": {"rank": 0}, "at": {"step": 35, "phase": "collective"}},
+    {
+        "id": "too",
+        "kind": "process-kill",
+        "target": {"rank": 0},
+        "at": {"step": 35, "phase": "collective"},
+    },
 ]
 STAY = {"strategy": "drop-replica", "params": {"rejoin": False}}
 
@@ -37,9 +44,16 @@ def judged(
 
 @pytest.mark.parametrize("seed", first_in_test(5, 1, 4))
 @pytest.mark.parametrize("faults", [[KILL], TWO], ids=["one", "two"])
-@pytest.mark.parametrize("recovery", [{"strategy": "drop-replica"}, STAY, {"strategy": "hot-spare"}], ids=str)
-def test_the_result_is_the_unfaulted_runs(memory: Path, recovery: Any, faults: Any, seed: int) -> None:
-    assert judged(memory, recovery, faults=faults, seed=seed, determinism="elastic") == ("bit for bit", {})
+@pytest.mark.parametrize(
+    "recovery", [{"strategy": "drop-replica"}, STAY, {"strategy": "hot-spare"}], ids=str
+)
+def test_the_result_is_the_unfaulted_runs(
+    memory: Path, recovery: Any, faults: Any, seed: int
+) -> None:
+    assert judged(memory, recovery, faults=faults, seed=seed, determinism="elastic") == (
+        "bit for bit",
+        {},
+    )
 
 
 def test_without_it_the_result_depends_on_who_was_there(memory: Path) -> None:

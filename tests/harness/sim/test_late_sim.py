@@ -29,11 +29,26 @@ class Pair:
         (directory / "checkpoints").mkdir()
         self._events = directory / "events"
         config = RankConfig(
-            events=self._events, world=2, shards=2, steps=STEPS, global_batch=4, samples=64, seed=5,
-            batch="constant", determinism="default", checkpoint_dir=directory / "checkpoints", verify_every=None,
-            nonfinite="retry", checkpoint_every=3, checkpoint_keep=2, checkpoint_mode="sync",
-            checkpoint_sharded=False, checkpoint_mtbf_s=None, wall_ns=0, timings=Sim().timings(),
-        )  # fmt: skip
+            events=self._events,
+            world=2,
+            shards=2,
+            steps=STEPS,
+            global_batch=4,
+            samples=64,
+            seed=5,
+            batch="constant",
+            determinism="default",
+            checkpoint_dir=directory / "checkpoints",
+            verify_every=None,
+            nonfinite="retry",
+            checkpoint_every=3,
+            checkpoint_keep=2,
+            checkpoint_mode="sync",
+            checkpoint_sharded=False,
+            checkpoint_mtbf_s=None,
+            wall_ns=0,
+            timings=Sim().timings(),
+        )
         self._clock = Clock()
         self.said: list[list[Any]] = [[], []]
         self._groups: dict[int, Group] = {}
@@ -49,7 +64,9 @@ class Pair:
             process.start(rank.body("warm"))
 
     def _group(self, generation: int, size: int) -> Group:
-        """In the first generation a collective ends on one rank long before it does on the other."""
+        """In the first generation a collective ends on one rank long before it does on the
+        other.
+        """
         spread_ns = 20 * MS if generation == 1 else 0.0
         return self._groups.setdefault(
             generation, Group(generation=generation, size=size, form_ns=0.0, spread_ns=spread_ns)
@@ -58,7 +75,14 @@ class Pair:
     def tell(self, of: type[Message], **about: Any) -> None:
         """Both, at once."""
         for rank, process in enumerate(self.processes):
-            own = {"rank": rank, "world": 2, "store_port": 1, "restore": False, "timeout_s": 5.0, "shards": 2}
+            own = {
+                "rank": rank,
+                "world": 2,
+                "store_port": 1,
+                "restore": False,
+                "timeout_s": 5.0,
+                "shards": 2,
+            }
             process.deliver(of(**(own if of is Join else {}), **about), 0.0)
 
     def play(self) -> Iterator[None]:
@@ -70,7 +94,9 @@ class Pair:
     def hear(self, kind: type[Message]) -> list[Any]:
         """The next message of that type, from both."""
         for _ in self.play():
-            found = [[message for message in said if isinstance(message, kind)] for said in self.said]
+            found = [
+                [message for message in said if isinstance(message, kind)] for said in self.said
+            ]
             if all(found):
                 for said in self.said:
                     said.clear()
@@ -87,8 +113,9 @@ class Pair:
 def test_a_step_that_is_finished_late_is_written_down_as_one_in_time(
     step: int, asked: bool, tmp_path: Path
 ) -> None:
-    """The third is one at which all save: whoever is late with it has its digest in its log, and saves nothing. That a
-    save was asked for is known only to those who were told in time."""
+    """The third is one at which all save: whoever is late with it has its digest in its log, and
+    saves nothing. That a save was asked for is known only to those who were told in time.
+    """
     pair = Pair(tmp_path)
     pair.hear(Ready)
     pair.tell(Join, generation=1)
@@ -100,7 +127,9 @@ def test_a_step_that_is_finished_late_is_written_down_as_one_in_time(
             asked = False
         if max(steps) == step:
             break
-    assert sorted(steps) == [step - 1, step], "the other has not heard yet that both hold their part"
+    assert sorted(steps) == [step - 1, step], (
+        "the other has not heard yet that both hold their part"
+    )
     late = steps.index(step - 1)
     pair.tell(Abort, generation=1)
     parked = pair.hear(Parked)
@@ -108,7 +137,8 @@ def test_a_step_that_is_finished_late_is_written_down_as_one_in_time(
     pair.tell(Join, generation=2, finish=step)
     assert [joined.step for joined in pair.hear(Joined)] == [step, step]
     mine, other = (
-        [e for e in pair.events(rank, Kind.STEP_COMMITTED) if e.step == step] for rank in (late, 1 - late)
+        [e for e in pair.events(rank, Kind.STEP_COMMITTED) if e.step == step]
+        for rank in (late, 1 - late)
     )
     assert len(mine) == len(other) == 1
     assert (mine[0].generation, other[0].generation) == (2, 1)

@@ -22,11 +22,18 @@ SEEDS, BLOCK = 120, 20
 FSDP = "fsdp"
 TWO: dict[str, Any] = {"hsdp": {"replicas": 2, "shards": 2}}
 SHAPES: dict[int, list[Any]] = {
-    2: [FSDP], 3: [FSDP], 4: [FSDP, TWO, TWO],
+    2: [FSDP],
+    3: [FSDP],
+    4: [FSDP, TWO, TWO],
     6: [{"hsdp": {"replicas": 3, "shards": 2}}, {"hsdp": {"replicas": 2, "shards": 3}}],
-}  # fmt: skip
+}
 DROP, SPARE = "drop-replica", "hot-spare"
-KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 3}, "at": {"step": 33, "phase": "backward"}}
+KILL = {
+    "id": "kill",
+    "kind": "process-kill",
+    "target": {"rank": 3},
+    "at": {"step": 33, "phase": "backward"},
+}
 
 
 def sharded_cell(seed: int) -> Cell:
@@ -59,12 +66,15 @@ def both(cell: Cell, root: Path, seed: int = 3) -> tuple[Played, dict[str, str]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1, 1))
-def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, memory: Path) -> None:
+def test_whatever_happens_the_job_recovers_and_every_checker_passes(
+    block: int, memory: Path
+) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         cell = sharded_cell(seed)
         _, found = both(cell, memory / str(seed), seed)
         if cell.scenario.recovery.params.get("rejoin") is False:
-            found.pop("replica-equality", None)  # of one replica that is left there is nothing to compare
+            # of one replica that is left there is nothing to compare
+            found.pop("replica-equality", None)
         assert found == {}, f"seed {seed}"
 
 
@@ -73,7 +83,9 @@ def test_a_supervisor_lost_in_the_middle_of_any_act(
     strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who holds which shard, and who waits for a whole replica, is in the log."""
-    control = play(cell_of(strategy, [], parallelism=TWO), memory / "control", seed=4, arm="control")
+    control = play(
+        cell_of(strategy, [], parallelism=TWO), memory / "control", seed=4, arm="control"
+    )
     monkeypatch.setattr(simulate, "Orchestrator", Fragile)
     taken = 0
     for at in range(1, 200):
@@ -95,7 +107,9 @@ def test_a_broken_replica_waits_and_comes_back_with_its_replacement(memory: Path
     assert found == {}
     assert members(faulted) == [["w0", "w1", "w2", "w3"], ["w0", "w1"], ["w0", "w1", "w2", "w4"]]
     assert all(
-        event.data["expected"] for event in of(faulted, Kind.PROCESS_EXITED) if event.data["process"] == "w2"
+        event.data["expected"]
+        for event in of(faulted, Kind.PROCESS_EXITED)
+        if event.data["process"] == "w2"
     )
     grown = of(faulted, Kind.GENERATION_STARTED)[-1].data
     assert (grown["shards"], grown["sources"]) == (2, {"w2": "w0", "w4": "w1"})
@@ -126,13 +140,17 @@ def test_a_noticed_rank_leaves_before_its_deadline_and_no_step_is_lost(
     faulted, found = both(cell_of(strategy, [notice], parallelism=shape), memory)
     assert found == {}
     resumed = [event.data["resume_step"] for event in of(faulted, Kind.GENERATION_READY)]
-    assert resumed[1] >= 33, "where nobody else holds the shard, a checkpoint of that very step does"
+    assert resumed[1] >= 33, (
+        "where nobody else holds the shard, a checkpoint of that very step does"
+    )
 
 
 @pytest.mark.parametrize("surface", ["gradient", "parameter"])
 @pytest.mark.parametrize("shape", [FSDP, TWO], ids=["fsdp", "hsdp"])
 def test_non_finite_values(shape: Any, surface: str, memory: Path) -> None:
-    """A bad gradient is computed again; bad parameters spoil the whole replica, which another one refills."""
+    """A bad gradient is computed again; bad parameters spoil the whole replica, which another one
+    refills.
+    """
     fault = {**KILL, "kind": "tensor-corrupt", "params": {"surface": surface, "op": "nan"}}
     faulted, found = both(cell_of(SPARE, [fault], parallelism=shape), memory)
     assert found == {}

@@ -1,4 +1,6 @@
-"""The simulated launcher: one seed gives one log, and hundreds of random scenarios recover and pass."""
+"""The simulated launcher: one seed gives one log, and hundreds of random scenarios recover and
+pass.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def found(
     assert control.outcome == "completed"
     findings = {f"control {name}": f for name, f in judged(evidence(control, None)).items()}
     findings |= judged(evidence(faulted, control))
-    return faulted, {name: f"{f.verdict}: {f.witness}" for name, f in findings.items() if f.verdict != "pass"}
+    return faulted, {
+        name: f"{f.verdict}: {f.witness}" for name, f in findings.items() if f.verdict != "pass"
+    }
 
 
 def second(kind: str, target: dict[str, Any], **at: Any) -> dict[str, Any]:
@@ -64,14 +68,22 @@ def test_the_same_seed_gives_the_same_log_byte_for_byte(seed: int, memory: Path)
 
 def test_no_log_tells_where_it_was_written(memory: Path) -> None:
     at = {"event": "checkpoint_committed", "nth": 3}
-    corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
+    corrupt = {
+        "id": "c",
+        "kind": "checkpoint-corrupt",
+        "target": {"checkpoint": "latest"},
+        "at": at,
+    }
     played = play(cell_of(RESTART_ALL, [corrupt, KILL]), memory, seed=1)
     assert of(played, Kind.CHECKPOINT_REFUSED)
     assert not [name for name, data in files(played).items() if str(memory).encode() in data]
 
 
 def test_the_simulator_does_without_torch() -> None:
-    code = "import sys, harness.launchers.sim, harness.run.orchestrator; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, harness.launchers.sim, harness.run.orchestrator; sys.exit('torch' in"
+        " sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -94,7 +106,9 @@ def test_what_a_rank_does_besides_training_is_in_the_log_and_no_checker_minds(
 
 
 @pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 2, 6))
-def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, memory: Path) -> None:
+def test_whatever_happens_the_job_recovers_and_every_checker_passes(
+    block: int, memory: Path
+) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         faulted, problems = found(random_cell(seed), memory / str(seed), seed)
         assert (faulted.outcome, problems) == ("completed", {}), f"seed {seed}"
@@ -104,7 +118,9 @@ def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, 
 @pytest.mark.parametrize("recovery", long_but(STRATEGIES, SPARE))
 @pytest.mark.parametrize("kind", long_but(["process-kill", "process-stop"], "process-kill"))
 def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, memory: Path) -> None:
-    """Source, joiner and bystanders are hit in every stage of it: abort, rendezvous, transfer, first step."""
+    """Source, joiner and bystanders are hit in every stage of it: abort, rendezvous, transfer,
+    first step.
+    """
     first = play(cell_of(recovery, [KILL]), memory / "first", seed=3)
     control = play(cell_of(recovery, []), memory / "control", seed=3, arm="control")
     began, *_, ended = (event.time_ns for event in of(first, Kind.GENERATION_READY))
@@ -118,8 +134,12 @@ def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, me
             assert (faulted.outcome, problems) == ("completed", {}), f"rank {rank} at {time}"
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 20), marks=pytest.mark.long)], ids=str)
-def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(seeds: range, memory: Path) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(6), pytest.param(range(6, 20), marks=pytest.mark.long)], ids=str
+)
+def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(
+    seeds: range, memory: Path
+) -> None:
     apart = 0
     for seed in seeds:
         fault = {**KILL, "at": {"time": 1.5 + seed * 0.0021}}
@@ -144,21 +164,29 @@ def test_a_spare_that_never_got_the_state_is_no_source_of_it(memory: Path) -> No
 
 
 def test_a_fault_in_time_waits_for_a_rank_that_is_being_replaced(memory: Path) -> None:
-    first = play(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, [KILL]), memory / "first", seed=3)
+    first = play(
+        cell_of({"strategy": RESTART_ALL, "restart": "cold"}, [KILL]), memory / "first", seed=3
+    )
     began = of(first, Kind.GENERATION_READY)[0].time_ns
     time = (of(first, Kind.FAILURE_DETECTED)[0].time_ns - began) / 1e9 + 0.5
     faults = [KILL, second("process-kill", {"rank": 0}, time=round(time, 3))]
-    faulted, problems = found(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, faults), memory, 3)
+    faulted, problems = found(
+        cell_of({"strategy": RESTART_ALL, "restart": "cold"}, faults), memory, 3
+    )
     assert problems == {}
     hit = of(faulted, Kind.FAULT_INJECTED)[-1]
-    assert hit.data["target"]["process"] == of(faulted, Kind.GENERATION_STARTED)[1].data["members"][0]
+    assert (
+        hit.data["target"]["process"] == of(faulted, Kind.GENERATION_STARTED)[1].data["members"][0]
+    )
 
 
 def test_a_fault_at_an_event_that_finds_nobody_says_so(memory: Path) -> None:
     stays_small = {"strategy": DROP, "rejoin": False}
     late = second("process-stop", {"rank": 3}, event="checkpoint_saving", nth=4)
     faulted, problems = found(cell_of(stays_small, [KILL, late]), memory, 3)
-    assert [event.data["reason"] for event in of(faulted, Kind.FAULT_FAILED)] == ["nobody holds rank 3"]
+    assert [event.data["reason"] for event in of(faulted, Kind.FAULT_FAILED)] == [
+        "nobody holds rank 3"
+    ]
     assert list(problems) == ["fault-landed"]
 
 
@@ -170,7 +198,12 @@ def test_a_stop_is_seen_even_if_everything_is_killed_the_next_moment(memory: Pat
 
 def test_a_checkpoint_deleted_by_retention_is_not_missed(memory: Path) -> None:
     at = {"event": "checkpoint_committed", "nth": 3}
-    corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
+    corrupt = {
+        "id": "c",
+        "kind": "checkpoint-corrupt",
+        "target": {"checkpoint": "latest"},
+        "at": at,
+    }
     faulted, problems = found(cell_of(RESTART_ALL, [corrupt, KILL], keep=1), memory, 3)
     assert (list(problems), len(of(faulted, Kind.GENERATION_READY))) == (["liveness"], 1)
     reason = of(faulted, Kind.RUN_FINISHED)[0].data["reason"]
@@ -185,17 +218,31 @@ def test_a_world_may_shrink_when_its_spare_died_before(memory: Path) -> None:
 
 
 def test_a_nan_that_dies_with_its_attempt_is_contained(memory: Path) -> None:
-    nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "loss"}, "target": {"rank": 1}}
+    nan = {
+        "id": "nan",
+        "kind": "tensor-corrupt",
+        "params": {"surface": "loss"},
+        "target": {"rank": 1},
+    }
     at = {"step": 33, "phase": "backward"}
     faults = [{**nan, "at": {"step": 33}}, {**KILL, "target": {"rank": 0}, "at": at}]
     faulted, problems = found(cell_of(SPARE, faults), memory, 3)
     assert (problems, of(faulted, Kind.NONFINITE_CAUGHT)) == ({}, [])
 
 
-def test_a_nan_is_contained_too_if_the_one_that_ends_its_attempt_is_a_step_behind(memory: Path) -> None:
-    nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "loss"}, "target": {"rank": 1}}
+def test_a_nan_is_contained_too_if_the_one_that_ends_its_attempt_is_a_step_behind(
+    memory: Path,
+) -> None:
+    nan = {
+        "id": "nan",
+        "kind": "tensor-corrupt",
+        "params": {"surface": "loss"},
+        "target": {"rank": 1},
+    }
     late = {**KILL, "kind": "exception", "at": {"step": 33, "phase": "optimizer"}}
-    faulted, problems = found(cell_of(DROP, [{**nan, "at": {"step": 34}}, late]), memory, 3, sim=SLOW)
+    faulted, problems = found(
+        cell_of(DROP, [{**nan, "at": {"step": 34}}, late]), memory, 3, sim=SLOW
+    )
     assert (problems, of(faulted, Kind.NONFINITE_CAUGHT)) == ({}, [])
     assert len(of(faulted, Kind.FAULT_LANDED)) == 2
 
@@ -210,7 +257,9 @@ def test_frequent_slow_checkpoints_are_no_lack_of_liveness(memory: Path) -> None
 
 @pytest.mark.parametrize("recovery", long_but(["none", *STRATEGIES], "none", RESTART_ALL))
 @pytest.mark.parametrize("kind", ["process-kill", "process-stop", "exception", "tensor-corrupt"])
-def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: str, memory: Path) -> None:
+def test_a_fault_that_always_comes_back_ends_in_good_order(
+    recovery: str, kind: str, memory: Path
+) -> None:
     fault = {
         "id": "again",
         "kind": kind,
@@ -221,7 +270,8 @@ def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: 
     cell = cell_of(recovery, [{**fault, "expect": {"outcome": "fail-stop"}}])
     faulted, problems = found(cell, memory, 3)
     assert problems == {}
-    # Strategies that leave the bad place out get past it; one that fills it again and again has to give up.
+    # Strategies that leave the bad place out get past it; one that fills it again and again has to
+    # give up.
     due = {"none": 1, RESTART_ALL: 11 if kind == "tensor-corrupt" else 4}.get(recovery)
     assert due in (None, len(of(faulted, Kind.FAULT_INJECTED)))
     assert faulted.outcome == "gave-up" if due else faulted.outcome in ("completed", "gave-up")
@@ -249,9 +299,16 @@ def test_a_checkpoint_is_corrupted_anew_each_time_or_not_at_all(memory: Path) ->
 
 
 def test_simulated_time_is_free(memory: Path) -> None:
-    hang = {**KILL, "kind": "gil-deadlock", "at": {"step": 1, "phase": "backward"}, "params": {"hold_s": 300}}
+    hang = {
+        **KILL,
+        "kind": "gil-deadlock",
+        "at": {"step": 1, "phase": "backward"},
+        "params": {"hold_s": 300},
+    }
     faulted, problems = found(cell_of(SPARE, [hang]), memory, 3)
-    waited = of(faulted, Kind.FAILURE_DETECTED)[0].time_ns - of(faulted, Kind.FAULT_INJECTED)[0].time_ns
+    waited = (
+        of(faulted, Kind.FAILURE_DETECTED)[0].time_ns - of(faulted, Kind.FAULT_INJECTED)[0].time_ns
+    )
     assert not problems, (
         "its evidence is waited for as long as a hang before the first step may take to be seen"
     )

@@ -25,7 +25,9 @@ def arm(memory: Path, fault: dict[str, Any], recovery: Any = PLAIN, **more: Any)
 
 def findings(played: Played) -> dict[str, tuple[str, str]]:
     control = play(played.cell, played.directory.parent.parent, seed=5, arm="control")
-    return {name: (f.verdict, f.witness) for name, f in check_all(evidence(played, control)).items()}
+    return {
+        name: (f.verdict, f.witness) for name, f in check_all(evidence(played, control)).items()
+    }
 
 
 def injected(played: Played) -> list[Event]:
@@ -40,14 +42,17 @@ def test_a_majority_dies_in_one_act(memory: Path) -> None:
     events = injected(played)
     assert len(events) == 3 and {event.step for event in events} == {33}
     assert not any(
-        e.kind is Kind.FAILURE_DETECTED for e in played.log.events
+        e.kind is Kind.FAILURE_DETECTED
+        for e in played.log.events
         if events[0].time_ns <= e.time_ns <= events[-1].time_ns
-    )  # fmt: skip
+    )
     assert played.outcome == "completed" and findings(played)["fault-landed"][0] == "pass"
 
 
 def test_spares_are_hit_in_the_same_act(memory: Path) -> None:
-    played = arm(memory, {"target": {"role": "any", "select": "all"}}, {"strategy": "hot-spare", "spares": 2})
+    played = arm(
+        memory, {"target": {"role": "any", "select": "all"}}, {"strategy": "hot-spare", "spares": 2}
+    )
     events = injected(played)
     assert len(events) == 6 and events[-1].time_ns - events[0].time_ns < 1_000_000
     assert played.outcome == "completed"
@@ -87,7 +92,9 @@ def test_an_arrival_at_the_very_end_is_excused(
     at: dict[str, Any], reason: str, landed: bool, excuse: bool
 ) -> None:
     fault = FaultSpec.model_validate({**KILL, "at": at})
-    late: Any = SimpleNamespace(fault="kill", landed=None, failed=SimpleNamespace(data={"reason": reason}))
+    late: Any = SimpleNamespace(
+        fault="kill", landed=None, failed=SimpleNamespace(data={"reason": reason})
+    )
     earlier: Any = SimpleNamespace(fault="kill", landed="seen" if landed else None, failed=None)
     measures = SimpleNamespace(episodes=[earlier, late])
     seen: Any = SimpleNamespace(fault=lambda name: fault, measures=measures)
@@ -96,7 +103,11 @@ def test_an_arrival_at_the_very_end_is_excused(
 
 def test_no_arrival_at_all_is_inconclusive(memory: Path) -> None:
     verdict, witness = findings(arm(memory, {"at": {"mtbf": 1e6}}))["fault-landed"]
-    assert verdict == "inconclusive" and "kill was first due" in witness and "training lasted" in witness
+    assert (
+        verdict == "inconclusive"
+        and "kill was first due" in witness
+        and "training lasted" in witness
+    )
 
 
 def test_a_probability_that_rules_everything_out_is_inconclusive(memory: Path) -> None:
@@ -106,7 +117,9 @@ def test_a_probability_that_rules_everything_out_is_inconclusive(memory: Path) -
 
 
 def test_what_the_probability_left_is_all_that_is_due(memory: Path) -> None:
-    played = arm(memory, {"at": {"from": 12, "until": 40, "every": 4, "probability": 0.3}}, "hot-spare")
+    played = arm(
+        memory, {"at": {"from": 12, "until": 40, "every": 4, "probability": 0.3}}, "hot-spare"
+    )
     (planned,) = played.log.of(Kind.FAULT_PLANNED)
     points, declined = planned.data["at"]["points"], planned.data["at"]["declined"]
     assert len(points) + len(declined) == 8 and len(injected(played)) == len(points) > 0
@@ -132,7 +145,9 @@ def test_one_that_acts_again_before_it_is_over_ends_with_the_later(memory: Path)
     assert findings(played)["landing"] == ("pass", "2 derived again from the log")
 
 
-def test_what_is_over_before_it_could_show_is_said_to_be_however_long_the_job_goes_on(memory: Path) -> None:
+def test_what_is_over_before_it_could_show_is_said_to_be_however_long_the_job_goes_on(
+    memory: Path,
+) -> None:
     """A disk that is broken for steps in which nobody saves."""
     broken = {"kind": "io-error", "at": {"step": 3}, "duration": {"steps": 4}}
     played = arm(memory, broken, "drop-replica", steps=600, every=400)
@@ -151,8 +166,15 @@ def test_a_disk_so_slow_that_the_rank_is_taken_for_hung_is_seen(memory: Path) ->
 
 
 def test_slow_steps_have_the_time_to_show_it(memory: Path) -> None:
-    """A step over the throttled link takes four seconds, and five of them more than the 15 s of other evidence."""
-    slow = {"kind": "link-throttle", "target": {"rank": 0}, "at": {"step": 6}, "duration": {"steps": 10}}
+    """A step over the throttled link takes four seconds, and five of them more than the 15 s of
+    other evidence.
+    """
+    slow = {
+        "kind": "link-throttle",
+        "target": {"rank": 0},
+        "at": {"step": 6},
+        "duration": {"steps": 10},
+    }
     played = arm(memory, {**slow, "params": {"mbit_per_s": 1.42}}, ranks=4, steps=30)
     assert len(list(played.log.of(Kind.FAULT_LANDED))) == 1
 
@@ -161,24 +183,37 @@ def test_slow_steps_have_the_time_to_show_it(memory: Path) -> None:
     ("kind", "failed", "failure", "lasts"),
     [
         ("link-throttle", None, None, True),
-        ("link-throttle", None, 20, True),  # whoever is blamed is replaced, and the link is as slow as before
+        # whoever is blamed is replaced, and the link is as slow as before
+        ("link-throttle", None, 20, True),
         ("straggler", None, 20, False),
-        ("straggler", 30, None, True),  # nobody saw its effect in time, and it acted until it was healed
-        ("straggler", 90, None, True),  # nor when it was over, which says nothing of the steps until then
+        # nobody saw its effect in time, and it acted until it was healed
+        ("straggler", 30, None, True),
+        # nor when it was over, which says nothing of the steps until then
+        ("straggler", 90, None, True),
     ],
 )
-def test_how_long_a_fault_acts(kind: str, failed: int | None, failure: int | None, lasts: bool) -> None:
+def test_how_long_a_fault_acts(
+    kind: str, failed: int | None, failure: int | None, lasts: bool
+) -> None:
     def at(time: int | None, kind: Kind, **data: Any) -> Event | None:
         return time and Event(
             kind=kind, actor="orchestrator", seq=0, time_ns=time, generation=1, step=None, data=data
         )
 
     episode = Episode(
-        fault="f", kind=kind, occurrence=0, target={}, process="w0", rank=0,
-        planned=at(1, Kind.FAULT_PLANNED, lasts=True), injected=at(10, Kind.FAULT_INJECTED), landed=None,
-        failed=at(failed, Kind.FAULT_FAILED), healed=at(80, Kind.FAULT_HEALED),
+        fault="f",
+        kind=kind,
+        occurrence=0,
+        target={},
+        process="w0",
+        rank=0,
+        planned=at(1, Kind.FAULT_PLANNED, lasts=True),
+        injected=at(10, Kind.FAULT_INJECTED),
+        landed=None,
+        failed=at(failed, Kind.FAULT_FAILED),
+        healed=at(80, Kind.FAULT_HEALED),
         failure=at(failure, Kind.FAILURE_DETECTED),
-    )  # fmt: skip
+    )
     assert episode.lasts_over(40, 50) == lasts and not episode.lasts_over(81, 90)
 
 
@@ -225,12 +260,16 @@ def test_a_non_finite_loss_halts(memory: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "verdict"),
     [
-        ("committed_steps >= 30", "pass"), ("committed_steps >= 40", "inconclusive"),
-        ("committed_steps >= 30 within 1ms", "inconclusive"), ("step_time_cv < 0.5 over 10 steps", "pass"),
-        ("step_time_cv < 0.5 over 50 steps", "inconclusive"), ("step_time_cv < 0 over 10 steps", "inconclusive"),
-        ("healthy_replicas >= 4", "pass"), ("healthy_replicas >= 5", "inconclusive"),
+        ("committed_steps >= 30", "pass"),
+        ("committed_steps >= 40", "inconclusive"),
+        ("committed_steps >= 30 within 1ms", "inconclusive"),
+        ("step_time_cv < 0.5 over 10 steps", "pass"),
+        ("step_time_cv < 0.5 over 50 steps", "inconclusive"),
+        ("step_time_cv < 0 over 10 steps", "inconclusive"),
+        ("healthy_replicas >= 4", "pass"),
+        ("healthy_replicas >= 5", "inconclusive"),
     ],
-)  # fmt: skip
+)
 def test_steady_state_before_the_first_fault(memory: Path, check: str, verdict: str) -> None:
     found = findings(arm(memory, {}, steady_state=[check]))["steady-state"]
     assert found[0] == verdict and check in found[1]
@@ -250,7 +289,10 @@ def test_expected_blame(memory: Path, expect: dict[str, Any], verdict: str) -> N
 
 def test_an_expected_smaller_world(memory: Path) -> None:
     recovery = {"strategy": "drop-replica", "rejoin": False}
-    assert findings(arm(memory, {"expect": {"outcome": "degraded"}}, recovery))["expectation"][0] == "pass"
+    assert (
+        findings(arm(memory, {"expect": {"outcome": "degraded"}}, recovery))["expectation"][0]
+        == "pass"
+    )
     assert findings(arm(memory, {"expect": {"outcome": "degraded"}}))["expectation"][0] == "fail"
 
 

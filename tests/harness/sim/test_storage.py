@@ -1,4 +1,6 @@
-"""Storage faults in simulation: saves fail, training does not; a torn save is never taken for a checkpoint."""
+"""Storage faults in simulation: saves fail, training does not; a torn save is never taken for a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from tests.support.simulate import KILL, cell_of
 
 def storage(kind: str, step: int = 15, steps: int = 20, **params: Any) -> dict[str, Any]:
     """A lasting fault of the file system."""
-    return {"id": "s", "kind": kind, "params": params, "at": {"step": step}, "duration": {"steps": steps}}
+    return {
+        "id": "s",
+        "kind": kind,
+        "params": params,
+        "at": {"step": step},
+        "duration": {"steps": steps},
+    }
 
 
 @pytest.mark.parametrize("kind", ["disk-full", "read-only"])
@@ -54,7 +62,9 @@ def test_a_slow_disk_makes_all_wait_and_nobody_suspect(memory: Path) -> None:
     fault = {**storage("io-slow", delay_s=0.1), "target": {"rank": 0}}
     faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
     assert problems == {}
-    seconds = {event.step: event.data["seconds"] for event in of(faulted, Kind.CHECKPOINT_COMMITTED)}
+    seconds = {
+        event.step: event.data["seconds"] for event in of(faulted, Kind.CHECKPOINT_COMMITTED)
+    }
     assert seconds[20] > 0.8 > seconds[10] and seconds[60] < 0.1
     assert not of(faulted, Kind.FAILURE_DETECTED)
 
@@ -68,7 +78,11 @@ def test_a_save_may_take_much_longer_than_a_step_as_long_as_it_moves(memory: Pat
 
 
 def test_a_save_that_stands_still_is_a_hang_of_the_rank_that_saves(memory: Path) -> None:
-    fault = {**storage("io-slow", delay_s=30), "target": {"rank": 0}, "expect": {"detected_by": "hang"}}
+    fault = {
+        **storage("io-slow", delay_s=30),
+        "target": {"rank": 0},
+        "expect": {"detected_by": "hang"},
+    }
     faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
     assert faulted.outcome == "completed"
     assert [event.data["rank"] for event in of(faulted, Kind.FAILURE_DETECTED)] == [0]
@@ -83,12 +97,18 @@ def test_a_save_that_was_cut_off_is_never_restored_as_it_is(
     mode: str, stage: str, recovery: str, memory: Path
 ) -> None:
     torn = {
-        "id": "t", "kind": "checkpoint-corrupt", "params": {"mode": mode, "stage": stage},
-        "target": {"checkpoint": "latest"}, "at": {"step": 25},
-    }  # fmt: skip
+        "id": "t",
+        "kind": "checkpoint-corrupt",
+        "params": {"mode": mode, "stage": stage},
+        "target": {"checkpoint": "latest"},
+        "at": {"step": 25},
+    }
     faulted, problems = found(cell_of(recovery, [torn]), memory, 3)
     assert (faulted.outcome, problems) == ("completed", {})
-    assert of(faulted, Kind.FAULT_LANDED)[0].data["evidence"] == {"signal": 9, "saving": "step-00000030"}
+    assert of(faulted, Kind.FAULT_LANDED)[0].data["evidence"] == {
+        "signal": 9,
+        "saving": "step-00000030",
+    }
     if recovery == RESTART_ALL:
         whole = stage == "renamed"  # it was all there, though nobody had said so
         name = "step-00000030" if whole else "step-00000020"
@@ -98,7 +118,9 @@ def test_a_save_that_was_cut_off_is_never_restored_as_it_is(
 
 def test_a_stage_is_for_saves_only() -> None:
     kind = load("chaos.faults", Fault)["checkpoint-corrupt"]
-    with pytest.raises(ValueError, match="stage is for the modes torn and lose-unsynced, not for bitflip"):
+    with pytest.raises(
+        ValueError, match="stage is for the modes torn and lose-unsynced, not for bitflip"
+    ):
         kind(mode="bitflip", stage="data")
 
 
@@ -109,7 +131,9 @@ def test_the_file_system_is_as_large_as_its_faults_say() -> None:
     assert parameters(cell_of(SPARE, [storage("read-only")]), "size_mib") == [DEFAULT_MIB]
 
 
-def test_an_injector_that_does_nothing_is_noticed(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_injector_that_does_nothing_is_noticed(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SimStorage, "fill", lambda self, *, shrink: None)
     faulted, problems = found(cell_of(SPARE, [storage("disk-full")]), memory, 3)
     assert set(problems) == {"fault-landed"}

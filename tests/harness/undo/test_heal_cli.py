@@ -64,11 +64,16 @@ def hold(run: RunDirectory, **changes: Any) -> None:
     (run.root / live.FILE).write_text(gone.model_dump_json())
 
 
-def test_heal_says_what_it_did_and_then_that_there_is_nothing(chaos: Chaos, dead: RunDirectory) -> None:
+def test_heal_says_what_it_did_and_then_that_there_is_nothing(
+    chaos: Chaos, dead: RunDirectory
+) -> None:
     runs = dead.root.parents[1]
     code, out, _ = chaos("heal", "--runs", runs)
     assert code == 0 and not (dead.root / "made").exists()
-    assert out == f"{dead.root}: its harness (process 4194303) is gone\n  removed {dead.root / 'made'}\n"
+    assert (
+        out
+        == f"{dead.root}: its harness (process 4194303) is gone\n  removed {dead.root / 'made'}\n"
+    )
     assert chaos("heal", "--runs", runs)[:2] == (0, "nothing to heal\n")
     assert chaos("heal", "--all", "--runs", runs)[:2] == (0, "nothing to heal\n")
     assert chaos("heal", dead.root)[:2] == (0, "nothing to heal\n")
@@ -83,7 +88,9 @@ def test_heal_as_json_and_quietly(chaos: Chaos, dead: RunDirectory) -> None:
     assert chaos("heal", dead.root, "-q") == (0, "", "")
 
 
-def test_what_cannot_be_undone_is_said_and_is_unsafe_until_it_can(chaos: Chaos, dead: RunDirectory) -> None:
+def test_what_cannot_be_undone_is_said_and_is_unsafe_until_it_can(
+    chaos: Chaos, dead: RunDirectory
+) -> None:
     outside = dead.root.parents[1] / "outside"
     outside.mkdir()
     record = Ledger(dead.ledger).will(RemoveTree(path=outside, inside=dead.root))
@@ -96,7 +103,9 @@ def test_what_cannot_be_undone_is_said_and_is_unsafe_until_it_can(chaos: Chaos, 
     assert not (dead.root / live.FILE).exists()
 
 
-def test_a_run_that_left_something_is_unsafe_in_its_verdict_too(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_run_that_left_something_is_unsafe_in_its_verdict_too(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     scenario, runs = tmp_path / "sim.yaml", tmp_path / "runs"
     scenario.write_text(SCENARIO)
     assert chaos("run", scenario, "--runs", runs, "-q")[0] == 0
@@ -112,7 +121,10 @@ def test_a_run_that_left_something_is_unsafe_in_its_verdict_too(chaos: Chaos, tm
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"pid": os.getpid(), "start_time": processes.start_time(os.getpid())}, "is alive: not touched"),
+        (
+            {"pid": os.getpid(), "start_time": processes.start_time(os.getpid())},
+            "is alive: not touched",
+        ),
         ({"host": "elsewhere"}, "it ran on elsewhere: heal it there"),
         ({"pid_namespace": "pid:[1]"}, "heal it there"),
     ],
@@ -126,7 +138,9 @@ def test_a_run_that_is_not_ours_to_heal_is_not_touched(
     assert (dead.root / "made").exists() and len(read_open(dead.ledger)) == 2
 
 
-def test_a_lock_from_another_container_says_that_it_is_alive(chaos: Chaos, dead: RunDirectory) -> None:
+def test_a_lock_from_another_container_says_that_it_is_alive(
+    chaos: Chaos, dead: RunDirectory
+) -> None:
     hold(dead, pid_namespace="pid:[1]")
     with (dead.root / live.FILE).open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -141,7 +155,9 @@ def test_two_healers_do_not_get_in_each_others_way(chaos: Chaos, dead: RunDirect
 
 
 @pytest.mark.parametrize("torn", ["", "{", '{"pid": 7}'])
-def test_a_file_that_says_nothing_is_no_harness(chaos: Chaos, dead: RunDirectory, torn: str) -> None:
+def test_a_file_that_says_nothing_is_no_harness(
+    chaos: Chaos, dead: RunDirectory, torn: str
+) -> None:
     (dead.root / live.FILE).write_text(torn)
     assert chaos("ps", "--runs", dead.root.parents[1])[0] == 0
     assert chaos("heal", dead.root)[0] == 0
@@ -187,7 +203,9 @@ def test_ps_lists_the_processes_of_a_live_run(
     assert one["to_undo"] == []
 
 
-@pytest.mark.parametrize(("other", "text"), [(1, "w0 on node 1"), (0, "w0")], ids=["nodes", "one node"])
+@pytest.mark.parametrize(
+    ("other", "text"), [(1, "w0 on node 1"), (0, "w0")], ids=["nodes", "one node"]
+)
 def test_ps_says_on_which_node(
     chaos: Chaos, dead: RunDirectory, marked: subprocess.Popen[bytes], other: int, text: str
 ) -> None:
@@ -205,7 +223,11 @@ def test_ps_names_python_processes_by_their_module(chaos: Chaos, dead: RunDirect
     command = [sys.executable, "-S", "-m", "code"]
     silent = subprocess.DEVNULL
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, env={**os.environ, MARKER: MARK}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=silent,
+        stderr=silent,
+        env={**os.environ, MARKER: MARK},
     )
     try:
         (one,) = json.loads(chaos("ps", "--runs", dead.root.parents[1], "--format", "json")[1])
@@ -217,13 +239,18 @@ def test_ps_names_python_processes_by_their_module(chaos: Chaos, dead: RunDirect
         process.communicate(timeout=20)
 
 
-def test_ps_says_what_a_dead_run_has_left_and_how_to_heal_it(chaos: Chaos, dead: RunDirectory) -> None:
+def test_ps_says_what_a_dead_run_has_left_and_how_to_heal_it(
+    chaos: Chaos, dead: RunDirectory
+) -> None:
     code, out, _ = chaos("ps", "--runs", dead.root.parents[1])
     assert code == 0 and "lost  dead (its harness was 4194303)" in out
     assert f"to undo: remove {dead.root / 'made'}" in out and f"chaos heal {dead.root}" in out
     chaos("heal", dead.root)
     runs = dead.root.parents[1]
-    assert chaos("ps", "--runs", runs)[1] == f"no run is live below {runs}, and nothing is left of any\n"
+    assert (
+        chaos("ps", "--runs", runs)[1]
+        == f"no run is live below {runs}, and nothing is left of any\n"
+    )
     assert json.loads(chaos("ps", "--runs", runs, "--format", "json")[1]) == []
 
 

@@ -1,4 +1,6 @@
-"""Twenty real harnesses killed at a random moment each: after a heal, nothing of them is left on the machine."""
+"""Twenty real harnesses killed at a random moment each: after a heal, nothing of them is left on
+the machine.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,15 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
 KILLS, SOME = 20, 1
 SCENARIOS = (
-    "control/store-kill", "gpu/gpu-hang", "link/short-partition", "node/node-kill", "process/oom-kill",
-    "process/preemption-notice", "storage/read-only", "storage/torn-checkpoint",
-)  # fmt: skip
+    "control/store-kill",
+    "gpu/gpu-hang",
+    "link/short-partition",
+    "node/node-kill",
+    "process/oom-kill",
+    "process/preemption-notice",
+    "storage/read-only",
+    "storage/torn-checkpoint",
+)
 SOAK = pytest.mark.soak
 LOOK_S = 0.005
 DEADLINE_S = 120.0
@@ -43,11 +51,13 @@ workload: {kind: mlp, ranks: 3, steps: 60, global_batch: 12, checkpoint: {every:
 recovery: hot-spare
 baseline: none
 faults:
-  - {id: slow, kind: link-delay, params: {delay_ms: 5}, target: {rank: 1}, at: {step: 6}, duration: 2s}
+  - {id: slow, kind: link-delay, params: {delay_ms: 5},
+      target: {rank: 1}, at: {step: 6}, duration: 2s}
   - {id: stop, kind: process-stop, target: {rank: 0}, at: {step: 19, phase: forward}, duration: 1s}
   - {id: kill, kind: process-kill, target: {rank: 2}, at: {step: 30, phase: backward}}
 """
-FULL = "  - {id: full, kind: disk-full, at: {step: 4}, duration: 1s}\n"  # on a mount of its own, which only root makes
+# on a mount of its own, which only root makes
+FULL = "  - {id: full, kind: disk-full, at: {step: 4}, duration: 1s}\n"
 LATEST = 450  # of about 500 lines that such a run writes
 
 
@@ -61,9 +71,22 @@ class Doomed:
         path.write_text(scenario.replace("name: killed", f"name: {name}"))
         self.since_ns = time.time_ns()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "--seed", "5", "-q"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "chaos",
+                "run",
+                str(path),
+                "--runs",
+                str(self.runs),
+                "--seed",
+                "5",
+                "-q",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self.listeners: dict[str, int] = {}  # of it, when it was killed: inode -> port
 
     def lines(self) -> int:
@@ -116,13 +139,16 @@ class Doomed:
         for record in self.records():
             if record["do"] == "kill-session":
                 found += [
-                    f"process {pid} of {record['name']}" for pid in processes.in_sessions({record["sid"]})
+                    f"process {pid} of {record['name']}"
+                    for pid in processes.in_sessions({record["sid"]})
                 ]
             if record["do"] in ("remove-tree", "remove-cgroup") and Path(record["path"]).exists():
                 found.append(record["path"])
         there = listeners()  # by inode: a port that is free again may be another run's by now
         found += [f"port {port}" for inode, port in self.listeners.items() if inode in there]
-        found += [str(path) for path in processes.abandoned_shared_memory(self.since_ns, time.time_ns())]
+        found += [
+            str(path) for path in processes.abandoned_shared_memory(self.since_ns, time.time_ns())
+        ]
         found += [place for place, _ in mounts() if place.startswith(str(self.runs.resolve()))]
         if self.run is not None:
             found += [live.FILE] if (self.run.root / live.FILE).exists() else []
@@ -161,7 +187,9 @@ def doomed(tmp_path: Path) -> Iterator[Doomed]:
         heal.heal_all(one.runs)
 
 
-@pytest.mark.parametrize("seed", [*range(SOME), *(pytest.param(n, marks=SOAK) for n in range(SOME, KILLS))])
+@pytest.mark.parametrize(
+    "seed", [*range(SOME), *(pytest.param(n, marks=SOAK) for n in range(SOME, KILLS))]
+)
 def test_nothing_is_left_of_a_killed_harness(
     doomed: Doomed, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,12 +229,17 @@ for step in $(seq 100000); do echo "step $step"; sleep 0.02; done
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool) -> None:
-    """Without its guard, killed in the same moment, what cleared its environment can no longer be told from others'."""
+    """Without its guard, killed in the same moment, what cleared its environment can no longer be
+    told from others'.
+    """
     daemons = DAEMONS if guarded else DAEMONS.replace("env -i ", "")
     workload = {
-        "command": ["bash", "-c", daemons], "env": {"RANK": "0"}, "ranks": 1, "steps": 100000,
+        "command": ["bash", "-c", daemons],
+        "env": {"RANK": "0"},
+        "ranks": 1,
+        "steps": 100000,
         "progress": {"regex": "step (?P<step>[0-9]+)"},
-    }  # fmt: skip
+    }
     scenario = {
         "version": 1,
         "name": "killed",
@@ -221,12 +254,16 @@ def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool)
         while (
             len(
                 pids := [
-                    int(text) for p in doomed.runs.rglob("checkpoints/*/[kc]*e*") if (text := p.read_text())
+                    int(text)
+                    for p in doomed.runs.rglob("checkpoints/*/[kc]*e*")
+                    if (text := p.read_text())
                 ]
             )
             < 2
         ):
-            assert time.monotonic() < deadline and doomed.process.poll() is None, "the command did not start"
+            assert time.monotonic() < deadline and doomed.process.poll() is None, (
+                "the command did not start"
+            )
             pause.wait(LOOK_S)
         held = {pid: processes.start_time(pid) for pid in pids}
         guards = [r["sid"] for r in doomed.records() if r["do"] == "kill-session"]
@@ -245,8 +282,12 @@ def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool)
 
 
 @pytest.mark.soak
-def test_a_heal_leaves_the_run_beside_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two runs in one directory; one is killed and healed while the other trains, and goes on to its end."""
+def test_a_heal_leaves_the_run_beside_it_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs in one directory; one is killed and healed while the other trains, and goes on to
+    its end.
+    """
     dead, alive = Doomed(tmp_path, SCENARIO), Doomed(tmp_path, SCENARIO, name="beside")
     try:
         alive.wait_for(60)

@@ -1,8 +1,9 @@
-"""A hundred harnesses killed at a random write each, in simulation: what they made is gone after a heal.
+"""A hundred harnesses killed at a random write each, in simulation: what they made is gone after a
+heal.
 
-The run is the real one (``chaos run --launcher sim``) in a forked process that ends without a word at its n-th
-write, in half of the cases with only half of the bytes written. Directories stand for what a real run makes: one for
-each process and one for each process that is stopped.
+The run is the real one (``chaos run --launcher sim``) in a forked process that ends without a word
+at its n-th write, in half of the cases with only half of the bytes written. Directories stand for
+what a real run makes: one for each process and one for each process that is stopped.
 """
 
 from __future__ import annotations
@@ -87,16 +88,22 @@ class Trap:
 
 @pytest.fixture(autouse=True)
 def a_world_beside_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world stands for the machine, of which records name anything; in place of processes and mounts it has
-    directories, which a run has only in its own."""
+    """The world stands for the machine, of which records name anything; in place of processes and
+    mounts it has directories, which a run has only in its own.
+    """
     monkeypatch.setattr(RemoveTree, "stray", lambda record, run: "")
 
 
 def make_world(world: Path) -> None:
-    """Have simulated processes and stops leave something on disk, written down before it is made."""
+    """Have simulated processes and stops leave something on disk, written down before it
+    is made.
+    """
     spawn, wait, signal_process, aim_at = (
-        SimCluster.spawn, SimCluster.wait, ProcessHandle.signal, ProcessSite._aim,
-    )  # fmt: skip
+        SimCluster.spawn,
+        SimCluster.wait,
+        ProcessHandle.signal,
+        ProcessSite._aim,
+    )
 
     def spawning(cluster: SimCluster, name: str, *how: str) -> int:
         place = world / f"process-{name}-{os.getpid()}"
@@ -199,7 +206,9 @@ def test_nothing_is_left_of_a_killed_harness(memory: Path, writes: int, batch: i
         killed += 1
         dirty += bool(left(memory))
         if rng.random() < 0.5:  # the one who heals is killed as well
-            in_child(lambda: (Trap(rng.randint(1, 12), torn=True), heal.heal_all(memory / "runs"), 0)[-1])
+            in_child(
+                lambda: (Trap(rng.randint(1, 12), torn=True), heal.heal_all(memory / "runs"), 0)[-1]
+            )
         healed = heal.heal_all(memory / "runs")
         assert heal.exit_code(healed) == 0, (number, torn, healed)
         assert left(memory) == [], (number, torn, healed)

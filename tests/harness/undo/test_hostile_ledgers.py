@@ -1,4 +1,6 @@
-"""Ledgers that nobody of ours wrote. They say what is to be killed, unmounted and removed, and are not believed."""
+"""Ledgers that nobody of ours wrote. They say what is to be killed, unmounted and removed, and are
+not believed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from harness.undo.slurm import CancelSteps
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """One whose harness is gone, with a directory of its own to be removed, and a file beside it."""
+    """One whose harness is gone, with a directory of its own to be removed, and a file
+    beside it.
+    """
     found = RunDirectory(tmp_path / "beside" / "run")
     (found.root / "made").mkdir(parents=True)
     gone = live.Holder.me("0123456789").model_copy(update={"pid": 2**22 - 1, "start_time": 1})
@@ -59,9 +63,17 @@ def test_heal_kills_nobody_by_a_number_alone(
     for record in records:
         Ledger(run.ledger).will(record)
     assert invoke(["heal", str(run.root)]) == 0
-    lines = [{"will": "x", "undo": KillProcess(pid=pid, start_time=started).model_dump(exclude={"boot_id"})}]
+    lines = [
+        {
+            "will": "x",
+            "undo": KillProcess(pid=pid, start_time=started).model_dump(exclude={"boot_id"}),
+        }
+    ]
     lines += [
-        {"will": {"y": 1}, "undo": {"do": "kill-process", "pid": 2**40, "start_time": 1, "boot_id": "b"}}
+        {
+            "will": {"y": 1},
+            "undo": {"do": "kill-process", "pid": 2**40, "start_time": 1, "boot_id": "b"},
+        }
     ]
     with run.ledger.open("a") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
@@ -70,7 +82,9 @@ def test_heal_kills_nobody_by_a_number_alone(
     assert sleeper.poll() is None
 
 
-def test_members_of_a_session_whose_leader_is_gone_are_nobodys(sleeper: subprocess.Popen[bytes]) -> None:
+def test_members_of_a_session_whose_leader_is_gone_are_nobodys(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     """A record without a start time would take a leader that is gone for its own."""
     gone = 2**22 - 1
     assert not processes.start_time(gone)
@@ -88,7 +102,8 @@ def test_heal_removes_and_unmounts_nothing_outside_the_run(
         RemoveTree(path=outside(run), inside=run.root),
         RemoveTree(path=Path("no-such-file"), inside=Path(".")),
         RemoveTree(path=run.root.parent / "a\0b", inside=run.root.parent),
-        Unmount(path=run.root.parent / "mount", source="nothing-of-the-kind"),  # harmless if it were believed
+        # harmless if it were believed
+        Unmount(path=run.root.parent / "mount", source="nothing-of-the-kind"),
     ):
         Ledger(run.ledger).will(record)
     assert invoke(["heal", str(run.root)]) == 5
@@ -112,7 +127,9 @@ def test_a_ledger_that_cannot_be_read_leaves_everything_and_is_unsafe(run: RunDi
     run.ledger.unlink()
     run.ledger.symlink_to(outside(run))
     found = heal.heal(run)
-    assert found.state == "left" and "is a symbolic link: nothing was undone" in " ".join(found.lines)
+    assert found.state == "left" and "is a symbolic link: nothing was undone" in " ".join(
+        found.lines
+    )
     assert (run.root / "made").exists() and (run.root / live.FILE).exists()
     assert heal.exit_code(heal.heal_named(run.root)) == 5
     assert outside(run).read_text() == "precious"
@@ -133,9 +150,14 @@ def test_a_configuration_that_came_with_the_run_is_given_to_no_program(run: RunD
     for named in (conf, run.root.parent / "way"):
         record = CancelSteps(job="1", names="chaos-0123456789abcdef-", conf=str(named))
         outcome = record.undo_of(run.root)
-        assert not outcome.ok and "the configuration of Slurm is in the run's own directory" in outcome.text
+        assert (
+            not outcome.ok
+            and "the configuration of Slurm is in the run's own directory" in outcome.text
+        )
 
 
-def test_more_than_can_be_open_is_no_ledger(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_can_be_open_is_no_ledger(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("harness.undo.ledger.MOST_OPEN", 0)
     assert "nothing was undone" in heal.heal(run).lines[-1] and (run.root / "made").exists()

@@ -1,4 +1,6 @@
-"""The undo ledger: on the disk before the act, readable after any kill, and silent about nothing that is open."""
+"""The undo ledger: on the disk before the act, readable after any kill, and silent about nothing
+that is open.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_only_what_outlives_the_machine_is_forced_to_the_disk(
         assert len(forced) - before == isinstance(record, RemoveTree)
 
 
-@pytest.mark.parametrize("undo", [{"do": "later-invention"}, "kill", None, {"do": "kill-process", "pid": 1}])
+@pytest.mark.parametrize(
+    "undo", [{"do": "later-invention"}, "kill", None, {"do": "kill-process", "pid": 1}]
+)
 def test_a_record_that_cannot_be_read_is_open_all_the_same(tmp_path: Path, undo: Any) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text(json.dumps({"will": "abc", "undo": undo}) + "\n")

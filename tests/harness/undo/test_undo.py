@@ -1,4 +1,6 @@
-"""Undo records: each undoes exactly what it names, once as well as twice, and nothing of anybody else."""
+"""Undo records: each undoes exactly what it names, once as well as twice, and nothing of anybody
+else.
+"""
 
 from __future__ import annotations
 
@@ -56,16 +58,22 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a Python program in a session of its own that says a line and waits; all are gone afterwards."""
+    """Starts a Python program in a session of its own that says a line and waits; all are gone
+    afterwards.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def go(
         code: str = IDLE, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True, env={**os.environ, **(environment or {})},
-        )  # fmt: skip
+            [sys.executable, "-S", "-c", code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
         started.append(process)
         return process
 
@@ -111,12 +119,17 @@ def test_a_process_is_killed_once_and_a_second_time_is_fine(start: Start) -> Non
     record = KillProcess.of(process.pid, "w0")
     first, second = record.undo(), record.undo()
     assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL
-    assert (first.ok, first.did) == (True, True) and first.text == f"killed process {process.pid} (w0)"
+    assert (first.ok, first.did) == (
+        True,
+        True,
+    ) and first.text == f"killed process {process.pid} (w0)"
     assert (second.ok, second.did) == (True, False)
 
 
 @pytest.mark.parametrize("change", [{"start_time": 1}, {"boot_id": "another"}])
-def test_another_process_with_the_same_pid_is_not_touched(start: Start, change: dict[str, object]) -> None:
+def test_another_process_with_the_same_pid_is_not_touched(
+    start: Start, change: dict[str, object]
+) -> None:
     process = start()
     said(process)
     for record in (KillProcess.of(process.pid), KillSession.of(process.pid)):
@@ -175,7 +188,9 @@ def test_a_child_without_session_and_marker_goes_with_its_parent(start: Start, b
     parent = start(STRANGER, environment={MARKER: marker})
     child = int(said(parent))
     since = processes.start_time(parent.pid)
-    record = KillMarked(marker=marker, since=since) if by == "marker" else KillSession.of(parent.pid)
+    record = (
+        KillMarked(marker=marker, since=since) if by == "marker" else KillSession.of(parent.pid)
+    )
     assert record.undo().did
     assert gone(child) and parent.wait(timeout=LIMIT_S) == -signal.SIGKILL
 
@@ -195,7 +210,8 @@ def test_who_heals_is_not_healed_away(start: Start) -> None:
         f"print(KillMarked(marker={marker!r}, since=0).undo().did)"
     )
     process = start(
-        code.replace("import sys;", f"import sys; sys.path[:0] = {sys.path!r};"), environment={MARKER: marker}
+        code.replace("import sys;", f"import sys; sys.path[:0] = {sys.path!r};"),
+        environment={MARKER: marker},
     )
     assert process.stdin is not None
     process.stdin.write("\n")
@@ -205,7 +221,9 @@ def test_who_heals_is_not_healed_away(start: Start) -> None:
 
 # ---- mounts, control groups, queues
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts and makes control groups")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root mounts and makes control groups"
+)
 
 
 @pytest.fixture
@@ -309,7 +327,9 @@ def test_our_queue_is_removed_and_no_other() -> None:
         assert not other.undo().did
         first, second = ours.undo(), ours.undo()
         assert first.ok and first.did and second.ok and not second.did
-        shown = subprocess.run([*tc, "show", "dev", "lo"], capture_output=True, text=True, timeout=LIMIT_S)
+        shown = subprocess.run(
+            [*tc, "show", "dev", "lo"], capture_output=True, text=True, timeout=LIMIT_S
+        )
         assert "c4a0:" not in shown.stdout
     finally:
         subprocess.run(["ip", "netns", "del", name], check=True, timeout=LIMIT_S)
@@ -325,7 +345,10 @@ def test_a_tree_is_removed_only_inside_what_the_run_owns(tmp_path: Path) -> None
         (folder / "file").write_text("x")
     (run / "link").symlink_to(outside)
     (run / "door").symlink_to(outside)
-    for record in (RemoveTree(path=run / "data", inside=run), RemoveTree(path=run / "link", inside=run)):
+    for record in (
+        RemoveTree(path=run / "data", inside=run),
+        RemoveTree(path=run / "link", inside=run),
+    ):
         first, second = record.undo(), record.undo()
         assert first.ok and first.did and second.ok and not second.did
     for path in (outside, run / ".." / "outside", run / "door" / "file", run):
@@ -350,10 +373,12 @@ def test_shared_memory_of_dead_processes_is_freed_and_of_living_ones_is_not(
     for path in (dead, held, mapped):
         path.write_bytes(bytes(4096))
     holders = [
-        start("import sys; f = open(sys.argv[1]); print(1, flush=True); sys.stdin.read()", str(held)),
         start(
-            "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 4096); f.close();"
-            "print(1, flush=True); sys.stdin.read()",
+            "import sys; f = open(sys.argv[1]); print(1, flush=True); sys.stdin.read()", str(held)
+        ),
+        start(
+            "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 4096);"
+            " f.close();print(1, flush=True); sys.stdin.read()",
             str(mapped),
         ),
     ]

@@ -1,4 +1,6 @@
-"""A job on nodes with agents of their own: what is written where, by whose clock, and what is lost with a node."""
+"""A job on nodes with agents of their own: what is written where, by whose clock, and what is lost
+with a node.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _elsewhere(node: int) -> Change:
 
 def _measured(node: int, wrong_ns: int) -> Change:
     return each(
-        Kind.CLOCK_MEASURED, lambda data: data.update(offset_ns=data["offset_ns"] + wrong_ns), node=node
+        Kind.CLOCK_MEASURED,
+        lambda data: data.update(offset_ns=data["offset_ns"] + wrong_ns),
+        node=node,
     )
 
 
@@ -79,7 +83,9 @@ MUTATIONS = [
         all_of(_elsewhere(0), drop(Kind.CLOCK_MEASURED, node=0)),
         evidence_complete=OPEN,
     ),
-    Mutation("two ranks train on the same samples", "agents", _of_another_rank, sample_accounting=FAIL),
+    Mutation(
+        "two ranks train on the same samples", "agents", _of_another_rank, sample_accounting=FAIL
+    ),
     Mutation(
         "a spare of another node was started",
         "agents",

@@ -36,7 +36,9 @@ def early(actor: str, ms: float) -> Change:
 
 
 def _detected_first(tape: Tape) -> None:
-    """The failure is declared before the fault that caused it, by so much that it is explained all the same."""
+    """The failure is declared before the fault that caused it, by so much that it is explained all
+    the same.
+    """
     hit = the_injection(tape)
     declared = tape.find(Kind.FAILURE_DETECTED)[0]
     batch = max(row.time_ns for row in tape.find(None, actor=declared.data["process"]))
@@ -58,12 +60,20 @@ def _sooner(base: str, ms: float, what: str) -> Mutation:
 def _all_later(tape: Tape) -> None:
     """The injection and what came of it at once, in the step after the one that it names."""
     for row in tape.find(None, fault="fault"):
-        if row.kind in (Kind.FAULT_INJECTED, Kind.FAULT_LANDED, Kind.FAULT_EFFECT, Kind.FAULT_HEALED):
+        if row.kind in (
+            Kind.FAULT_INJECTED,
+            Kind.FAULT_LANDED,
+            Kind.FAULT_EFFECT,
+            Kind.FAULT_HEALED,
+        ):
             row.time_ns += 80 * MS
 
 
 MUTATIONS = [
-    *(_earlier(base, 1000) for base in ("hot-spare", "hang", "script", "compare", "agents", "takeover")),
+    *(
+        _earlier(base, 1000)
+        for base in ("hot-spare", "hang", "script", "compare", "agents", "takeover")
+    ),
     *(
         _earlier(base, 60)
         for base in ("hot-spare", "hang", "script", "compare", "node", "nan", "rot", "full disk")
@@ -93,7 +103,10 @@ MUTATIONS = [
     Mutation("a rank's clock is 200 ms late", "hot-spare", early("w1", -200), happens_before=FAIL),
     Mutation("a rank's clock is 8 ms early", "hot-spare", early("w1", 8), happens_before=FAIL),
     Mutation(
-        "a rank's clock is 1 % fast", "hot-spare", clock("w1", lambda ns: ns / 100), happens_before=FAIL
+        "a rank's clock is 1 % fast",
+        "hot-spare",
+        clock("w1", lambda ns: ns / 100),
+        happens_before=FAIL,
     ),
     Mutation(
         "a rank's clock is 1 % slow in the control arm",
@@ -101,14 +114,18 @@ MUTATIONS = [
         in_control(clock("w1", lambda ns: -ns / 100)),
         happens_before=FAIL,
     ),
-    Mutation("a death is declared before its cause", "hot-spare", _detected_first, happens_before=FAIL),
+    Mutation(
+        "a death is declared before its cause", "hot-spare", _detected_first, happens_before=FAIL
+    ),
     Mutation(
         "a fault is healed before it is injected",
         "straggler",
         move(Kind.FAULT_HEALED, -9000),
         happens_before=FAIL,
     ),
-    Mutation("the arm ends 200 ms early", "hot-spare", move(Kind.RUN_FINISHED, -200), happens_before=FAIL),
+    Mutation(
+        "the arm ends 200 ms early", "hot-spare", move(Kind.RUN_FINISHED, -200), happens_before=FAIL
+    ),
     Mutation(
         "a survivor parks after it was decided",
         "hot-spare",

@@ -67,7 +67,9 @@ def _unasked(tape: Tape) -> None:
 def _nobody_started(tape: Tape) -> None:
     """Nobody was decided on in place of the lost, and nobody came."""
     decided = [
-        r for r in tape.find(Kind.DECISION) if any(str(a).startswith("spawn") for a in r.data["actions"])
+        r
+        for r in tape.find(Kind.DECISION)
+        if any(str(a).startswith("spawn") for a in r.data["actions"])
     ]
     came = tape.find(Kind.PROCESS_SPAWNED, after=decided[0].time_ns - 1)
     names = {row.data["process"] for row in came}
@@ -78,7 +80,9 @@ def _nobody_started(tape: Tape) -> None:
 
 def _was_ready(tape: Tape) -> None:
     """Whoever was started in place of the lost was ready two steps later."""
-    decided = next(r for r in tape.find(Kind.DECISION) if str(r.data["actions"][0]).startswith("spawn"))
+    decided = next(
+        r for r in tape.find(Kind.DECISION) if str(r.data["actions"][0]).startswith("spawn")
+    )
     came = tape.find(Kind.PROCESS_SPAWNED, after=decided.time_ns - 1)[0]
     like = tape.find(Kind.PROCESS_READY)[0]
     tape.add(
@@ -96,22 +100,34 @@ def _one_less(tape: Tape) -> None:
 
 MUTATIONS = [
     Mutation("a killed rank was asked to end, it is said", "hot-spare", _expected, ending=FAIL),
-    Mutation("a killed rank's end was expected, drop-replica", "drop-replica", _expected, ending=FAIL),
+    Mutation(
+        "a killed rank's end was expected, drop-replica", "drop-replica", _expected, ending=FAIL
+    ),
     Mutation("a survivor raises an error and goes on", "drop-replica", raised("w1"), ending=FAIL),
     Mutation("an error in the control arm", "drop-replica", in_control(raised("w0")), ending=FAIL),
     Mutation("a survivor's last words are an error", "hot-spare", _last_words, ending=FAIL),
     Mutation("a rank ends badly when asked to", "hot-spare", _exit("w1", exit_code=1), ending=FAIL),
     Mutation(
-        "a rank dies when asked to end", "hot-spare", _exit("w1", exit_code=None, signal=11), ending=FAIL
+        "a rank dies when asked to end",
+        "hot-spare",
+        _exit("w1", exit_code=None, signal=11),
+        ending=FAIL,
     ),
     Mutation("a rank ends by itself", "hot-spare", _unasked, ending=FAIL),
     Mutation("no gradient at all", "hot-spare", in_both(_put(grad_norm=0.0)), ending=FAIL),
-    Mutation("gradient norms are missing", "checkpoint-restart", in_both(_put(grad_norm=None)), ending=FAIL),
+    Mutation(
+        "gradient norms are missing",
+        "checkpoint-restart",
+        in_both(_put(grad_norm=None)),
+        ending=FAIL,
+    ),
     Mutation("the learning rate is zero", "hot-spare", in_both(_put(lr=0.0)), ending=FAIL),
     Mutation("the loss is zero", "drop-replica", in_both(_put(loss=0.0)), ending=FAIL),
     Mutation("the loss does not move", "checkpoint-restart", in_both(_put(loss=3.25)), ending=FAIL),
     Mutation("parameters do not move", "hot-spare", in_both(_frozen("parameters")), ending=FAIL),
-    Mutation("an optimizer keeps nothing new", "hot-spare", in_both(_frozen("optimizer")), ending=FAIL),
+    Mutation(
+        "an optimizer keeps nothing new", "hot-spare", in_both(_frozen("optimizer")), ending=FAIL
+    ),
     Mutation("nobody is started in place of a spare", "spare used", _nobody_started, ending=FAIL),
     Mutation(
         "nothing is known of a killed rank's end, and it was expected",
@@ -121,11 +137,17 @@ MUTATIONS = [
     ),
     Mutation("nobody is started in place of the lost", "ends small", _nobody_started, ending=FAIL),
     Mutation(
-        "nobody is started in place of one of a replica", "ends a replica short", _nobody_started, ending=FAIL
+        "nobody is started in place of one of a replica",
+        "ends a replica short",
+        _nobody_started,
+        ending=FAIL,
     ),
     Mutation("a replacement that is ready waits to the end", "ends small", _was_ready, ending=FAIL),
     Mutation(
-        "a replica that could be filled waits to the end", "ends a replica short", _was_ready, ending=FAIL
+        "a replica that could be filled waits to the end",
+        "ends a replica short",
+        _was_ready,
+        ending=FAIL,
     ),
     Mutation("the last generation lacks a rank", "few checks", _one_less, full_strength=FAIL),
     Mutation(

@@ -1,9 +1,20 @@
-"""Logs of another arm, cell, seed or strategy than the run directory says, and faults that are not those planned."""
+"""Logs of another arm, cell, seed or strategy than the run directory says, and faults that are not
+those planned.
+"""
 
 from __future__ import annotations
 
 from chaos.events.log import Kind
-from tests.mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control, the_injection
+from tests.mutations.tape import (
+    FAIL,
+    Change,
+    Mutation,
+    Tape,
+    edit,
+    in_both,
+    in_control,
+    the_injection,
+)
 
 
 def _started(**values: object) -> Change:
@@ -23,7 +34,10 @@ def _one_more_spare(tape: Tape) -> None:
     spare = tape.find(Kind.PROCESS_SPAWNED, role="spare")[0]
     ended = tape.find(Kind.PROCESS_EXITED, process=spare.data["process"])[0]
     tape.add(spare, data={"process": "w9", "pid": 99_999, "role": "worker"})
-    tape.add(ended, data={"process": "w9", "pid": 99_999, "last_seq": None, "asked_ns": 1, "expected": True})
+    tape.add(
+        ended,
+        data={"process": "w9", "pid": 99_999, "last_seq": None, "asked_ns": 1, "expected": True},
+    )
 
 
 def injected(**values: object) -> Change:
@@ -70,11 +84,16 @@ def _swapped(tape: Tape) -> None:
 
 MUTATIONS = [
     Mutation(
-        "another strategy's label", "hot-spare", in_both(_started(strategy="drop-replica")), identity=FAIL
+        "another strategy's label",
+        "hot-spare",
+        in_both(_started(strategy="drop-replica")),
+        identity=FAIL,
     ),
     Mutation("another seed", "checkpoint-restart", _started(seed=18), identity=FAIL),
     Mutation("another repeat", "hot-spare", in_both(_started(repeat=1)), identity=FAIL),
-    Mutation("another cell", "drop-replica", in_both(_started(cell="recovery=hot-spare")), identity=FAIL),
+    Mutation(
+        "another cell", "drop-replica", in_both(_started(cell="recovery=hot-spare")), identity=FAIL
+    ),
     Mutation("another launcher", "hot-spare", in_both(_started(launcher="local")), identity=FAIL),
     Mutation("fewer steps than planned", "hot-spare", in_both(_started(steps=30)), identity=FAIL),
     Mutation("a larger batch", "hot-spare", in_both(_started(global_batch=48)), identity=FAIL),
@@ -93,9 +112,14 @@ MUTATIONS = [
         in_control(_started(arm="faulted")),
         identity=FAIL,
     ),
-    Mutation("the fault was planned elsewhere", "hot-spare", _planned_at(21, "forward"), identity=FAIL),
     Mutation(
-        "the fault was planned at another step", "hot-spare", _planned_at(20, "backward"), identity=FAIL
+        "the fault was planned elsewhere", "hot-spare", _planned_at(21, "forward"), identity=FAIL
+    ),
+    Mutation(
+        "the fault was planned at another step",
+        "hot-spare",
+        _planned_at(20, "backward"),
+        identity=FAIL,
     ),
     Mutation(
         "another fault was planned",
@@ -104,9 +128,17 @@ MUTATIONS = [
         identity=FAIL,
     ),
     Mutation(
-        "another fault acted", "hang", edit(Kind.FAULT_INJECTED, {"kind": "process-kill"}), identity=FAIL
+        "another fault acted",
+        "hang",
+        edit(Kind.FAULT_INJECTED, {"kind": "process-kill"}),
+        identity=FAIL,
     ),
-    Mutation("a plan of nothing", "straggler", edit(Kind.FAULT_PLANNED, {"fault": "other"}), identity=FAIL),
+    Mutation(
+        "a plan of nothing",
+        "straggler",
+        edit(Kind.FAULT_PLANNED, {"fault": "other"}),
+        identity=FAIL,
+    ),
     Mutation(
         "it hit another rank, which all say",
         "straggler",
@@ -114,9 +146,13 @@ MUTATIONS = [
         identity=FAIL,
     ),
     Mutation("it hit another node, it is said", "node", _on_node(0), identity=FAIL),
-    Mutation("it hit a process of another node", "node", _with_processes("w2", "w3", "w0"), identity=FAIL),
+    Mutation(
+        "it hit a process of another node", "node", _with_processes("w2", "w3", "w0"), identity=FAIL
+    ),
     Mutation("a node was hit in another step", "node", at_step(9), identity=FAIL),
-    Mutation("it hit another member than the rank's", "straggler", _of_another_member, identity=FAIL),
+    Mutation(
+        "it hit another member than the rank's", "straggler", _of_another_member, identity=FAIL
+    ),
     Mutation("it acted in another phase", "hot-spare", injected(phase="forward"), identity=FAIL),
     Mutation("an older checkpoint was hit", "rot", _older, identity=FAIL),
     Mutation(
@@ -125,12 +161,22 @@ MUTATIONS = [
         injected(target={"process": "w2", "rank": None}),
         identity=FAIL,
     ),
-    Mutation("two acts are said to be one", "two acts", edit(Kind.FAULT_INJECTED, {"act": 0}), identity=FAIL),
+    Mutation(
+        "two acts are said to be one",
+        "two acts",
+        edit(Kind.FAULT_INJECTED, {"act": 0}),
+        identity=FAIL,
+    ),
     Mutation(
         "one act is said to be two",
         "two acts",
         edit(Kind.FAULT_INJECTED, {"act": 1}, occurrence=1),
         identity=FAIL,
     ),
-    Mutation("an act that came after its hit", "hang", edit(Kind.FAULT_INJECTED, {"act": 3}), identity=FAIL),
+    Mutation(
+        "an act that came after its hit",
+        "hang",
+        edit(Kind.FAULT_INJECTED, {"act": 3}),
+        identity=FAIL,
+    ),
 ]

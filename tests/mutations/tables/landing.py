@@ -117,7 +117,9 @@ def _saved_on_it(tape: Tape) -> None:
     landed, saved = tape.find(LANDED)[0], tape.find(Kind.CHECKPOINT_COMMITTED)[0]
     saving = tape.find(Kind.CHECKPOINT_SAVING)[0]
     for number, row in enumerate((saving, saved), start=1):
-        tape.add(row, time_ns=landed.time_ns + number, step=13, data={"checkpoint": "step-00000013"})
+        tape.add(
+            row, time_ns=landed.time_ns + number, step=13, data={"checkpoint": "step-00000013"}
+        )
 
 
 def _decides_headless(tape: Tape) -> None:
@@ -172,33 +174,75 @@ MUTATIONS = [
         denied("no evidence within 15 s"),
         landing=FAIL,
     ),
-    Mutation("it is said to have failed, hang", "hang", denied("no evidence within 15 s"), landing=FAIL),
-    Mutation("it is said to have failed, nan", "nan", denied("no evidence within 15 s"), landing=OPEN),
     Mutation(
-        "it is said to have failed, straggler", "straggler", denied("no evidence within 15 s"), landing=OPEN
-    ),
-    Mutation("it is said to have failed, rot", "rot", denied("no evidence within 15 s"), landing=FAIL),
-    Mutation("it is said to have failed, node", "node", denied("no evidence within 15 s"), landing=FAIL),
-    Mutation(
-        "it is said to have failed, exception", "exception", denied("no evidence within 15 s"), landing=OPEN
+        "it is said to have failed, hang", "hang", denied("no evidence within 15 s"), landing=FAIL
     ),
     Mutation(
-        "it is said to have failed, full disk", "full disk", denied("no evidence within 15 s"), landing=FAIL
+        "it is said to have failed, nan", "nan", denied("no evidence within 15 s"), landing=OPEN
     ),
     Mutation(
-        "it is said to have failed, deadlock", "deadlock", denied("no evidence within 15 s"), landing=FAIL
+        "it is said to have failed, straggler",
+        "straggler",
+        denied("no evidence within 15 s"),
+        landing=OPEN,
     ),
     Mutation(
-        "it is said to have failed, takeover", "takeover", denied("no evidence within 15 s"), landing=FAIL
+        "it is said to have failed, rot", "rot", denied("no evidence within 15 s"), landing=FAIL
     ),
-    Mutation("it is said to have failed, agents", "agents", denied("no evidence within 15 s"), landing=OPEN),
-    Mutation("a killed rank writes after its end", "hot-spare", _word_after(COMMIT, "w2"), landing=FAIL),
+    Mutation(
+        "it is said to have failed, node", "node", denied("no evidence within 15 s"), landing=FAIL
+    ),
+    Mutation(
+        "it is said to have failed, exception",
+        "exception",
+        denied("no evidence within 15 s"),
+        landing=OPEN,
+    ),
+    Mutation(
+        "it is said to have failed, full disk",
+        "full disk",
+        denied("no evidence within 15 s"),
+        landing=FAIL,
+    ),
+    Mutation(
+        "it is said to have failed, deadlock",
+        "deadlock",
+        denied("no evidence within 15 s"),
+        landing=FAIL,
+    ),
+    Mutation(
+        "it is said to have failed, takeover",
+        "takeover",
+        denied("no evidence within 15 s"),
+        landing=FAIL,
+    ),
+    Mutation(
+        "it is said to have failed, agents",
+        "agents",
+        denied("no evidence within 15 s"),
+        landing=OPEN,
+    ),
+    Mutation(
+        "a killed rank writes after its end", "hot-spare", _word_after(COMMIT, "w2"), landing=FAIL
+    ),
     Mutation("a killed rank trains on", "drop-replica", goes_on("w2"), landing=FAIL),
     Mutation("a killed rank trains on, restart", "checkpoint-restart", goes_on("w2"), landing=FAIL),
     Mutation("a killed rank trains on, memory", "memory", goes_on("w2"), landing=FAIL),
-    Mutation("a killed rank trains on, takeover", "takeover", _word_after(COMMIT, "w2"), landing=FAIL),
-    Mutation("a killed rank takes a batch", "hot-spare", _word_after(Kind.BATCH_TAKEN, "w2"), landing=FAIL),
-    Mutation("a killed rank saves", "drop-replica", _word_after(Kind.CHECKPOINT_SAVING, "w2"), landing=FAIL),
+    Mutation(
+        "a killed rank trains on, takeover", "takeover", _word_after(COMMIT, "w2"), landing=FAIL
+    ),
+    Mutation(
+        "a killed rank takes a batch",
+        "hot-spare",
+        _word_after(Kind.BATCH_TAKEN, "w2"),
+        landing=FAIL,
+    ),
+    Mutation(
+        "a killed rank saves",
+        "drop-replica",
+        _word_after(Kind.CHECKPOINT_SAVING, "w2"),
+        landing=FAIL,
+    ),
     Mutation(
         "a killed rank ended well",
         "hot-spare",
@@ -217,13 +261,20 @@ MUTATIONS = [
         edit(EXIT, {"signal": 11}, process="w2"),
         landing=FAIL,
     ),
-    Mutation("another was reaped", "hot-spare", edit(EXIT, {"process": "w7"}, process="w2"), landing=OPEN),
+    Mutation(
+        "another was reaped", "hot-spare", edit(EXIT, {"process": "w7"}, process="w2"), landing=OPEN
+    ),
     Mutation("a killed rank had been asked to end", "hot-spare", _asked_before, landing=FAIL),
     Mutation("a killed rank's end was expected", "hot-spare", _was_expected, landing=FAIL),
-    Mutation("it landed before the process ended", "drop-replica", _landed_before_its_end, landing=FAIL),
+    Mutation(
+        "it landed before the process ended", "drop-replica", _landed_before_its_end, landing=FAIL
+    ),
     Mutation("the evidence names another signal", "drop-replica", _stated(signal=15), landing=FAIL),
     Mutation(
-        "the evidence names another witness", "memory", edit(LANDED, {"witness": "somebody"}), landing=FAIL
+        "the evidence names another witness",
+        "memory",
+        edit(LANDED, {"witness": "somebody"}),
+        landing=FAIL,
     ),
     Mutation(
         "another rank was injected",
@@ -231,8 +282,12 @@ MUTATIONS = [
         edit(INJECTED, {"target": {"process": "w1", "rank": 1}}),
         landing=FAIL,
     ),
-    Mutation("the targets of two kills change places", "two kills", _targets_change_places, landing=FAIL),
-    Mutation("the times of two landings change places", "two kills", _faults_change_places, landing=FAIL),
+    Mutation(
+        "the targets of two kills change places", "two kills", _targets_change_places, landing=FAIL
+    ),
+    Mutation(
+        "the times of two landings change places", "two kills", _faults_change_places, landing=FAIL
+    ),
     Mutation(
         "both kills hit one rank",
         "two kills",
@@ -245,10 +300,16 @@ MUTATIONS = [
     Mutation("the evidence names another state", "hang", _stated(os_state="Z"), landing=FAIL),
     Mutation("a deadlocked rank works", "deadlock", _works_while_it_hangs, landing=FAIL),
     Mutation(
-        "a deadlock is an exit", "deadlock", edit(Kind.FAILURE_DETECTED, {"cause": "exit"}), landing=FAIL
+        "a deadlock is an exit",
+        "deadlock",
+        edit(Kind.FAILURE_DETECTED, {"cause": "exit"}),
+        landing=FAIL,
     ),
     Mutation(
-        "the notice was not heard", "notice", edit(Kind.FAILURE_DETECTED, {"cause": "error"}), landing=FAIL
+        "the notice was not heard",
+        "notice",
+        edit(Kind.FAILURE_DETECTED, {"cause": "error"}),
+        landing=FAIL,
     ),
     Mutation(
         "the notice was another's",
@@ -262,24 +323,41 @@ MUTATIONS = [
     Mutation("nobody speaks of the NaN", "nan", drop(EFFECT), landing=FAIL),
     Mutation("a straggler is as fast as ever", "straggler", _no_slower, landing=FAIL),
     Mutation("the verifier found nothing wrong", "rot", _shown(verifier=None), landing=FAIL),
-    Mutation("the verifier said something else", "rot", _stated(complaint="all is well"), landing=FAIL),
+    Mutation(
+        "the verifier said something else", "rot", _stated(complaint="all is well"), landing=FAIL
+    ),
     Mutation("a spoilt checkpoint is restored", "rot", _restored, checkpoint_integrity=FAIL),
     Mutation("a rank of a lost node trains on", "node", goes_on("w2"), landing=FAIL),
     Mutation(
-        "a rank of a lost node was not killed", "node", edit(EXIT, {"signal": 15}, process="w3"), landing=FAIL
-    ),
-    Mutation("the evidence forgets a rank of the node", "node", _stated(processes=["w2"]), landing=FAIL),
-    Mutation("a rank of a lost node is not seen to end", "node", drop(EXIT, process="w3"), landing=OPEN),
-    Mutation(
-        "an exception is another one", "exception", edit(Kind.ERROR_RAISED, {"type": "OSError"}), landing=FAIL
+        "a rank of a lost node was not killed",
+        "node",
+        edit(EXIT, {"signal": 15}, process="w3"),
+        landing=FAIL,
     ),
     Mutation(
-        "an exception ended nobody", "exception", edit(EXIT, {"exit_code": 0}, process="w2"), landing=FAIL
+        "the evidence forgets a rank of the node", "node", _stated(processes=["w2"]), landing=FAIL
+    ),
+    Mutation(
+        "a rank of a lost node is not seen to end", "node", drop(EXIT, process="w3"), landing=OPEN
+    ),
+    Mutation(
+        "an exception is another one",
+        "exception",
+        edit(Kind.ERROR_RAISED, {"type": "OSError"}),
+        landing=FAIL,
+    ),
+    Mutation(
+        "an exception ended nobody",
+        "exception",
+        edit(EXIT, {"exit_code": 0}, process="w2"),
+        landing=FAIL,
     ),
     Mutation("no exception was raised", "exception", drop(Kind.ERROR_RAISED), landing=FAIL),
     Mutation("who raised trains on", "exception", goes_on("w2"), landing=FAIL),
     Mutation("the disk took what was written", "full disk", _shown(errno=None), landing=FAIL),
-    Mutation("the disk refused for another reason", "full disk", _stated(errno="ENOSPC"), landing=FAIL),
+    Mutation(
+        "the disk refused for another reason", "full disk", _stated(errno="ENOSPC"), landing=FAIL
+    ),
     Mutation("a save ends on a disk that takes nothing", "full disk", _saved_on_it, landing=FAIL),
     Mutation("who was lost decides", "takeover", _decides_headless, landing=FAIL),
     Mutation("nobody took over", "takeover", drop(Kind.COORDINATOR_ADOPTED), landing=FAIL),

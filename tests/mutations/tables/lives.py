@@ -1,4 +1,6 @@
-"""Lines of a life, a generation or a checkpoint that are gone, and failures of another cause than the log shows."""
+"""Lines of a life, a generation or a checkpoint that are gone, and failures of another cause than
+the log shows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def _never_was(process: str) -> Change:
     """Nothing is left of a process."""
 
     def do(tape: Tape) -> None:
-        mine = [row for row in tape.rows if row.actor == process or row.data.get("process") == process]
+        mine = [
+            row for row in tape.rows if row.actor == process or row.data.get("process") == process
+        ]
         assert len(mine) > 2
         tape.drop(mine)
 
@@ -70,10 +74,16 @@ def _of_all(base: str) -> list[Mutation]:
     return [
         mutation("a rank was never started", drop(SPAWNED, process="w0"), lifecycle=FAIL),
         mutation("who failed was never started", drop(SPAWNED, process=hit), lifecycle=FAIL),
-        mutation("a rank ended as another process", edit(EXIT, {"pid": 1}, process=hit), lifecycle=FAIL),
-        mutation("the recovery's generation was never begun", drop(STARTED, generation=2), lifecycle=FAIL),
+        mutation(
+            "a rank ended as another process", edit(EXIT, {"pid": 1}, process=hit), lifecycle=FAIL
+        ),
+        mutation(
+            "the recovery's generation was never begun", drop(STARTED, generation=2), lifecycle=FAIL
+        ),
         mutation("a kill was a hang, it is said", _cause("hang"), lifecycle=FAIL),
-        mutation("a kill was a hang, in other words too", _without_its_words("hang"), lifecycle=FAIL),
+        mutation(
+            "a kill was a hang, in other words too", _without_its_words("hang"), lifecycle=FAIL
+        ),
         mutation(
             "a kill was another one, it is said",
             first(lambda row: row.data.update(detail="signal 11"), FAILED),
@@ -103,11 +113,18 @@ def _of_built_in(base: str) -> list[Mutation]:
 
 
 MUTATIONS = [
-    Mutation("nothing says that a rank was ready", "hot-spare", drop(READY, process="w0"), lifecycle=FAIL),
-    Mutation("a spare that waits was never ready", "hot-spare", drop(READY, process="s4"), lifecycle=FAIL),
+    Mutation(
+        "nothing says that a rank was ready", "hot-spare", drop(READY, process="w0"), lifecycle=FAIL
+    ),
+    Mutation(
+        "a spare that waits was never ready", "hot-spare", drop(READY, process="s4"), lifecycle=FAIL
+    ),
     Mutation("the spare started anew never was", "hot-spare", _never_was("s5"), lifecycle=FAIL),
     Mutation(
-        "the spare started anew never was ready", "hot-spare", drop(READY, process="s5"), lifecycle=FAIL
+        "the spare started anew never was ready",
+        "hot-spare",
+        drop(READY, process="s5"),
+        lifecycle=FAIL,
     ),
     Mutation(
         "a rank was started twice",
@@ -153,7 +170,12 @@ MUTATIONS = [
     Mutation("a NaN was a difference, it is said", "nan", _cause("diverged"), lifecycle=FAIL),
     Mutation("a NaN was an exit, it is said", "nan", _cause("exit"), lifecycle=FAIL),
     Mutation("no rank refused a NaN", "nan", drop(Kind.NONFINITE_CAUGHT), lifecycle=FAIL),
-    Mutation("a failure is gone", "two kills", lambda tape: tape.drop(tape.find(FAILED)[:1]), lifecycle=FAIL),
+    Mutation(
+        "a failure is gone",
+        "two kills",
+        lambda tape: tape.drop(tape.find(FAILED)[:1]),
+        lifecycle=FAIL,
+    ),
     Mutation("the only failure is gone", "hot-spare", drop(FAILED), lifecycle=FAIL),
     Mutation("the only failure of a node is gone", "agents", drop(FAILED), lifecycle=FAIL),
     Mutation("the only failure of a stack is gone", "compare", drop(FAILED), lifecycle=FAIL),
@@ -163,16 +185,28 @@ MUTATIONS = [
         drop(Kind.COMMAND_STARTED, attempt=2),
         lifecycle=FAIL,
     ),
-    Mutation("the first attempt never ended", "script", drop(Kind.COMMAND_ENDED, attempt=1), lifecycle=FAIL),
+    Mutation(
+        "the first attempt never ended",
+        "script",
+        drop(Kind.COMMAND_ENDED, attempt=1),
+        lifecycle=FAIL,
+    ),
     Mutation(
         "a rank ended twice",
         "hot-spare",
         _again,
         lifecycle=FAIL,
     ),
-    Mutation("a save has no end, and the next begins", "hot-spare", drop(DONE, step=24), lifecycle=FAIL),
+    Mutation(
+        "a save has no end, and the next begins", "hot-spare", drop(DONE, step=24), lifecycle=FAIL
+    ),
     *(
-        Mutation(f"{base}: what was restored was never committed", base, drop(DONE, step=16), lifecycle=FAIL)
+        Mutation(
+            f"{base}: what was restored was never committed",
+            base,
+            drop(DONE, step=16),
+            lifecycle=FAIL,
+        )
         for base in ("checkpoint-restart", "drop-replica", "node")
     ),
     Mutation(
@@ -181,7 +215,9 @@ MUTATIONS = [
         edit(EXIT, {"exit_code": 0, "signal": None, "expected": True}, process="w1"),
         lifecycle=FAIL,
     ),
-    Mutation("a rank that hangs ended unasked", "hang", edit(EXIT, {"expected": False}), lifecycle=FAIL),
+    Mutation(
+        "a rank that hangs ended unasked", "hang", edit(EXIT, {"expected": False}), lifecycle=FAIL
+    ),
     Mutation("a kill was a difference, it is said", "hot-spare", _differed, lifecycle=FAIL),
     *(mutation for base in (*BUILT_IN, "agents", *COMMANDS) for mutation in _of_all(base)),
     *(mutation for base in (*BUILT_IN, "agents") for mutation in _of_built_in(base)),

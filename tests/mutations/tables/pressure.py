@@ -1,11 +1,24 @@
-"""What arms record of their machine's processors, removed or doctored so that a job that crawls would be excused."""
+"""What arms record of their machine's processors, removed or doctored so that a job that crawls
+would be excused.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from tests.mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, each, in_control
+from tests.mutations.tape import (
+    FAIL,
+    OPEN,
+    Change,
+    Mutation,
+    Row,
+    Tape,
+    all_of,
+    drop,
+    each,
+    in_control,
+)
 from tests.support.readings import NS, Load, readings, steady
 
 BUSY = steady(0.3, 0.5)
@@ -19,7 +32,9 @@ def read(load: Load) -> Change:
         ends = [row.time_ns for row in ready[1:]] + [max(row.time_ns for row in tape.rows)]
         for begun, end in zip(ready, ends, strict=True):
             for time_ns, data in readings(begun.time_ns, end - 1, begun.data["members"], load):
-                tape.rows.append(Row(Kind.PRESSURE_READ, ORCHESTRATOR, time_ns, begun.generation, None, data))
+                tape.rows.append(
+                    Row(Kind.PRESSURE_READ, ORCHESTRATOR, time_ns, begun.generation, None, data)
+                )
 
     return do
 
@@ -36,7 +51,9 @@ def _waits(times: float) -> Change:
     """Every rank waited so many times as long as it did."""
 
     def more(data: dict[str, Any]) -> None:
-        data["ranks"] = {name: [ran, times * queued] for name, (ran, queued) in data["ranks"].items()}
+        data["ranks"] = {
+            name: [ran, times * queued] for name, (ran, queued) in data["ranks"].items()
+        }
 
     return each(Kind.PRESSURE_READ, more)
 
@@ -62,14 +79,18 @@ def _says(**data: Any) -> Change:
 
 
 def _mutation(name: str, change: Change, verdict: str = FAIL, load: Load = BUSY) -> Mutation:
-    return Mutation(f"it crawls, and {name}", "drop-replica", _slower(change, load), liveness=verdict)
+    return Mutation(
+        f"it crawls, and {name}", "drop-replica", _slower(change, load), liveness=verdict
+    )
 
 
 MADE_UP = steady(0.1, 0.8)
 MUTATIONS = [
     _mutation("its machine was as busy for both arms", _waits(1.0)),
     _mutation("the readings are removed", drop(Kind.PRESSURE_READ), load=MADE_UP),
-    _mutation("the control's readings are removed", in_control(drop(Kind.PRESSURE_READ)), load=MADE_UP),
+    _mutation(
+        "the control's readings are removed", in_control(drop(Kind.PRESSURE_READ)), load=MADE_UP
+    ),
     _mutation("waited for longer than time passed", _waits(9.0)),
     _mutation("the counts of its waits go back", _backwards, load=MADE_UP),
     _mutation("more was stolen than there is", _stolen),

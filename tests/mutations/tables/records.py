@@ -48,11 +48,16 @@ def _restores_less(tape: Tape) -> None:
     """It goes on from the checkpoint before the newest one."""
     ready = tape.find(Kind.GENERATION_READY)[-1]
     newest, older = ready.data["resume_step"], ready.data["resume_step"] - 8
-    names = {row.step: row.data["checkpoint"] for row in tape.find(Kind.CHECKPOINT_COMMITTED, generation=1)}
+    names = {
+        row.step: row.data["checkpoint"]
+        for row in tape.find(Kind.CHECKPOINT_COMMITTED, generation=1)
+    }
     ready.data |= {"resume_step": older, "checkpoint": names[older]}
     for row in tape.find(Kind.STATE_READY, generation=ready.generation):
         row.step = older
-        row.data["source"] = names[older] if row.data["origin"] == "checkpoint" else row.data["source"]
+        row.data["source"] = (
+            names[older] if row.data["origin"] == "checkpoint" else row.data["source"]
+        )
     for step in range(older + 1, newest + 1):
         for row in [
             *tape.find(COMMIT, step=step, generation=1),
@@ -67,14 +72,18 @@ def _restores_less(tape: Tape) -> None:
     first = tape.find(Kind.STATE_READY, generation=ready.generation, rank=0)[0].actor
     for kind, after in ((Kind.CHECKPOINT_SAVING, 2), (Kind.CHECKPOINT_COMMITTED, 3)):
         row = tape.find(kind, step=newest, generation=1)[0]
-        tape.add(row, actor=first, generation=ready.generation, time_ns=ready.time_ns - 1000 + after)
+        tape.add(
+            row, actor=first, generation=ready.generation, time_ns=ready.time_ns - 1000 + after
+        )
 
 
 def _declare(tape: Tape, step: int, process: str, cause: str, rank: int) -> None:
     """A failure that was none."""
     commit = tape.find(COMMIT, step=step)[0]
     data = {"failure": 1, "cause": cause, "process": process, "rank": rank, "detail": "still"}
-    tape.rows.append(Row(Kind.FAILURE_DETECTED, ORCHESTRATOR, commit.time_ns, commit.generation, step, data))
+    tape.rows.append(
+        Row(Kind.FAILURE_DETECTED, ORCHESTRATOR, commit.time_ns, commit.generation, step, data)
+    )
 
 
 def _blames(tape: Tape) -> None:
@@ -88,7 +97,9 @@ def _false_alarm(tape: Tape) -> None:
 def _deleted_at_once(tape: Tape) -> None:
     for row in tape.find(Kind.CHECKPOINT_COMMITTED, generation=1):
         name = row.data["checkpoint"]
-        tape.add(row, kind=Kind.CHECKPOINT_DELETED, time_ns=row.time_ns + 1).data = {"checkpoint": name}
+        tape.add(row, kind=Kind.CHECKPOINT_DELETED, time_ns=row.time_ns + 1).data = {
+            "checkpoint": name
+        }
 
 
 def _deleted_early(tape: Tape) -> None:
@@ -140,7 +151,10 @@ def _put(**values: Any) -> Callable[[dict[str, Any]], None]:
 
 MUTATIONS = [
     Mutation(
-        "a step trains on the samples of another", "drop-replica", _others_samples, sample_accounting=FAIL
+        "a step trains on the samples of another",
+        "drop-replica",
+        _others_samples,
+        sample_accounting=FAIL,
     ),
     Mutation(
         "a rank's batch is not in the log",
@@ -150,13 +164,26 @@ MUTATIONS = [
     ),
     Mutation("a zombie commits", "drop-replica", _zombie, single_writer=FAIL),
     Mutation(
-        "a rank commits after it has parked", "drop-replica", _commits_after_parking, single_writer=FAIL
+        "a rank commits after it has parked",
+        "drop-replica",
+        _commits_after_parking,
+        single_writer=FAIL,
     ),
-    Mutation("an older checkpoint is restored", "checkpoint-restart", _restores_less, no_lost_commit=FAIL),
     Mutation(
-        "each checkpoint is deleted at once", "drop-replica", _deleted_at_once, checkpoint_integrity=FAIL
+        "an older checkpoint is restored", "checkpoint-restart", _restores_less, no_lost_commit=FAIL
     ),
-    Mutation("a checkpoint is deleted too early", "drop-replica", _deleted_early, checkpoint_integrity=FAIL),
+    Mutation(
+        "each checkpoint is deleted at once",
+        "drop-replica",
+        _deleted_at_once,
+        checkpoint_integrity=FAIL,
+    ),
+    Mutation(
+        "a checkpoint is deleted too early",
+        "drop-replica",
+        _deleted_early,
+        checkpoint_integrity=FAIL,
+    ),
     Mutation(
         "a checkpoint out of nowhere is restored",
         "checkpoint-restart",
@@ -169,8 +196,15 @@ MUTATIONS = [
         _last(Kind.STATE_DIGEST, parameters="00"),
         replica_equality=FAIL,
     ),
-    Mutation("ranks disagree on the loss", "drop-replica", _last(COMMIT, loss=9.0), replica_equality=FAIL),
-    Mutation("another generator", "drop-replica", _last(Kind.STATE_DIGEST, rng="00"), replica_equality=FAIL),
+    Mutation(
+        "ranks disagree on the loss", "drop-replica", _last(COMMIT, loss=9.0), replica_equality=FAIL
+    ),
+    Mutation(
+        "another generator",
+        "drop-replica",
+        _last(Kind.STATE_DIGEST, rng="00"),
+        replica_equality=FAIL,
+    ),
     Mutation(
         "all losses are a little off",
         "hot-spare",
@@ -195,7 +229,9 @@ MUTATIONS = [
         edit(Kind.FAILURE_DETECTED, {"process": "w1", "rank": 1}),
         detection=FAIL,
     ),
-    Mutation("a false alarm in the control arm", "hot-spare", in_control(_false_alarm), detection=FAIL),
+    Mutation(
+        "a false alarm in the control arm", "hot-spare", in_control(_false_alarm), detection=FAIL
+    ),
     Mutation("the job crawls after the recovery", "drop-replica", _crawls, liveness=FAIL),
     Mutation(
         "a spare was promised and not started",
@@ -241,7 +277,9 @@ MUTATIONS = [
         no_orphans=FAIL,
     ),
     Mutation("nobody looked for leftovers", "hot-spare", drop(Kind.LEFTOVERS), no_orphans=OPEN),
-    Mutation("the log of a spare is gone", "hot-spare", _no_log_of_the_last, evidence_complete=OPEN),
+    Mutation(
+        "the log of a spare is gone", "hot-spare", _no_log_of_the_last, evidence_complete=OPEN
+    ),
     Mutation(
         "a line is missing",
         "hot-spare",
@@ -249,7 +287,11 @@ MUTATIONS = [
         evidence_complete=OPEN,
     ),
     Mutation(
-        "the fault has no evidence", "hot-spare", drop(Kind.FAULT_LANDED), fault_landed=OPEN, landing=FAIL
+        "the fault has no evidence",
+        "hot-spare",
+        drop(Kind.FAULT_LANDED),
+        fault_landed=OPEN,
+        landing=FAIL,
     ),
     Mutation(
         "only the injector says that it landed",

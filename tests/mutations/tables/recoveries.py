@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from tests.mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, edit, in_control
+from tests.mutations.tape import (
+    FAIL,
+    OPEN,
+    Change,
+    Mutation,
+    Row,
+    Tape,
+    all_of,
+    drop,
+    edit,
+    in_control,
+)
 
 STARTED, DECIDED, HELD = Kind.GENERATION_STARTED, Kind.DECISION, Kind.STATE_READY
 BUILT_IN = ("drop-replica", "hot-spare", "checkpoint-restart", "takeover", "node", "hang", "agents")
@@ -29,7 +40,13 @@ def _undecided(tape: Tape) -> None:
 def _declared(tape: Tape) -> None:
     """A rank hangs, it is said, and nothing is done about it."""
     commit = tape.find(Kind.STEP_COMMITTED, step=24)[0]
-    data: dict[str, Any] = {"failure": 1, "cause": "hang", "process": "w2", "rank": 2, "detail": "still"}
+    data: dict[str, Any] = {
+        "failure": 1,
+        "cause": "hang",
+        "process": "w2",
+        "rank": 2,
+        "detail": "still",
+    }
     row = Row(Kind.FAILURE_DETECTED, ORCHESTRATOR, commit.time_ns, commit.generation, 24, data)
     tape.rows.append(row)
 
@@ -102,8 +119,15 @@ MUTATIONS = [
         Mutation(f"{base}: survivors never left", base, _never_left(), recovery_shown=FAIL)
         for base in ("drop-replica", "hot-spare", "takeover", "agents")
     ),
-    Mutation("a failure is not answered, and the job is done", "straggler", _declared, recovery_shown=FAIL),
-    Mutation("the same in the control arm", "hot-spare", in_control(_declared), recovery_shown=FAIL),
+    Mutation(
+        "a failure is not answered, and the job is done",
+        "straggler",
+        _declared,
+        recovery_shown=FAIL,
+    ),
+    Mutation(
+        "the same in the control arm", "hot-spare", in_control(_declared), recovery_shown=FAIL
+    ),
     Mutation(
         "a spare kept a state that nobody gave it",
         "hot-spare",

@@ -1,4 +1,6 @@
-"""A command that was watched from outside, and a comparison of such commands: all that is known is one file."""
+"""A command that was watched from outside, and a comparison of such commands: all that is known is
+one file.
+"""
 
 from __future__ import annotations
 
@@ -127,13 +129,19 @@ def _of_processes(mutation: Callable[..., Mutation]) -> list[Mutation]:
             landing=FAIL,
         ),
         mutation(
-            "a killed rank ended of another signal", edit(EXIT, {"signal": 11}, process="w1"), landing=FAIL
+            "a killed rank ended of another signal",
+            edit(EXIT, {"signal": 11}, process="w1"),
+            landing=FAIL,
         ),
         mutation(
-            "the evidence names another signal", edit(LANDED, {"evidence": {"signal": 15}}), landing=FAIL
+            "the evidence names another signal",
+            edit(LANDED, {"evidence": {"signal": 15}}),
+            landing=FAIL,
         ),
         mutation(
-            "only the injector says that it landed", edit(LANDED, {"witness": "injector"}), fault_landed=OPEN
+            "only the injector says that it landed",
+            edit(LANDED, {"witness": "injector"}),
+            fault_landed=OPEN,
         ),
         mutation("nobody says that it landed", drop(LANDED), landing=FAIL),
         mutation("it is said to have failed", denied("nobody saw it"), landing=FAIL),
@@ -146,14 +154,22 @@ def _of_processes(mutation: Callable[..., Mutation]) -> list[Mutation]:
         mutation("nobody looked for leftovers", drop(Kind.LEFTOVERS), no_orphans=OPEN),
         mutation(
             "it left a process running",
-            edit(Kind.COMMAND_ENDED, {"left": [{"pid": 7, "name": "loader", "detached": True}]}, exit_code=0),
+            edit(
+                Kind.COMMAND_ENDED,
+                {"left": [{"pid": 7, "name": "loader", "detached": True}]},
+                exit_code=0,
+            ),
             no_orphans=FAIL,
         ),
         mutation("the command of a job that is done failed", _ends(exit_code=1), ending=FAIL),
         mutation(
-            "the command of a job that is done was killed", _ends(exit_code=None, signal=9), ending=FAIL
+            "the command of a job that is done was killed",
+            _ends(exit_code=None, signal=9),
+            ending=FAIL,
         ),
-        mutation("the command of a job that is done was asked to end", _ends(asked=True), ending=FAIL),
+        mutation(
+            "the command of a job that is done was asked to end", _ends(asked=True), ending=FAIL
+        ),
         mutation("nobody saw the command end", drop(Kind.COMMAND_ENDED), ending=FAIL),
     ]
 
@@ -165,22 +181,32 @@ def _of_the_plan(mutation: Callable[..., Mutation]) -> list[Mutation]:
         mutation("the other rank is blamed", _first_blames("w0", 0), detection=FAIL),
         mutation("a failure without a fault", _declared, detection=FAIL),
         mutation(
-            "the fault is healed before it is injected", move(Kind.FAULT_HEALED, -9000), happens_before=FAIL
+            "the fault is healed before it is injected",
+            move(Kind.FAULT_HEALED, -9000),
+            happens_before=FAIL,
         ),
-        mutation("the fault landed before it was injected", move(LANDED, -9000), happens_before=FAIL),
+        mutation(
+            "the fault landed before it was injected", move(LANDED, -9000), happens_before=FAIL
+        ),
         mutation("another seed", edit(Kind.RUN_STARTED, {"seed": 99}), identity=FAIL),
         mutation("more steps than asked for", edit(Kind.RUN_STARTED, {"steps": 41}), identity=FAIL),
         mutation(
-            "another fault was planned", edit(Kind.FAULT_PLANNED, {"kind": "process-segv"}), identity=FAIL
+            "another fault was planned",
+            edit(Kind.FAULT_PLANNED, {"kind": "process-segv"}),
+            identity=FAIL,
         ),
         mutation("a fault in the run without one", _hit_there_too, identity=FAIL),
         mutation(
-            "it was planned for the other rank", injected(target={"process": "w1", "rank": 0}), identity=FAIL
+            "it was planned for the other rank",
+            injected(target={"process": "w1", "rank": 0}),
+            identity=FAIL,
         ),
         mutation("it acted in another step", at_step(5), identity=FAIL),
         mutation("it acted in another phase", injected(phase="optimizer"), identity=FAIL),
         mutation(
-            "it hit a process that is no rank", injected(target={"process": "w3", "rank": 1}), identity=FAIL
+            "it hit a process that is no rank",
+            injected(target={"process": "w3", "rank": 1}),
+            identity=FAIL,
         ),
         mutation("the runs are swapped", _swapped, identity=FAIL),
         mutation("the end is missing", drop(Kind.RUN_FINISHED), evidence_complete=OPEN),
@@ -205,7 +231,10 @@ MUTATIONS = [
     Mutation("the job starts over", "script", _starts_over, kept_progress=FAIL),
     Mutation("it crawls after the restart", "script", _crawls, liveness=FAIL),
     Mutation(
-        "it ends on losses that are no numbers", "script", in_both(_loss("nan", 33)), finite_losses=FAIL
+        "it ends on losses that are no numbers",
+        "script",
+        in_both(_loss("nan", 33)),
+        finite_losses=FAIL,
     ),
     Mutation("a loss is another one", "script", _loss(0.5, 20), loss_equality=OPEN),
     Mutation(
@@ -216,6 +245,9 @@ MUTATIONS = [
     ),
     Mutation("lines are written in another order", "script", _runs_back, time_closure=FAIL),
     Mutation(
-        "an alarm in the control arm", "script", in_control(drop(Kind.RUN_FINISHED)), evidence_complete=OPEN
+        "an alarm in the control arm",
+        "script",
+        in_control(drop(Kind.RUN_FINISHED)),
+        evidence_complete=OPEN,
     ),
 ]

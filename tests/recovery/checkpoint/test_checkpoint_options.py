@@ -1,4 +1,6 @@
-"""How checkpoints are asked for: in a scenario and in recovery.join, with errors that say what would work."""
+"""How checkpoints are asked for: in a scenario and in recovery.join, with errors that say what
+would work.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,21 @@ from recovery.policy.jobconfig import JobConfig, Saves
 from recovery.rank.joining import Facts, JoinError, Seat, settle
 
 
-@pytest.mark.parametrize(("every", "steps"), [(25, 25), ("30s", None), ("500ms", None), ("auto", None)])
+@pytest.mark.parametrize(
+    ("every", "steps"), [(25, 25), ("30s", None), ("500ms", None), ("auto", None)]
+)
 def test_an_interval_is_steps_or_time_or_auto(every: int | str, steps: int | None) -> None:
     assert CheckpointSpec(every=every).steps == steps
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"every": 0}, "use 1 or more, or a time such as 30s, or auto"), ({"every": "soon"}, "write a number and a unit"),
-    ({"every": "0s"}, "use 30s, 5m, a number of steps, or auto"), ({"delta": 1}, "greater than or equal to 2"),
-    ({"mtbf": "1h"}, "use every: auto with it"), ({"mode": "later"}, "'sync' or 'async'"),
-]  # fmt: skip
+    ({"every": 0}, "use 1 or more, or a time such as 30s, or auto"),
+    ({"every": "soon"}, "write a number and a unit"),
+    ({"every": "0s"}, "use 30s, 5m, a number of steps, or auto"),
+    ({"delta": 1}, "greater than or equal to 2"),
+    ({"mtbf": "1h"}, "use every: auto with it"),
+    ({"mode": "later"}, "'sync' or 'async'"),
+]
 
 
 @pytest.mark.parametrize(("values", "words"), BAD, ids=str)
@@ -37,9 +44,16 @@ def joined(seat: dict[str, Any], **said: Any) -> JobConfig:
 
 
 def test_a_script_says_how_and_its_supervisor_has_the_last_word() -> None:
-    config = joined({}, checkpoint_every="auto", checkpoint={"mode": "async", "delta": 4, "mtbf_s": 60})
-    assert (config.checkpoint_every, config.saves) == ("auto", Saves(mode="async", delta=4, mtbf_s=60))
-    config = joined({"checkpoint_every": 5, "saves": Saves(sharded=True)}, checkpoint={"mode": "async"})
+    config = joined(
+        {}, checkpoint_every="auto", checkpoint={"mode": "async", "delta": 4, "mtbf_s": 60}
+    )
+    assert (config.checkpoint_every, config.saves) == (
+        "auto",
+        Saves(mode="async", delta=4, mtbf_s=60),
+    )
+    config = joined(
+        {"checkpoint_every": 5, "saves": Saves(sharded=True)}, checkpoint={"mode": "async"}
+    )
     assert (config.checkpoint_every, config.saves) == (5, Saves(sharded=True))
 
 

@@ -1,4 +1,6 @@
-"""The last good checkpoint is never lost: what supervisor and ranks tell each other, and whole jobs for real."""
+"""The last good checkpoint is never lost: what supervisor and ranks tell each other, and whole jobs
+for real.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,16 @@ def compare(rig: Rig, step: int, *, odd: str = "") -> None:
     """All members send their digests of a step."""
     for name in rig.members:
         digest = "other" if name == odd else "same"
-        rig.control.on_message(name, Digest(generation=rig.control.generation, step=step, digest=digest))
+        rig.control.on_message(
+            name, Digest(generation=rig.control.generation, step=step, digest=digest)
+        )
 
 
 def save(rig: Rig, step: int) -> None:
     name = checkpoints.name_of(step)
-    rig.control.on_message(rig.members[0], CheckpointNote(state="committed", checkpoint=name, step=step))
+    rig.control.on_message(
+        rig.members[0], CheckpointNote(state="committed", checkpoint=name, step=step)
+    )
 
 
 def test_the_rank_that_saves_hears_at_which_step_the_replicas_agreed() -> None:
@@ -59,7 +65,9 @@ def test_the_rank_that_saves_hears_at_which_step_the_replicas_agreed() -> None:
     assert len(rig.events(Kind.REPLICAS_AGREED)) == 2, "nothing new is vouched for"
     rig.die("w0")
     rig.park("w1", "w2", "w3", step=30)
-    assert {(j.agreed, j.anew) for j in rig.joins().values()} == {(20, False)}, "and so does who saves next"
+    assert {(j.agreed, j.anew) for j in rig.joins().values()} == {(20, False)}, (
+        "and so does who saves next"
+    )
 
 
 def test_before_anything_was_saved_initial_values_will_do() -> None:
@@ -121,7 +129,9 @@ def test_a_checkpoint_that_was_restored_counts_as_one_of_the_job() -> None:
 def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
     one, other = socket.socketpair()
     agent = Agent(Channel(one))
-    first = Join(generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, agreed=40)
+    first = Join(
+        generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, agreed=40
+    )
     agent._handle(first)
     agent._handle(Agreed(step=50))
     agent._handle(first.model_copy(update={"agreed": -1}))
@@ -131,7 +141,9 @@ def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
 
 
 def saver(directory: Path, **config: object) -> Rank:
-    return Rank(directory, world=2, checkpoint_every=10, checkpoint_keep=3, verify_every=50, **config)
+    return Rank(
+        directory, world=2, checkpoint_every=10, checkpoint_keep=3, verify_every=50, **config
+    )
 
 
 def test_a_rank_keeps_what_was_agreed_on_and_sets_aside_what_is_in_doubt(tmp_path: Path) -> None:
@@ -167,7 +179,9 @@ def test_a_slow_disk_shows_progress_while_it_deletes(tmp_path: Path) -> None:
     before: list[int] = []
     rank.saver.disk = lambda what, path: before.append(rank.touched) if what == "delete" else None
     rank.run(1)
-    assert before and before[0] < rank.touched + 1 and before == sorted(set(before)), "each is a sign of life"
+    assert before and before[0] < rank.touched + 1 and before == sorted(set(before)), (
+        "each is a sign of life"
+    )
 
 
 def test_nothing_left_to_restore_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""When a rank saves and what training waits for: intervals, background saves, and the end of a generation in one."""
+"""When a rank saves and what training waits for: intervals, background saves, and the end of a
+generation in one.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,27 @@ class Rank:
             model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None, seed=7
         )
         values: dict[str, Any] = {
-            "process": "w0", "world": 1, "steps": 100, "global_batch": 4, "samples": 64, "seed": 7,
-            "checkpoint_dir": directory, "checkpoint_every": 5, "checkpoint_keep": 2,
-        }  # fmt: skip
+            "process": "w0",
+            "world": 1,
+            "steps": 100,
+            "global_batch": 4,
+            "samples": 64,
+            "seed": 7,
+            "checkpoint_dir": directory,
+            "checkpoint_every": 5,
+            "checkpoint_keep": 2,
+        }
         self.saver = Checkpointer(
-            JobConfig(**(values | config)), self.state, write=self._write, send=self.notes.append, check=self._check,
-            progress=self._touch, entered=lambda step, saves: None, agreed=lambda: self.agreed,
+            JobConfig(**(values | config)),
+            self.state,
+            write=self._write,
+            send=self.notes.append,
+            check=self._check,
+            progress=self._touch,
+            entered=lambda step, saves: None,
+            agreed=lambda: self.agreed,
             clock_s=lambda: self.now_s,
-        )  # fmt: skip
+        )
 
     def _write(self, kind: Kind, /, **data: Any) -> None:
         assert threading.current_thread() is threading.main_thread()
@@ -83,7 +98,9 @@ class Rank:
             self.state.model.weight += number
         self.state.step = number
         self.now_s += seconds
-        self.saver.after_commit(number, rank=rank, layout=layout, generation=1, asked=asked, pausing=pausing)
+        self.saver.after_commit(
+            number, rank=rank, layout=layout, generation=1, asked=asked, pausing=pausing
+        )
         return asked
 
     def run(self, steps: int, **more: Any) -> list[int]:
@@ -126,7 +143,8 @@ def test_auto_saves_at_once_to_learn_the_cost_and_then_seldom(tmp_path: Path) ->
     rank.saver.disk = lambda what, path: (
         setattr(rank, "now_s", rank.now_s + 0.25) if what == "mkdir" else None
     )
-    # about sqrt(2 * 0.25 * 50) = 5 s of training between saves; it is looked at before each step of 1 s
+    # about sqrt(2 * 0.25 * 50) = 5 s of training between saves; it is looked at before each step of
+    # 1 s
     assert rank.run(20) == [1, 7, 13, 19]
 
 
@@ -148,7 +166,9 @@ def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path, gate: Gate
     assert rank.state.step == 5
 
 
-def test_a_save_that_falls_due_in_the_meantime_is_made_afterwards(tmp_path: Path, gate: Gate) -> None:
+def test_a_save_that_falls_due_in_the_meantime_is_made_afterwards(
+    tmp_path: Path, gate: Gate
+) -> None:
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     assert rank.run(12) == [5], "10 is due, but 5 is still being written"
@@ -202,7 +222,8 @@ def test_a_restore_waits_for_the_save_under_way(tmp_path: Path, gate: Gate) -> N
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     rank.run(7)
-    rank.saver.lost()  # by this one alone it is finished all the same: all ranks had committed that step
+    # by this one alone it is finished all the same: all ranks had committed that step
+    rank.saver.lost()
     threading.Timer(0.05, gate.opened.set).start()
     rank.weight_of(tmp_path)
     assert rank.state.step == 5

@@ -1,4 +1,6 @@
-"""Checkpoints: whole or not at all, refused when one bit is wrong, the last good one kept, no pickles."""
+"""Checkpoints: whole or not at all, refused when one bit is wrong, the last good one kept, no
+pickles.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ from recovery.state.digest import bytes_of
 from recovery.state.state import TrainState
 
 
-def put(directory: Path, step: int, *, files: dict[str, bytes] | None = None, **facts: Any) -> Checkpoint:
+def put(
+    directory: Path, step: int, *, files: dict[str, bytes] | None = None, **facts: Any
+) -> Checkpoint:
     """Commit a checkpoint of small files."""
     staging = directory / f".staging-{step}"
     staging.mkdir(parents=True)
-    for name, data in (files or {"a.bin": b"alpha" * 10 + bytes((step % 256,)), "b.bin": b"beta"}).items():
+    for name, data in (
+        files or {"a.bin": b"alpha" * 10 + bytes((step % 256,)), "b.bin": b"beta"}
+    ).items():
         (staging / name).write_bytes(data)
     checkpoint, _ = checkpoints.commit(staging, directory, step, facts)
     return checkpoint
@@ -50,7 +56,11 @@ def test_a_committed_checkpoint_verifies_and_keeps_its_facts(tmp_path: Path) -> 
     checkpoint = put(tmp_path, 50, generation=3, scalars={"lr": [0.1 + 0.2]})
     manifest = checkpoints.verify(checkpoint)
     assert checkpoint.name == "step-00000050"
-    assert (manifest["step"], manifest["generation"], manifest["scalars"]) == (50, 3, {"lr": [0.1 + 0.2]})
+    assert (manifest["step"], manifest["generation"], manifest["scalars"]) == (
+        50,
+        3,
+        {"lr": [0.1 + 0.2]},
+    )
     assert set(manifest["files"]) == {"a.bin", "b.bin"}
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000050"], "no staging is left"
 
@@ -86,14 +96,29 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "longer": (lambda p: os.truncate(p / "a.bin", 60), "a.bin has 60 bytes"),
     "same size": (lambda p: (p / "a.bin").write_bytes(bytes(51)), "a.bin has checksum"),
     "missing": (lambda p: (p / "b.bin").unlink(), "b.bin is missing"),
-    "extra": (lambda p: (p / "c.safetensors").write_bytes(b"x"), "c.safetensors is not in the manifest"),
+    "extra": (
+        lambda p: (p / "c.safetensors").write_bytes(b"x"),
+        "c.safetensors is not in the manifest",
+    ),
     "a folder": (lambda p: ((p / "b.bin").unlink(), (p / "b.bin").mkdir()), "b.bin"),
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "the manifest is missing"),
-    "empty manifest": (lambda p: os.truncate(p / "manifest.json", 0), "the manifest cannot be read"),
-    "half a manifest": (lambda p: os.truncate(p / "manifest.json", 100), "the manifest cannot be read"),
-    "not JSON": (lambda p: (p / "manifest.json").write_bytes(b"\x80\x04."), "the manifest cannot be read"),
+    "empty manifest": (
+        lambda p: os.truncate(p / "manifest.json", 0),
+        "the manifest cannot be read",
+    ),
+    "half a manifest": (
+        lambda p: os.truncate(p / "manifest.json", 100),
+        "the manifest cannot be read",
+    ),
+    "not JSON": (
+        lambda p: (p / "manifest.json").write_bytes(b"\x80\x04."),
+        "the manifest cannot be read",
+    ),
     "a list": (lambda p: (p / "manifest.json").write_text("[1]"), "the manifest cannot be read"),
-    "null files": (lambda p: (p / "manifest.json").write_text('{"files": null, "step": 50}'), "manifest"),
+    "null files": (
+        lambda p: (p / "manifest.json").write_text('{"files": null, "step": 50}'),
+        "manifest",
+    ),
     "nobody's": (
         lambda p: (p / "manifest.json").write_text('{"files": {}, "step": 50, "format": 2}'),
         "does not match its own checksum",
@@ -102,12 +127,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: (p / "manifest.json").write_text('{"files": {}, "step": 50, "format": 1}'),
         "has format 1, not 2",
     ),
-    "a file instead": (lambda p: (shutil.rmtree(p), p.write_bytes(b"x")), "the manifest cannot be read"),
+    "a file instead": (
+        lambda p: (shutil.rmtree(p), p.write_bytes(b"x")),
+        "the manifest cannot be read",
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_refused_with_its_reason_and_the_older_one_taken(tmp_path: Path, damage: str) -> None:
+def test_damage_is_refused_with_its_reason_and_the_older_one_taken(
+    tmp_path: Path, damage: str
+) -> None:
     put(tmp_path, 25)
     act, reason = DAMAGES[damage]
     act(put(tmp_path, 50).path)
@@ -140,7 +170,13 @@ def test_no_directory_holds_no_checkpoint(tmp_path: Path) -> None:
 
 def test_what_is_torn_or_foreign_is_ignored(tmp_path: Path) -> None:
     put(tmp_path, 25)
-    for name in (".staging-step-00000050-1", "step-50", "step-00000050.tmp", "step-000000500", "latest"):
+    for name in (
+        ".staging-step-00000050-1",
+        "step-50",
+        "step-00000050.tmp",
+        "step-000000500",
+        "latest",
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.bin").write_bytes(b"torn")
     assert [c.name for c in checkpoints.newest_first(tmp_path)] == ["step-00000025"]
@@ -151,7 +187,9 @@ def test_a_later_lineage_replaces_the_checkpoint_of_an_abandoned_one(tmp_path: P
     put(tmp_path, 50, files={"a.bin": b"new"}, generation=2)
     name, refused = refusals(tmp_path)
     assert (name, refused) == ("step-00000050", [])
-    assert checkpoints.verify(Checkpoint(path=tmp_path / "step-00000050", step=50))["generation"] == 2
+    assert (
+        checkpoints.verify(Checkpoint(path=tmp_path / "step-00000050", step=50))["generation"] == 2
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000050"]
 
 
@@ -204,7 +242,9 @@ def adamw(seed: int = 0) -> TrainState:
 
 def momentum(seed: int = 0) -> TrainState:
     model = net(seed)
-    return TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None, seed=7)
+    return TrainState(
+        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None, seed=7
+    )
 
 
 MAKES = pytest.mark.parametrize("make", [adamw, momentum], ids=lambda make: make.__name__)
@@ -226,7 +266,9 @@ def values(state: TrainState) -> dict[str, bytes]:
 
 def restore(state: TrainState, directory: Path) -> tuple[str | None, list[str]]:
     refused: list[str] = []
-    found = checkpointing.restore_newest(state, directory, lambda c, why: refused.append(f"{c.name}: {why}"))
+    found = checkpointing.restore_newest(
+        state, directory, lambda c, why: refused.append(f"{c.name}: {why}")
+    )
     return found.name if found else None, refused
 
 

@@ -1,4 +1,6 @@
-"""What a rank may do with the checkpoints of its job: who writes, what is in doubt, and that nothing is left."""
+"""What a rank may do with the checkpoints of its job: who writes, what is in doubt, and that
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ DOUBTS = [(3, 40)]
 
 
 class Disk:
-    """Stands for ``recovery.checkpoint.files.saving.Saving``. ``answers``: what becomes of each try to set
-    something aside."""
+    """Stands for ``recovery.checkpoint.files.saving.Saving``. ``answers``: what becomes of each try
+    to set something aside.
+    """
 
     def __init__(self) -> None:
         self.answers: list[bool | Exception] = []
@@ -58,8 +61,12 @@ class Rig:
         self.disk = Disk()
         about: dict[str, Any] = {"job": "a", "fresh": False} | more
         self.custody = Custody(
-            directory, saving=self.disk, write=self._write, send=self.said.append, **about,  # type: ignore[arg-type]
-        )  # fmt: skip
+            directory,
+            saving=self.disk,
+            write=self._write,
+            send=self.said.append,
+            **about,  # type: ignore[arg-type]
+        )
 
     def _write(self, kind: Kind, /, **data: Any) -> None:
         self.events.append((kind, data["checkpoint"]))
@@ -108,7 +115,9 @@ def test_whoever_finds_somebody_newer_there_ends_the_job_and_says_why(tmp_path: 
     assert isinstance(said, Unrecoverable) and "another job writes" in said.error
 
 
-def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_nothing_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = Rig(tmp_path)
 
     def full(generation: int) -> None:
@@ -228,10 +237,20 @@ def test_a_refusal_is_said_once_in_a_restore(tmp_path: Path) -> None:
         (lambda rig, path: None, True, True, None),
         (lambda rig, path: None, False, True, "nothing is left to restore"),
         (lambda rig, path: None, True, False, "; this process no longer holds the initial state"),
-        (lambda rig, path: rig.custody.refused(bad(path, 3), "torn"), True, True, ": step-00000003 may not be used"),
-        (lambda rig, path: (path / "doubtful-step-00000009-1-2").mkdir(), True, True, "9-1-2 may not be used"),
+        (
+            lambda rig, path: rig.custody.refused(bad(path, 3), "torn"),
+            True,
+            True,
+            ": step-00000003 may not be used",
+        ),
+        (
+            lambda rig, path: (path / "doubtful-step-00000009-1-2").mkdir(),
+            True,
+            True,
+            "9-1-2 may not be used",
+        ),
     ],
-)  # fmt: skip
+)
 def test_initial_values_will_do_only_where_there_never_was_a_checkpoint(
     spoil: Callable[[Rig, Path], Any], anew: bool, fresh: bool, what: str | None, tmp_path: Path
 ) -> None:
@@ -248,7 +267,9 @@ def test_initial_values_will_do_only_where_there_never_was_a_checkpoint(
 
 
 def story(rank: Either, deletes: Callable[[bool], None]) -> Iterator[Message]:
-    """What it says in the course of six generations. ``deletes``: whether the disk does from now on."""
+    """What it says in the course of six generations. ``deletes``: whether the disk does from now
+    on.
+    """
 
     def generation(number: int, *words: type[Message], **order: Any) -> Iterator[Message]:
         rank.join(number, **order)
@@ -280,16 +301,25 @@ def story(rank: Either, deletes: Callable[[bool], None]) -> Iterator[Message]:
 
 
 OF_CHECKPOINTS = (
-    Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED,
-    Kind.CHECKPOINT_KEPT, Kind.CHECKPOINT_SET_ASIDE,
-)  # fmt: skip
+    Kind.CHECKPOINT_SAVING,
+    Kind.CHECKPOINT_COMMITTED,
+    Kind.CHECKPOINT_REFUSED,
+    Kind.CHECKPOINT_DELETED,
+    Kind.CHECKPOINT_KEPT,
+    Kind.CHECKPOINT_SET_ASIDE,
+)
 
 
 def told(rank: Either, deletes: Callable[[bool], None]) -> tuple[list[str], list[Any], list[Any]]:
-    """The story of a rank: what it says, what it says of checkpoints in between, and what it logs of them."""
-    where = f" in {rank.directory / 'checkpoints'}"  # a simulated rank says none, so that logs of one seed are the same
+    """The story of a rank: what it says, what it says of checkpoints in between, and what it logs
+    of them.
+    """
+    # a simulated rank says none, so that logs of one seed are the same
+    where = f" in {rank.directory / 'checkpoints'}"
     said = [message.model_dump_json().replace(where, "") for message in story(rank, deletes)]
-    logged = [(e.kind, e.generation, e.step, e.data["checkpoint"]) for e in rank.events(*OF_CHECKPOINTS)]
+    logged = [
+        (e.kind, e.generation, e.step, e.data["checkpoint"]) for e in rank.events(*OF_CHECKPOINTS)
+    ]
     return said, rank.notes, logged
 
 
@@ -354,7 +384,9 @@ def test_a_simulated_rank_ends_where_somebody_newer_writes(tmp_path: Path) -> No
 
 
 def test_what_simulated_ranks_save_names_their_job(tmp_path: Path) -> None:
-    """So that it is known for theirs though the right to write, whose number says so too, was not to be had."""
+    """So that it is known for theirs though the right to write, whose number says so too, was not
+    to be had.
+    """
     rank = Simulated(tmp_path / "rank")
     rank.join(1)
     rank.hear(Joined)

@@ -1,4 +1,6 @@
-"""One writer in a checkpoint directory: a newer generation or job takes over, and nothing of an older one follows."""
+"""One writer in a checkpoint directory: a newer generation or job takes over, and nothing of an
+older one follows.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_a_newer_writer_waits_for_a_rename_under_way_and_nothing_follows(tmp_pat
         pass
 
 
-def test_a_writer_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_stands_still_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fence, "LOCK_LIMIT_S", 0.02)
     old = taken(tmp_path)
     with old.held():
@@ -233,11 +237,15 @@ def test_but_not_as_another_rank_nor_generations_later(
 def test_what_has_its_name_is_said_before_the_rank_parks(tmp_path: Path) -> None:
     rank = member(tmp_path, 1, saves={"mode": "async"}, job_id="one")
     slow = threading.Event()
-    rank.saver.disk = lambda what, path: slow.wait(0.02) if (what, path) == ("fsync", tmp_path) else None
+    rank.saver.disk = lambda what, path: (
+        slow.wait(0.02) if (what, path) == ("fsync", tmp_path) else None
+    )
     rank.run(5)
     assert rank.saver._placed.wait(WAIT_S)
     rank.saver.parked(lost=False)
-    assert rank.said(Kind.CHECKPOINT_COMMITTED) == [5], "nothing is said for a generation that is over"
+    assert rank.said(Kind.CHECKPOINT_COMMITTED) == [5], (
+        "nothing is said for a generation that is over"
+    )
 
 
 def test_a_disk_that_takes_nothing_at_the_join_is_tried_again_at_the_save(

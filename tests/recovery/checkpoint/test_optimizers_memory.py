@@ -1,4 +1,6 @@
-"""Every optimizer and every scheduler of torch: what a checkpoint in memory gives is the whole state, bit for bit."""
+"""Every optimizer and every scheduler of torch: what a checkpoint in memory gives is the whole
+state, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def remembered(source: TrainState, *targets: TrainState) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
-def test_what_is_kept_in_memory_goes_on_as_if_nothing_had_happened(optimizer: str, scheduler: str) -> None:
+def test_what_is_kept_in_memory_goes_on_as_if_nothing_had_happened(
+    optimizer: str, scheduler: str
+) -> None:
     """Into a process that never trained, and into one that went astray."""
     original = train(make(optimizer, scheduler), 5)
     fresh, astray = make(optimizer, scheduler, seed=1), train(make(optimizer, scheduler, seed=2), 3)

@@ -1,4 +1,6 @@
-"""Retention: the newest checkpoint that replicas agreed on is never lost, and a doubtful one never restored."""
+"""Retention: the newest checkpoint that replicas agreed on is never lost, and a doubtful one never
+restored.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,9 @@ def test_one_kept_is_two_until_the_newest_is_agreed_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [None, 10, 40])
 @pytest.mark.parametrize("lag", [0, 15, 35, 95])
 def test_word_of_an_agreement_may_come_late(tmp_path: Path, lag: int, every: int | None) -> None:
-    """The rank that saves hears of an agreement ``lag`` steps after it: one that is agreed on is always there, and
-    never older than two comparisons and twice that time."""
+    """The rank that saves hears of an agreement ``lag`` steps after it: one that is agreed on is
+    always there, and never older than two comparisons and twice that time.
+    """
     compared = [step for step in range(10, 400) if step % (every or 10) == 0]
     for step in range(10, 400, 10):
         put(tmp_path, step)
@@ -56,7 +59,9 @@ def test_word_of_an_agreement_may_come_late(tmp_path: Path, lag: int, every: int
         retention.prune(tmp_path, 1, agreed=Agreement(step=known, every=every))
         left = [at for at in steps(tmp_path) if at <= known]
         assert left or not known, f"step {step}, agreed at {known}: {steps(tmp_path)}"
-        assert not left or left[0] >= step - 2 * lag - 2 * (every or 10), f"step {step}: {steps(tmp_path)}"
+        assert not left or left[0] >= step - 2 * lag - 2 * (every or 10), (
+            f"step {step}: {steps(tmp_path)}"
+        )
         assert len(steps(tmp_path)) <= 3
 
 
@@ -69,7 +74,9 @@ def test_nothing_goes_while_nobody_knows_of_an_agreement(tmp_path: Path) -> None
 def test_a_later_generation_comes_first_whatever_its_step(tmp_path: Path) -> None:
     saved(tmp_path, 40, 50, 60, 70, 80, generation=1, since=0)
     saved(tmp_path, 55, generation=2, since=50)
-    assert steps(tmp_path) == [55, 50, 40, 80, 70, 60], "what generation 1 saved beyond 50 was abandoned"
+    assert steps(tmp_path) == [55, 50, 40, 80, 70, 60], (
+        "what generation 1 saved beyond 50 was abandoned"
+    )
     retention.prune(tmp_path, 2)
     assert steps(tmp_path) == [55, 50]
 
@@ -117,7 +124,10 @@ def test_what_is_in_doubt_is_renamed_and_no_longer_found(tmp_path: Path) -> None
     moved, gone = retention.set_aside(tmp_path, lambda c: c.step > 50)
     assert ([c.step for c in moved], gone) == ([60, 70], [])
     assert steps(tmp_path) == [50]
-    assert retention.aside_in(tmp_path) == ["doubtful-step-00000060-0-3", "doubtful-step-00000070-0-3"]
+    assert retention.aside_in(tmp_path) == [
+        "doubtful-step-00000060-0-3",
+        "doubtful-step-00000070-0-3",
+    ]
     assert (tmp_path / "doubtful-step-00000060-0-3" / "a.bin").exists()
 
 
@@ -126,7 +136,9 @@ def test_few_stay_set_aside_the_first_of_the_latest(tmp_path: Path) -> None:
         saved(tmp_path, 50, 60, 70, 80, 90, generation=generation)
         moved, gone = retention.set_aside(tmp_path, lambda c: c.step > 50)
         assert [c.step for c in moved] == [60, 70, 80, 90]
-    assert retention.aside_in(tmp_path) == [f"doubtful-step-000000{step}-0-2" for step in (60, 70, 80)]
+    assert retention.aside_in(tmp_path) == [
+        f"doubtful-step-000000{step}-0-2" for step in (60, 70, 80)
+    ]
     assert sorted(gone)[-1] == "doubtful-step-00000090-0-2" and len(gone) == 4
 
 
@@ -164,14 +176,17 @@ def of(played: Played, kind: Kind) -> list[Event]:
 
 
 @pytest.mark.parametrize("recovery", STRATEGIES)
-@pytest.mark.parametrize(("keep", "verify_every", "back"), [(3, 50, 50), (1, None, 80), (1, 50, 50)])
+@pytest.mark.parametrize(
+    ("keep", "verify_every", "back"), [(3, 50, 50), (1, None, 80), (1, 50, 50)]
+)
 def test_a_value_changed_long_before_it_is_noticed_costs_no_more_than_since_the_agreement(
     recovery: str, keep: int, verify_every: int | None, back: int, memory: Path
 ) -> None:
     cell = cell_of(recovery, [desync(85)], ranks=2, steps=120, keep=keep, verify_every=verify_every)
     faulted, problems = arm(cell, memory)
     assert faulted.outcome == "completed"
-    # Digests of the log show at step 90 already what is found at step 100, and everything since 50 is done again.
+    # Digests of the log show at step 90 already what is found at step 100, and everything since 50
+    # is done again.
     assert problems == {}
     ready = of(faulted, Kind.GENERATION_READY)[1]
     assert (ready.step, ready.data["checkpoint"]) == (back, f"step-{back:08d}")
@@ -181,7 +196,9 @@ def test_a_value_changed_long_before_it_is_noticed_costs_no_more_than_since_the_
     # checkpoint-restart kills the rank that saves before it has
     assert doubtful or (recovery, verify_every) == ("checkpoint-restart", None)
     assert f"step-{back:08d}" not in [
-        e.data["checkpoint"] for e in of(faulted, Kind.CHECKPOINT_DELETED) if e.time_ns < ready.time_ns
+        e.data["checkpoint"]
+        for e in of(faulted, Kind.CHECKPOINT_DELETED)
+        if e.time_ns < ready.time_ns
     ]
 
 

@@ -1,4 +1,6 @@
-"""A save may fail at any point: training goes on, the failure is said, and the last good checkpoint stays."""
+"""A save may fail at any point: training goes on, the failure is said, and the last good checkpoint
+stays.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,24 @@ from recovery.state.state import TrainState
 from recovery.transport import atomic_rename
 
 POINTS = (
-    "mkdir 0", "write 0", "write 1", "write 2", "fsync 0", "fsync 1", "fsync 2", "rename 0", "fsync 3",
-)  # fmt: skip
+    "mkdir 0",
+    "write 0",
+    "write 1",
+    "write 2",
+    "fsync 0",
+    "fsync 1",
+    "fsync 2",
+    "rename 0",
+    "fsync 3",
+)
 
 
 def state(step: int = 5) -> TrainState:
     torch.manual_seed(step)
     model = nn.Linear(3, 2)
-    made = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None, seed=7)
+    made = TrainState(
+        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None, seed=7
+    )
     made.step = step
     return made
 
@@ -104,11 +116,15 @@ def test_the_points_are_all_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("[enforce fail] unexpected pos 64 vs 0"), RuntimeError(""), OSError(), MemoryError(),
-        ValueError("x\ny"), KeyError("z"),
+        RuntimeError("[enforce fail] unexpected pos 64 vs 0"),
+        RuntimeError(""),
+        OSError(),
+        MemoryError(),
+        ValueError("x\ny"),
+        KeyError("z"),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_whatever_a_save_raises_is_one_line_and_no_more(error: Exception) -> None:
     said = Said()
 
@@ -133,13 +149,17 @@ def test_what_ends_the_generation_is_not_taken_for_a_failed_save() -> None:
 
 @pytest.mark.parametrize("writers", [1, 2])
 def test_a_mask_of_infinities_in_a_buffer_is_saved(tmp_path: Path, writers: int) -> None:
-    """As attention has one, and large enough to be shared among writers; only what is learned must be finite."""
+    """As attention has one, and large enough to be shared among writers; only what is learned must
+    be finite.
+    """
     masked, other = state(), state()
     for one in (masked, other):
         one.model.register_buffer("mask", torch.full((600, 600), float("-inf")).triu(1))
     other.model.mask.zero_()
     for writer in reversed(range(writers)):
-        order, chunks = checkpointing.order_of(masked, tmp_path, generation=1, writer=writer, writers=writers)
+        order, chunks = checkpointing.order_of(
+            masked, tmp_path, generation=1, writer=writer, writers=writers
+        )
         checkpointing.write(order, chunks)
     checkpointing.load(other, checkpointing.prepared(other, checkpoints.newest_first(tmp_path)[0]))
     assert torch.equal(other.model.mask, masked.model.mask)
@@ -163,7 +183,9 @@ def test_where_names_cannot_be_exchanged_the_old_one_comes_back(
     checkpointing.save(state(), tmp_path, generation=1)
     monkeypatch.setattr(atomic_rename, "exchange", unsupported)
     with pytest.raises(OSError):
-        checkpointing.save(state(), tmp_path, generation=2, disk=Breaking("fsync 3", OSError(errno.EIO, "x")))
+        checkpointing.save(
+            state(), tmp_path, generation=2, disk=Breaking("fsync 3", OSError(errno.EIO, "x"))
+        )
     (kept,) = checkpoints.newest_first(tmp_path)
     assert checkpoints.verify(kept)["generation"] == 1
     checkpointing.save(state(), tmp_path, generation=3)
@@ -180,14 +202,19 @@ def test_a_checkpoint_is_there_at_each_moment_of_its_replacement(tmp_path: Path)
     assert set(seen) == {5}
 
 
-def test_a_checkpoint_that_cannot_be_deleted_stays_whole_and_is_not_called_deleted(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_deleted_stays_whole_and_is_not_called_deleted(
+    tmp_path: Path,
+) -> None:
     for step in (1, 2, 3):
         checkpointing.save(state(step), tmp_path, generation=1)
     said = Said()
-    said.saving.prune(tmp_path, 1, disk=Breaking("delete 0", OSError(errno.EROFS, "Read-only file system")))
+    said.saving.prune(
+        tmp_path, 1, disk=Breaking("delete 0", OSError(errno.EROFS, "Read-only file system"))
+    )
     assert [(kind, data.get("checkpoint")) for kind, data in said.events] == [
-        (Kind.CHECKPOINT_KEPT, "step-00000002"), (Kind.CHECKPOINT_DELETED, "step-00000001"),
-    ]  # fmt: skip
+        (Kind.CHECKPOINT_KEPT, "step-00000002"),
+        (Kind.CHECKPOINT_DELETED, "step-00000001"),
+    ]
     assert [c.step for c in checkpoints.newest_first(tmp_path)] == [3, 2]
     checkpoints.verify(checkpoints.newest_first(tmp_path)[1])
 

@@ -1,4 +1,6 @@
-"""The checkpoint engine: shards of any number, deltas, and what a restore refuses before it touches anything."""
+"""The checkpoint engine: shards of any number, deltas, and what a restore refuses before it touches
+anything.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,36 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool,
 
 
 def order(
-    directory: Path, step: int, chunks: Sequence[Chunk], *, writer: int = 0, writers: int = 1, **more: object
+    directory: Path,
+    step: int,
+    chunks: Sequence[Chunk],
+    *,
+    writer: int = 0,
+    writers: int = 1,
+    **more: object,
 ) -> Order:
     values = {
-        "directory": directory, "step": step, "generation": 1, "scalars": {"step": step}, "writer": writer,
-        "tensors": described(chunks), "writers": writers, "disk": lambda what, path: None, "check": lambda: None,
-    }  # fmt: skip
+        "directory": directory,
+        "step": step,
+        "generation": 1,
+        "scalars": {"step": step},
+        "writer": writer,
+        "tensors": described(chunks),
+        "writers": writers,
+        "disk": lambda what, path: None,
+        "check": lambda: None,
+    }
     return Order(**(values | more))  # type: ignore[arg-type]
 
 
-def save(directory: Path, step: int, parts: Sequence[Sequence[Chunk]], **more: object) -> Checkpoint:
+def save(
+    directory: Path, step: int, parts: Sequence[Sequence[Chunk]], **more: object
+) -> Checkpoint:
     """Each part by a writer of its own, at the same time."""
     everything = [chunk for part in parts for chunk in part]
     orders = [
-        order(directory, step, everything, writer=n, writers=len(parts), **more) for n in range(len(parts))
+        order(directory, step, everything, writer=n, writers=len(parts), **more)
+        for n in range(len(parts))
     ]
     with ThreadPoolExecutor(len(parts)) as pool:
         results = list(pool.map(write, orders, parts))
@@ -97,7 +115,9 @@ def test_what_any_ranks_wrote_any_ranks_read(
     def cut(whole: Tensor) -> list[list[int]]:
         return [data.draw(st.lists(st.integers(0, 7), max_size=2)) for _ in whole.shape]
 
-    written = [chunk for name, whole in wholes.items() for chunk in in_boxes(name, whole, cut(whole))]
+    written = [
+        chunk for name, whole in wholes.items() for chunk in in_boxes(name, whole, cut(whole))
+    ]
     writers = data.draw(st.integers(1, 3))
     checkpoint = save(directory, 5, [written[n::writers] for n in range(writers)])
     checkpoints.verify(checkpoint)
@@ -114,7 +134,9 @@ def test_what_any_ranks_wrote_any_ranks_read(
         assert torch.equal(chunk.data, wholes[chunk.name][box])
 
 
-def test_a_large_state_of_many_pieces_comes_back_into_memory_that_is_not_in_order(tmp_path: Path) -> None:
+def test_a_large_state_of_many_pieces_comes_back_into_memory_that_is_not_in_order(
+    tmp_path: Path,
+) -> None:
     whole = random_tensor((700, 1100), torch.float32, 1)
     checkpoint = save(tmp_path, 5, [in_boxes("w", whole, [[], []])])
     assert len(checkpoints.stream_of(checkpoints.manifest_of(checkpoint), "rank-0000.bin")) > 40
@@ -145,11 +167,18 @@ def held(whole: Tensor, mesh: DeviceMesh, rank: int, size: int, dim: int) -> DTe
     """As FSDP2 holds it: uneven shards, the last ones may be empty."""
     parts = [*whole.chunk(size, dim), *[whole.narrow(dim, 0, 0)] * size]
     return DTensor.from_local(
-        parts[rank].clone(), mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
+        parts[rank].clone(),
+        mesh,
+        [Shard(dim)],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
     )
 
 
-@pytest.mark.parametrize(("dim", "before", "after"), [(0, 4, 2), (0, 2, 4), (0, 4, 1), (1, 3, 2), (0, 1, 4)])
+@pytest.mark.parametrize(
+    ("dim", "before", "after"), [(0, 4, 2), (0, 2, 4), (0, 4, 1), (1, 3, 2), (0, 1, 4)]
+)
 def test_shards_of_one_world_size_are_restored_in_another(
     tmp_path: Path, fake_world: Callable[[int, int], DeviceMesh], dim: int, before: int, after: int
 ) -> None:
@@ -170,7 +199,8 @@ def test_shards_of_one_world_size_are_restored_in_another(
     for rank in range(after):
         mesh = fake_world(rank, after)
         empty = {
-            name: held(torch.zeros_like(whole), mesh, rank, after, dim) for name, whole in wholes.items()
+            name: held(torch.zeros_like(whole), mesh, rank, after, dim)
+            for name, whole in wholes.items()
         }
         other = torch.tensor(0.0)
         reading = Reading(checkpoint, chunks_of(empty | {"optimizer.w.step": other}))
@@ -192,9 +222,10 @@ def test_a_replicated_dtensor_is_written_once(fake_world: Callable[[int, int], D
 @pytest.mark.parametrize("writers", [1, 2, 3, 4])
 def test_ranks_that_hold_the_same_share_the_writing_evenly(tmp_path: Path, writers: int) -> None:
     wholes = {
-        "large": random_tensor((1000, 1000), torch.float32, 1), "few": random_tensor((2, SPLIT_BYTES), torch.uint8, 2),
+        "large": random_tensor((1000, 1000), torch.float32, 1),
+        "few": random_tensor((2, SPLIT_BYTES), torch.uint8, 2),
         "small": random_tensor((9,), torch.float32, 3),
-    }  # fmt: skip
+    }
     parts = [share(chunks_of(wholes), n, writers) for n in range(writers)]
     sizes = [sum(chunk.bytes for chunk in part if chunk.name == "large") for part in parts]
     assert max(sizes) - min(sizes) <= 4000
@@ -233,7 +264,11 @@ def test_a_part_that_never_comes_ends_the_save(tmp_path: Path) -> None:
     staging.mkdir()
     with pytest.raises(TimeoutError, match=r"the part of writer 1 did not come within 0.01 s"):
         sharded.gather(
-            staging, 2, timeout_s=0.01, check=lambda: None, note_of=lambda writer: tmp_path / f"no-{writer}"
+            staging,
+            2,
+            timeout_s=0.01,
+            check=lambda: None,
+            note_of=lambda writer: tmp_path / f"no-{writer}",
         )
 
 
@@ -315,7 +350,9 @@ def test_a_delta_holds_what_changed_and_restores_exactly(tmp_path: Path) -> None
     assert sizes[2] == sizes[3] == 10 * 65536, "what changed"
     for checkpoint, tensors in made.values():
         checkpoints.verify(checkpoint)
-        assert all(torch.equal(tensors[name], tensor) for name, tensor in restored(checkpoint).items())
+        assert all(
+            torch.equal(tensors[name], tensor) for name, tensor in restored(checkpoint).items()
+        )
 
 
 def test_nothing_that_a_kept_delta_refers_to_is_deleted(tmp_path: Path) -> None:
@@ -385,7 +422,9 @@ def job(
 ) -> TrainState:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 1)).to(dtype)
-    return TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum), None, seed=7)
+    return TrainState(
+        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum), None, seed=7
+    )
 
 
 OTHERS = {

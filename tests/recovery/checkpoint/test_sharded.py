@@ -1,4 +1,6 @@
-"""A sharded model over real gloo groups: the same training as unsharded, and no trace of a step that was broken off."""
+"""A sharded model over real gloo groups: the same training as unsharded, and no trace of a step
+that was broken off.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def loss_of(model: nn.Module, step: int, share: range) -> Tensor:
         ]
     )
     logits = model(rows[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum") / LENGTH
+    return (
+        functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+        / LENGTH
+    )
 
 
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -77,7 +82,8 @@ class Part:
         self.state = TrainState(model, None, None, seed=1)
         self.entered: list[int] = []
         self.waits = 0
-        self.poison = False  # spoil this rank's part of a gradient, once the replica is done with it
+        # spoil this rank's part of a gradient, once the replica is done with it
+        self.poison = False
         self.lose_at = 0  # number of the collective at which the generation is lost
         self.reducer = ShardedReducer(model, entering=self._entering, waiting=self._waiting)
         self.reducer.check = me.check
@@ -87,7 +93,9 @@ class Part:
         self.group: Group
 
     def take_part(self, rank: int) -> bool:
-        return self.recipe.take_part(rank, self.layout, state=self.state, reducer=self.reducer, device="cpu")
+        return self.recipe.take_part(
+            rank, self.layout, state=self.state, reducer=self.reducer, device="cpu"
+        )
 
     def join(self) -> None:
         if self.generation:
@@ -155,7 +163,9 @@ def train(shards: int, steps: int, bucket_bytes: int, me: Self) -> Any:
     for _ in range(steps):
         seen.append(reduced := part.attempt())
         part.apply(reduced)
-    circles = [list(circle.ranks) for circle in (part.group.everyone, part.group.shard, part.group.holders)]
+    circles = [
+        list(circle.ranks) for circle in (part.group.everyone, part.group.shard, part.group.holders)
+    ]
     return part.parameters(), seen, part.entered, len(part.reducer._buckets), part.waits, circles
 
 
@@ -166,15 +176,21 @@ def whole(parts: list[dict[str, Any]], name: str) -> Tensor:
 
 
 def without_keys(bias: Tensor) -> Tensor:
-    """The bias of queries and values. A softmax does not change when all keys move alike, so the gradient of the keys'
-    bias is zero but for rounding, which Adam divides by itself: where it goes is the processor's choice."""
+    """The bias of queries and values. A softmax does not change when all keys move alike, so the
+    gradient of the keys' bias is zero but for rounding, which Adam divides by itself: where it goes
+    is the processor's choice.
+    """
     queries, _, values = bias.chunk(3)
     return torch.cat((queries, values))
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("world", "shards", "bucket_bytes"), [(4, 2, SMALL), (4, 2, 1 << 20), (3, 3, SMALL)])
-def test_sharded_training_is_that_of_one_process(world: int, shards: int, bucket_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "shards", "bucket_bytes"), [(4, 2, SMALL), (4, 2, 1 << 20), (3, 3, SMALL)]
+)
+def test_sharded_training_is_that_of_one_process(
+    world: int, shards: int, bucket_bytes: int
+) -> None:
     steps = 3
     state, losses, norms = plainly(steps)
     got = results(partial(train, shards, steps, bucket_bytes), world)
@@ -194,7 +210,9 @@ def test_sharded_training_is_that_of_one_process(world: int, shards: int, bucket
             "holders of one shard agree"
         )
     parts = [found[0] for found in got[:shards]]
-    assert {part["model.tokens.weight"].shape[0] for part in parts} == ({6, 5} if shards == 2 else {4, 3})
+    assert {part["model.tokens.weight"].shape[0] for part in parts} == (
+        {6, 5} if shards == 2 else {4, 3}
+    )
     for name, tensor in state.items():
         part, expected = whole(parts, name), tensor.detach()
         if name.endswith(".step"):
@@ -214,7 +232,9 @@ def train_and_lose(shards: int, loser: int, me: Self) -> Any:
     for number in range(1, steps + 1):
         me.say(
             "here"
-        )  # a rank that is lost takes its connections with it, also from whoever is still a step behind
+            # a rank that is lost takes its connections with it, also from whoever is still a step
+            # behind
+        )
         me.hear()
         part.lose_at = len(part.entered) + number if me.rank == loser else 0
         try:
@@ -224,7 +244,9 @@ def train_and_lose(shards: int, loser: int, me: Self) -> Any:
             if me.rank == loser:
                 me.say(part.generation)
             complete.append(part.reducer.broken_off())
-            assert all(hasattr(p, "_local_tensor") for p in part.state.model.parameters()), "all parts again"
+            assert all(hasattr(p, "_local_tensor") for p in part.state.model.parameters()), (
+                "all parts again"
+            )
         part.join()
         part.apply(part.attempt())
     return part.parameters(), complete
@@ -234,7 +256,9 @@ def train_and_lose(shards: int, loser: int, me: Self) -> Any:
 @pytest.mark.parametrize(
     ("world", "shards", "loser"), [(4, 2, 0), pytest.param(2, 2, 1, marks=pytest.mark.soak)]
 )
-def test_a_step_lost_at_any_collective_is_redone_to_the_last_bit(world: int, shards: int, loser: int) -> None:
+def test_a_step_lost_at_any_collective_is_redone_to_the_last_bit(
+    world: int, shards: int, loser: int
+) -> None:
     steps = COLLECTIVES + 1
     with ranks(partial(train_and_lose, shards, loser), world) as started:
         for _ in range(steps):
@@ -255,8 +279,9 @@ def test_a_step_lost_at_any_collective_is_redone_to_the_last_bit(world: int, sha
 
 
 def finish_elsewhere(shards: int, losers: tuple[int, ...], me: Self) -> Any:
-    """The last word of a step does not reach the first of some ranks, the others are lost when they have it; all other
-    ranks apply the step."""
+    """The last word of a step does not reach the first of some ranks, the others are lost when they
+    have it; all other ranks apply the step.
+    """
     part = Part(me, shards)
     part.join()
     part.apply(part.attempt())
@@ -290,7 +315,9 @@ def finish_elsewhere(shards: int, losers: tuple[int, ...], me: Self) -> Any:
 
 @pytest.mark.real
 def test_a_step_that_only_some_ranks_could_apply_is_finished_by_the_others() -> None:
-    """Nobody who holds shard 0 has applied it, everybody who holds shard 1 has: no copy could help."""
+    """Nobody who holds shard 0 has applied it, everybody who holds shard 1 has: no copy
+    could help.
+    """
     got = results(partial(finish_elsewhere, 2, (0, 2)), 4)
     unbroken = results(partial(train, 2, 3, 1 << 20), 4)
     assert [(complete, held) for _, complete, held in got] == [(True, 1), (False, 2)] * 2
@@ -364,7 +391,11 @@ def copied(me: Self) -> Any:
         part.state.step, part.state.last = 5, [5.0, 1.0, 7.0, 2.0]
     source = {0: 2, 2: 2, 1: 1, 3: 1}[me.rank]
     copy_state(
-        part.state, part.group.holders, source=source, receive=me.rank in (0, 3), progress=lambda: None
+        part.state,
+        part.group.holders,
+        source=source,
+        receive=me.rank in (0, 3),
+        progress=lambda: None,
     )
     return part.parameters(), part.state.digests(), part.state.step, part.state.last
 
@@ -374,12 +405,16 @@ def test_a_part_is_copied_from_whom_holds_the_same() -> None:
     got = results(copied, 4)
     for receiver, source in ((0, 2), (3, 1)):
         assert got[receiver][1:] == got[source][1:]
-        assert all(got[receiver][0][name].tobytes() == got[source][0][name].tobytes() for name in got[0][0])
+        assert all(
+            got[receiver][0][name].tobytes() == got[source][0][name].tobytes() for name in got[0][0]
+        )
     assert got[0][1] != got[1][1]
 
 
 def waiting_alone(what: str, me: Self) -> str:
-    """The other rank does not come; nothing ends the wait but a look at whether the generation goes on."""
+    """The other rank does not come; nothing ends the wait but a look at whether the generation goes
+    on.
+    """
     lost = False
 
     def check() -> None:
@@ -443,9 +478,11 @@ def test_what_the_job_has_to_make_may_not_be_made(
     model = net()
     made = adam(list(model.parameters()))
     recipe = Recipe(
-        model=model, optimizer=made if optimizer else adam, scheduler=decay(made) if scheduler else decay,
+        model=model,
+        optimizer=made if optimizer else adam,
+        scheduler=decay(made) if scheduler else decay,
         units=None,
-    )  # fmt: skip
+    )
     with pytest.raises(TypeError, match=complaint):
         recipe.check(shards=2)
     recipe.check(shards=1)
@@ -474,7 +511,9 @@ def test_both_may_be_made_without_shards_too() -> None:
 
 
 def rehearsed(me: Self) -> tuple[bool, bool, bool]:
-    """Rehearsing leaves nothing behind, and is refused where a script has a process group of its own."""
+    """Rehearsing leaves nothing behind, and is refused where a script has a process group of its
+    own.
+    """
     before = torch.random.get_rng_state()
     sharding.rehearse(3, "cpu")
     same = torch.equal(before, torch.random.get_rng_state())

@@ -1,5 +1,7 @@
-"""Whoever saves, deletes, or waits for a save is in the checkpoint phase, and shows a sign of life as it gets on,
-however large the state is; whoever waits for a part that will not come gives up at once."""
+"""Whoever saves, deletes, or waits for a save is in the checkpoint phase, and shows a sign of life
+as it gets on, however large the state is; whoever waits for a part that will not come gives up at
+once.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +73,16 @@ class Signs:
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.arange(5000.0), torch.arange(6000.0).reshape(3, 2000), torch.arange(6000.0).reshape(2000, 3).t(),
-        torch.arange(8192.0).reshape(1, 2, 64, 64).transpose(2, 3), torch.tensor(3.0), torch.empty(0, 7),
+        torch.arange(5000.0),
+        torch.arange(6000.0).reshape(3, 2000),
+        torch.arange(6000.0).reshape(2000, 3).t(),
+        torch.arange(8192.0).reshape(1, 2, 64, 64).transpose(2, 3),
+        torch.tensor(3.0),
+        torch.empty(0, 7),
         torch.arange(3000, dtype=torch.int16),
     ],
     ids=lambda t: f"{list(t.shape)}{'' if t.is_contiguous() else ', not in order'}",
-)  # fmt: skip
+)
 def test_strides_cover_a_tensor_once_and_are_short(tensor: torch.Tensor) -> None:
     signs, into = Signs(), torch.full_like(tensor, 7)
     strides.copy(into, tensor, signs)
@@ -93,7 +99,9 @@ def test_strides_cover_a_tensor_once_and_are_short(tensor: torch.Tensor) -> None
 
 
 @pytest.mark.usefixtures("small")
-def test_a_copy_into_host_memory_shows_progress_within_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_into_host_memory_shows_progress_within_each_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(background, "BLOCK_BYTES", 3 * STRIDE)
     state, signs, snapshot = trained(2, width=400), Signs(), Snapshot()
     chunks = chunks_of(state.tensors())
@@ -130,7 +138,9 @@ def test_a_restore_shows_progress_within_a_tensor_that_others_had_cut_otherwise(
     state, signs = trained(2, width=400), Signs()
     checkpointing.save(state, tmp_path, generation=1)
     monkeypatch.setattr(strides, "STRIDE_BYTES", STRIDE)
-    reading = checkpointing.prepared(trained(1, width=400), checkpoints.newest_first(tmp_path)[0], signs)
+    reading = checkpointing.prepared(
+        trained(1, width=400), checkpoints.newest_first(tmp_path)[0], signs
+    )
     into = torch.zeros(4 * STRIDE, dtype=torch.uint8)
     reading._boxes.append((torch.ones(4 * STRIDE, dtype=torch.uint8), into))
     reading.load()
@@ -151,7 +161,9 @@ def test_digests_show_progress_and_stay_what_they_were(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("small")
-def test_a_save_shows_progress_in_all_that_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_shows_progress_in_all_that_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(atomic_rename, "RANGE_BYTES", 4096)
     state, signs = trained(2, width=400), Signs()
     size = sum(chunk.bytes for chunk in chunks_of(state.tensors()))
@@ -283,7 +295,9 @@ def test_a_memory_checkpoint_is_made_in_the_checkpoint_phase(tmp_path: Path, kee
     rank = Rank(tmp_path, memory=memory, checkpoint_every=100)
     saves = rank.saver._memory
     assert saves is not None
-    saves._saves = lambda: said.append(len([1 for kind, _ in rank.events if kind is Kind.CHECKPOINT_SAVING]))
+    saves._saves = lambda: said.append(
+        len([1 for kind, _ in rank.events if kind is Kind.CHECKPOINT_SAVING])
+    )
     rank.run(4)
     assert said == [0, 1], "before each, and at no other step"
     rank.saver.close()
@@ -295,9 +309,14 @@ def test_a_memory_checkpoint_is_made_in_the_checkpoint_phase(tmp_path: Path, kee
 def orders(directory: Path, enters: Callable[[], int], **more: Any) -> Callable[[int], Any]:
     def write(writer: int) -> Any:
         order, chunks = checkpointing.order_of(
-            trained(1, width=8), directory, generation=3, writer=writer, writers=2,
-            enter=enters if writer else lambda: 1, **more,
-        )  # fmt: skip
+            trained(1, width=8),
+            directory,
+            generation=3,
+            writer=writer,
+            writers=2,
+            enter=enters if writer else lambda: 1,
+            **more,
+        )
         return checkpointing.write(order, chunks)
 
     return write
@@ -325,11 +344,19 @@ def test_a_refusal_of_another_save_or_another_job_says_nothing_of_this_one(tmp_p
     with pytest.raises(Fenced):
         monkeypatched(1)
     done = [
-        checkpointing.write(*checkpointing.order_of(
-            trained(1, width=8), tmp_path, generation=3, writer=writer, writers=2, enter=lambda: 1, job="mine"
-        ))
+        checkpointing.write(
+            *checkpointing.order_of(
+                trained(1, width=8),
+                tmp_path,
+                generation=3,
+                writer=writer,
+                writers=2,
+                enter=lambda: 1,
+                job="mine",
+            )
+        )
         for writer in (1, 0)
-    ]  # fmt: skip
+    ]
     assert done[1] is not None
     checkpoints.sweep(tmp_path)
     assert left(tmp_path) == ["step-00000001"]
@@ -376,7 +403,11 @@ def test_a_part_that_grows_is_waited_for_however_long(
     monkeypatch.setattr(sharded, "time", clock)
     with pytest.raises(TimeoutError):
         sharded.gather(
-            tmp_path, 2, timeout_s=120, check=lambda: None, note_of=lambda writer: tmp_path / f"no-{writer}"
+            tmp_path,
+            2,
+            timeout_s=120,
+            check=lambda: None,
+            note_of=lambda writer: tmp_path / f"no-{writer}",
         )
     assert 420 <= clock.now <= 424
 
@@ -399,7 +430,11 @@ def test_a_part_that_does_not_grow_is_waited_for_while_its_writer_gets_on(
     shown = sharded.Shown(part, signs)
     with pytest.raises(TimeoutError):
         sharded.gather(
-            tmp_path, 2, timeout_s=120, check=lambda: None, note_of=lambda writer: tmp_path / f"no-{writer}"
+            tmp_path,
+            2,
+            timeout_s=120,
+            check=lambda: None,
+            note_of=lambda writer: tmp_path / f"no-{writer}",
         )
     assert 420 <= clock.now <= 424 and signs.count == 300
 

@@ -1,4 +1,6 @@
-"""Where several ranks write parts of one checkpoint, each of them can be hit while it saves: in simulation."""
+"""Where several ranks write parts of one checkpoint, each of them can be hit while it saves: in
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ def test_a_part_that_cannot_be_written_fails_the_save_and_no_training(
     assert "Input/output error" in landed.data["evidence"]["error"]
     failed = of(faulted, Kind.CHECKPOINT_FAILED)
     assert [event.step for event in failed] == [20, 30]
-    assert all("writer 2 gave up: OSError: [Errno 5] Input/output error" in e.data["error"] for e in failed)
-    assert len({event.actor for event in parts(faulted, "failed")}) == 1, "the others' parts came whole"
+    assert all(
+        "writer 2 gave up: OSError: [Errno 5] Input/output error" in e.data["error"] for e in failed
+    )
+    assert len({event.actor for event in parts(faulted, "failed")}) == 1, (
+        "the others' parts came whole"
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
@@ -42,7 +48,9 @@ def test_a_slow_disk_of_one_rank_makes_the_save_wait(shape: dict[str, Any], memo
     fault = {**storage("io-slow", delay_s=0.1), "target": {"rank": 3}}
     faulted, problems = found(cell_of(RESTART_ALL, [fault], **shape), memory, 3)
     assert problems == {}
-    seconds = {event.step: event.data["seconds"] for event in of(faulted, Kind.CHECKPOINT_COMMITTED)}
+    seconds = {
+        event.step: event.data["seconds"] for event in of(faulted, Kind.CHECKPOINT_COMMITTED)
+    }
     assert seconds[20] > 0.8 > seconds[10] and seconds[60] < 0.1
     assert not of(faulted, Kind.FAILURE_DETECTED)
 
@@ -81,7 +89,9 @@ def test_a_rank_killed_while_all_save_is_replaced(recovery: Any, memory: Path) -
     assert (faulted.outcome, problems) == ("completed", {})
     (killed,) = of(faulted, Kind.FAULT_INJECTED)
     begun = [
-        e for e in parts(faulted, "begun") if e.actor == killed.data["target"]["process"] and e.step == 30
+        e
+        for e in parts(faulted, "begun")
+        if e.actor == killed.data["target"]["process"] and e.step == 30
     ]
     assert begun and begun[0].time_ns <= killed.time_ns, "it had begun to save"
 

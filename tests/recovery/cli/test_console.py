@@ -48,5 +48,7 @@ def test_a_pipe_that_nobody_empties_holds_nobody_up(monkeypatch: pytest.MonkeyPa
         assert 0 < len(seen) < 5000
         say("again")
         unshown = 5000 - len(seen)
-        assert read.read(1 << 20).decode() == f"recovery: ({unshown} lines could not be shown) again\n"
+        assert (
+            read.read(1 << 20).decode() == f"recovery: ({unshown} lines could not be shown) again\n"
+        )
         monkeypatch.undo()

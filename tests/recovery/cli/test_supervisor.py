@@ -1,4 +1,6 @@
-"""What a supervisor tells its controller of the job's options, over a home in which no process is real."""
+"""What a supervisor tells its controller of the job's options, over a home in which no process is
+real.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ READY = Ready(steps=STEPS, samples=64, global_batch=4)
 
 
 class FakeHome:
-    """Processes that are ready at once, say where they are when they are asked, and join when they are told to.
-    ``lives``: called at every look, until it says that the job has lived long enough."""
+    """Processes that are ready at once, say where they are when they are asked, and join when they
+    are told to. ``lives``: called at every look, until it says that the job has lived long enough.
+    """
 
     store_host = LOOPBACK
 
@@ -68,7 +71,9 @@ class FakeHome:
     def send(self, name: str, message: Message) -> bool:
         answer: Message | None = None
         if isinstance(message, Inquiry):
-            answer = Status(place="waiting", generation=0, step=0, valid=False, number=message.number)
+            answer = Status(
+                place="waiting", generation=0, step=0, valid=False, number=message.number
+            )
         elif isinstance(message, Join):
             self.joins[name] = message
             answer = Joined(generation=message.generation, step=0, checkpoint=None)
@@ -112,9 +117,15 @@ class Silent:
 
 def spec_of(events: Path, **more: Any) -> JobSpec:
     given: dict[str, Any] = {
-        "script": Path("train.py"), "args": (), "ranks": 2, "events": events, "backend": "gloo",
-        "checkpoint_dir": None, "checkpoint_every": None, "checkpoint_keep": None,
-    }  # fmt: skip
+        "script": Path("train.py"),
+        "args": (),
+        "ranks": 2,
+        "events": events,
+        "backend": "gloo",
+        "checkpoint_dir": None,
+        "checkpoint_every": None,
+        "checkpoint_keep": None,
+    }
     return JobSpec(**given | more)
 
 
@@ -124,16 +135,33 @@ def lost_before_its_first_generation(events: Path) -> None:
     writer.write(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1, boot=boot_id())
     for pid, name in enumerate(("w0", "w1"), start=1_000_000):
         writer.write(
-            Kind.PROCESS_SPAWNED, process=name, pid=pid, role="worker", mode="warm", node=0, device="cpu"
+            Kind.PROCESS_SPAWNED,
+            process=name,
+            pid=pid,
+            role="worker",
+            mode="warm",
+            node=0,
+            device="cpu",
         )
     writer.write(
-        Kind.RUN_STARTED, arm="job", cell="train.py", repeat=0, seed=0, ranks=2, spares=0, steps=STEPS,
-        global_batch=4, strategy="drop-replica", order={"seed": 0, "samples": 64},
-    )  # fmt: skip
+        Kind.RUN_STARTED,
+        arm="job",
+        cell="train.py",
+        repeat=0,
+        seed=0,
+        ranks=2,
+        spares=0,
+        steps=STEPS,
+        global_batch=4,
+        strategy="drop-replica",
+        order={"seed": 0, "samples": 64},
+    )
     writer.write(Kind.PROCESS_READY, process="w0")
 
 
-def supervised(spec: JobSpec, lives: Callable[[FakeHome], bool], *, takes_over: bool = False) -> FakeHome:
+def supervised(
+    spec: JobSpec, lives: Callable[[FakeHome], bool], *, takes_over: bool = False
+) -> FakeHome:
     """A job whose supervisor is ended once ``lives`` says so; its home."""
     stop = StopFlag()
     home = FakeHome(spec.events, stop, lives)
@@ -157,14 +185,20 @@ def turns(most: int, wanted: Callable[[FakeHome], bool]) -> Callable[[FakeHome],
 def test_the_first_generation_holds_what_the_user_asked_for(
     tmp_path: Path, takes_over: bool, fresh: bool
 ) -> None:
-    """Initial values only where they were asked for, also when the supervisor was lost before there were any."""
+    """Initial values only where they were asked for, also when the supervisor was lost before there
+    were any.
+    """
     if takes_over:
         lost_before_its_first_generation(tmp_path)
     lives = turns(200, lambda home: len(home.joins) == 2)
     home = supervised(spec_of(tmp_path, fresh=fresh), lives, takes_over=takes_over)
-    assert {name: join.restore for name, join in home.joins.items()} == dict.fromkeys(("w0", "w1"), not fresh)
+    assert {name: join.restore for name, join in home.joins.items()} == dict.fromkeys(
+        ("w0", "w1"), not fresh
+    )
     adopted = [
-        e for e in read_actor(tmp_path / "orchestrator.jsonl").events if e.kind is Kind.COORDINATOR_ADOPTED
+        e
+        for e in read_actor(tmp_path / "orchestrator.jsonl").events
+        if e.kind is Kind.COORDINATOR_ADOPTED
     ]
     assert len(adopted) == takes_over
 
@@ -179,19 +213,37 @@ def test_logs_are_kept_within_the_limit_that_the_user_gave(memory: Path) -> None
         for path in (memory / "w0.jsonl", logs / "w1.log"):
             if home.joins and not path.exists():
                 path.write_bytes(b"x" * limit)
-        return any(e.kind is Kind.FILES_DROPPED for e in read_actor(memory / "orchestrator.jsonl").events)
+        return any(
+            e.kind is Kind.FILES_DROPPED for e in read_actor(memory / "orchestrator.jsonl").events
+        )
 
-    options = ["--ranks", "2", "--spares", "0", "--logs", logs, "--log-limit", limit / 1e9, "train.py"]
-    supervised(_spec(parser(None).parse_args(list(map(str, options))), memory, "gloo"), turns(200, written))
+    options = [
+        "--ranks",
+        "2",
+        "--spares",
+        "0",
+        "--logs",
+        logs,
+        "--log-limit",
+        limit / 1e9,
+        "train.py",
+    ]
+    supervised(
+        _spec(parser(None).parse_args(list(map(str, options))), memory, "gloo"), turns(200, written)
+    )
     dropped = [e for e in read_log(memory).events if e.kind is Kind.FILES_DROPPED]
     assert len(dropped) == 1 and dropped[0].data["bytes"] > limit // 2
-    held = sum(path.stat().st_blocks * 512 for path in (*memory.glob("*.jsonl"), *logs.glob("*.log")))
+    held = sum(
+        path.stat().st_blocks * 512 for path in (*memory.glob("*.jsonl"), *logs.glob("*.log"))
+    )
     assert held <= limit, "with the supervisor's own log, which nothing is taken from"
 
 
 @pytest.mark.parametrize("option", ["--log-limit", "--memory-limit"])
 @pytest.mark.parametrize("room", ["0", "-1", "nan", "inf", "much"])
-def test_room_that_is_none_is_wrong_usage(option: str, room: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_room_that_is_none_is_wrong_usage(
+    option: str, room: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parser(None).parse_args(["--ranks", "2", f"{option}={room}", "train.py"])
     assert ended.value.code == 2 and option in capsys.readouterr().err

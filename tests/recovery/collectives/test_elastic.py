@@ -69,7 +69,9 @@ def in_worlds(
     pause: int = -1,
     spoil: Spoil | None = None,
 ) -> Any:
-    """Two steps in each world in turn, by the ranks in it: what came of each, and the wire bytes of the last."""
+    """Two steps in each world in turn, by the ranks in it: what came of each, and the wire bytes of
+    the last.
+    """
     buckets.BUCKET_BYTES = bucket_bytes
     model = net()
     reducer = ElasticReducer(model, max_world=PARTS, entering=lambda _: None)
@@ -94,7 +96,9 @@ def by_step(got: list[Any]) -> list[dict[int, Any]]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("bucket_bytes", [SMALL, pytest.param(25 * 1024 * 1024, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "bucket_bytes", [SMALL, pytest.param(25 * 1024 * 1024, marks=pytest.mark.soak)]
+)
 def test_any_number_of_ranks_gets_the_same_bits(bucket_bytes: int) -> None:
     got = results(partial(in_worlds, worlds=(4, 3, 4, 2, 1), bucket_bytes=bucket_bytes), PARTS)
     worlds = {world for found, _ in got for world, *_ in found}
@@ -122,7 +126,10 @@ def test_the_gradients_are_the_mean_over_the_batch() -> None:
     mine = [p.grad / BATCH for p in model.parameters() if p.grad is not None]
     for ours, alone in zip(grads, mine, strict=True):
         assert torch.allclose(
-            torch.frombuffer(bytearray(ours), dtype=torch.float32), alone.flatten(), rtol=1e-5, atol=1e-7
+            torch.frombuffer(bytearray(ours), dtype=torch.float32),
+            alone.flatten(),
+            rtol=1e-5,
+            atol=1e-7,
         )
     norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in mine]))
     assert reduced.grad_norm == pytest.approx(float(norm), rel=1e-5)
@@ -137,7 +144,9 @@ def test_with_all_ranks_there_it_sends_what_a_ring_does() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_the_rank_to_blame_is_named_whichever_micro_batch_it_was(value: float, place: int) -> None:
     got = results(partial(in_worlds, worlds=(2,), spoil=(1, value, place)), 2)

@@ -1,4 +1,6 @@
-"""The process group that can be left at any moment: waits, aborts, regrouping, with real gloo groups."""
+"""The process group that can be left at any moment: waits, aborts, regrouping, with real gloo
+groups.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class LateWork:
 
 def make_group(check: Callable[[], None] = lambda: None) -> Group:
     """A group that nobody has formed."""
-    return Group(generation=1, rank=0, world=2, store_port=1, backend="gloo", timeout_s=1.0, check=check)
+    return Group(
+        generation=1, rank=0, world=2, store_port=1, backend="gloo", timeout_s=1.0, check=check
+    )
 
 
 def test_work_that_completes_as_its_timed_wait_ends_is_not_a_failure() -> None:
@@ -204,9 +208,16 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
 
     def member(rank: int, dial: Callable[[str, tuple[str, int]], tuple[str, int]]) -> Group:
         return Group(
-            generation=1, rank=rank, world=2, store_port=port, backend="gloo", timeout_s=DEADLINE_S,
-            check=check, dial=dial, name=f"w{rank}",
-        )  # fmt: skip
+            generation=1,
+            rank=rank,
+            world=2,
+            store_port=port,
+            backend="gloo",
+            timeout_s=DEADLINE_S,
+            check=check,
+            dial=dial,
+            name=f"w{rank}",
+        )
 
     listener, peer = member(0, lambda name, address: address), member(1, lost)
     with ThreadPoolExecutor(2) as pool:
@@ -230,7 +241,9 @@ class Slow(list):
     def clear(self):
         time.sleep(0.3)
         print("cleared", flush=True)
-group = Group(generation=1, rank=0, world=1, store_port=1, backend="gloo", timeout_s=1.0, check=lambda: None)
+group = Group(
+    generation=1, rank=0, world=1, store_port=1, backend="gloo", timeout_s=1.0, check=lambda: None
+)
 group._made = Slow()
 group.leave()
 """
@@ -239,7 +252,11 @@ group.leave()
 def test_python_does_not_end_before_its_groups_have() -> None:
     """A thread that comes back from gloo and finds no interpreter aborts the process."""
     ran = subprocess.run(
-        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [sys.executable, "-c", LEAVES],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "cleared\n", "")
 
@@ -300,7 +317,9 @@ def state(seed: int) -> TrainState:
     return held
 
 
-def receive(source: int, receivers: tuple[int, ...], me: Self) -> tuple[dict[str, str], dict[str, str], int]:
+def receive(
+    source: int, receivers: tuple[int, ...], me: Self
+) -> tuple[dict[str, str], dict[str, str], int]:
     """Copy the state of one rank to others, in several chunks."""
     transfer.CHUNK_BYTES = 64
     mine = state(me.rank + 1)
@@ -349,7 +368,9 @@ def lose_a_peer(source: int, victim: int, me: Self) -> str:
 
     me.say("copying")
     try:
-        transfer.copy_state(mine, group, source=source, receive=me.rank != source, progress=progress)
+        transfer.copy_state(
+            mine, group, source=source, receive=me.rank != source, progress=progress
+        )
     except GenerationLost:
         return "lost"
     return "copied"
@@ -357,7 +378,9 @@ def lose_a_peer(source: int, victim: int, me: Self) -> str:
 
 @pytest.mark.real
 @pytest.mark.parametrize(("source", "victim"), [(0, 0), (0, 1), (1, 2), (2, 0)])
-def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(source: int, victim: int) -> None:
+def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(
+    source: int, victim: int
+) -> None:
     with ranks(partial(lose_a_peer, source, victim), 3) as started:
         left = [rank for number, rank in enumerate(started) if number != victim]
         for rank in left:
@@ -370,7 +393,9 @@ def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(source: i
 
 
 def test_a_descriptor_that_became_a_file_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    """As when a checkpoint is opened in the moment between the look at the descriptors and the breaking."""
+    """As when a checkpoint is opened in the moment between the look at the descriptors and the
+    breaking.
+    """
     with open(tmp_path / "file", "w") as stream:
         before = len(os.listdir("/proc/self/fd"))
         assert not sockets._shut_down_one(stream.fileno(), "socket:[1]", False)

@@ -1,4 +1,6 @@
-"""A group that is abandoned in the middle of an operation: it goes once the operation has ended, by itself."""
+"""A group that is abandoned in the middle of an operation: it goes once the operation has ended, by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,17 @@ def waiting() -> int:
     return sum(thread.name in (ABANDONED, LEAVING) for thread in threading.enumerate())
 
 
-def test_it_is_held_until_its_operation_has_ended_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_held_until_its_operation_has_ended_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(abandoned, "LOOK_EVERY_S", 0.01)
 
     def lost() -> None:
         raise GenerationLost("aborted")
 
-    group = Group(generation=1, rank=0, world=2, store_port=1, backend="gloo", timeout_s=LIMIT_S, check=lost)
+    group = Group(
+        generation=1, rank=0, world=2, store_port=1, backend="gloo", timeout_s=LIMIT_S, check=lost
+    )
     made, work = Made(), Stuck()
     group._made.append(made)
     held = weakref.ref(made)
@@ -65,7 +71,9 @@ def test_it_is_held_until_its_operation_has_ended_and_no_longer(monkeypatch: pyt
 
 
 def abandon(me: Self) -> list[tuple[int, int]]:
-    """Descriptors and threads after each of two abandoned groups, once its operation has timed out."""
+    """Descriptors and threads after each of two abandoned groups, once its operation has
+    timed out.
+    """
     module.shut_down = lambda wanted, **_: 0  # as if the wake-up were lost every time
     abandoned.LOOK_EVERY_S = 0.05
     link, peers, held = StoreLink(), [], []

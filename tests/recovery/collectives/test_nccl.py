@@ -32,9 +32,15 @@ class Told:
 
 def group_of(told: Told, port: int, *, generation: int = 1) -> Group:
     return Group(
-        generation=generation, rank=0, world=1, store_port=port, backend="nccl", timeout_s=LIMIT_S, check=told.check,
+        generation=generation,
+        rank=0,
+        world=1,
+        store_port=port,
+        backend="nccl",
+        timeout_s=LIMIT_S,
+        check=told.check,
         device="cuda:0",
-    )  # fmt: skip
+    )
 
 
 @NEEDS_GPU
@@ -83,16 +89,24 @@ def test_an_abort_reaches_a_thread_that_waits_for_the_device() -> None:
 @pytest.mark.gpu
 @pytest.mark.real
 def test_ranks_whose_peer_stands_still_leave_a_collective() -> None:
-    """Two members in one process: the second never enters the collective that the first waits in."""
+    """Two members in one process: the second never enters the collective that the first
+    waits in.
+    """
     told = [Told(), Told()]
     store, port = start_store()
     groups = [
         Group(
-            generation=1, rank=rank, world=2, store_port=port, backend="nccl", timeout_s=LIMIT_S,
-            check=told[rank].check, device=f"cuda:{rank}",
+            generation=1,
+            rank=rank,
+            world=2,
+            store_port=port,
+            backend="nccl",
+            timeout_s=LIMIT_S,
+            check=told[rank].check,
+            device=f"cuda:{rank}",
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
 
     def meet(rank: int) -> None:
         torch.cuda.set_device(rank)

@@ -1,4 +1,6 @@
-"""Ranks over a group that keeps ProcessGroupNCCL's contract: what NCCL would refuse, or wait for, fails here."""
+"""Ranks over a group that keeps ProcessGroupNCCL's contract: what NCCL would refuse, or wait for,
+fails here.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def make(gpus: Gpus, tmp_path: Path) -> Iterator[Make]:
 
     def ranks(count: int, **options: Any) -> list[GpuRank]:
         world = options.pop("world", count)
-        made.extend(GpuRank(tmp_path, gpus, port, gpu, world=world, **options) for gpu in range(count))
+        made.extend(
+            GpuRank(tmp_path, gpus, port, gpu, world=world, **options) for gpu in range(count)
+        )
         return made
 
     yield ranks
@@ -70,7 +74,9 @@ def make(gpus: Gpus, tmp_path: Path) -> Iterator[Make]:
 def begin(ranks: list[GpuRank], generation: int = 1, *, to: int | None = None) -> None:
     """Have them form a generation; ``to``: the rank to which rank 0 copies its state."""
     for number, rank in enumerate(ranks):
-        rank.join(generation, number, len(ranks), source=-1 if to is None else 0, receives=number == to)
+        rank.join(
+            generation, number, len(ranks), source=-1 if to is None else 0, receives=number == to
+        )
     for rank in ranks:
         rank.hear(Joined)
 
@@ -147,7 +153,8 @@ def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, 
     second.hold = hold
     begin([first, second])
     assert reached.wait(WAIT_S)
-    wait_until(lambda: first.job.state.step == 2)  # one may be a step behind whoever has reached the next
+    # one may be a step behind whoever has reached the next
+    wait_until(lambda: first.job.state.step == 2)
     for rank in (first, second):
         rank.abort(1)
     assert [rank.hear(Parked).step for rank in (first, second)] == [2, 2]
@@ -158,7 +165,10 @@ def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, 
     steps = [slots["step"] for slots in spare.job.state.optimizer.state.values()]
     assert {(gpus.gpu_of(step), float(step)) for step in steps} == {(None, 6.0)}
     assert fingerprint_of(spare) == fingerprint_of(first)
-    assert spare.events(Kind.STATE_DIGEST)[-1].data == {**first.events(Kind.STATE_DIGEST)[-1].data, "rank": 1}
+    assert spare.events(Kind.STATE_DIGEST)[-1].data == {
+        **first.events(Kind.STATE_DIGEST)[-1].data,
+        "rank": 1,
+    }
 
 
 def fingerprint_of(rank: GpuRank) -> str:
@@ -213,7 +223,8 @@ def test_a_rank_leaves_a_set_up_to_which_its_peer_does_not_come(gpus: Gpus, make
     first.abort(1)
     assert first.hear(Parked).why == "aborted"
     assert time.monotonic() - since_s < SOON_S
-    # Its agent is through with the first generation then: the two are one process, whose sockets are shut down.
+    # Its agent is through with the first generation then: the two are one process, whose sockets
+    # are shut down.
     first.join(2, 0, 2)
     wait_until(lambda: len(gpus.groups) > 1 and gpus.groups[1].entered.is_set())
     second.join(2, 1, 2)
@@ -222,7 +233,9 @@ def test_a_rank_leaves_a_set_up_to_which_its_peer_does_not_come(gpus: Gpus, make
     assert [rank.hear(Finished).step for rank in (first, second)] == [4, 4]
 
 
-def test_the_error_of_a_communicator_is_a_lost_generation_and_ends_no_process(gpus: Gpus, make: Make) -> None:
+def test_the_error_of_a_communicator_is_a_lost_generation_and_ends_no_process(
+    gpus: Gpus, make: Make
+) -> None:
     first, second = ranks = make(2)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -244,7 +257,9 @@ def test_the_error_of_a_communicator_is_a_lost_generation_and_ends_no_process(gp
     assert gpus.ended == [], "the watchdog ends a process that its supervisor would have kept"
 
 
-def test_the_watchdog_is_told_at_birth_to_leave_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_is_told_at_birth_to_leave_ranks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     found = rank_environment()
     assert {name: found[name] for name in NCCL_WATCHDOG} == NCCL_WATCHDOG
@@ -257,11 +272,18 @@ def test_the_watchdog_is_told_at_birth_to_leave_ranks_alone(monkeypatch: pytest.
 def groups_of(port: int, *, shards: int = 1) -> list[Group]:
     return [
         Group(
-            generation=1, rank=rank, world=2, store_port=port, backend="nccl", timeout_s=WAIT_S, check=lambda: None,
-            shards=shards, device=f"cuda:{rank}",
+            generation=1,
+            rank=rank,
+            world=2,
+            store_port=port,
+            backend="nccl",
+            timeout_s=WAIT_S,
+            check=lambda: None,
+            shards=shards,
+            device=f"cuda:{rank}",
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
 
 
 def together(gpus: Gpus, groups: list[Group], act: Callable[[Group], Any]) -> list[Any]:
@@ -288,7 +310,13 @@ def test_what_is_on_the_cpu_is_refused_and_that_is_no_lost_generation(gpus: Gpus
             group.leave()
     with pytest.raises(ValueError, match="on a GPU"):
         Group(
-            generation=1, rank=0, world=1, store_port=port, backend="nccl", timeout_s=1.0, check=lambda: None
+            generation=1,
+            rank=0,
+            world=1,
+            store_port=port,
+            backend="nccl",
+            timeout_s=1.0,
+            check=lambda: None,
         )
     del store
 
@@ -318,7 +346,10 @@ def test_a_sharded_step_exchanges_what_is_on_the_device(gpus: Gpus, bad: int | N
         reducer.adopt()
         reducer.new_generation(group)
         device = group.device
-        part, whole = torch.full((3,), 1.0 + group.rank, device=device), torch.zeros(6, device=device)
+        part, whole = (
+            torch.full((3,), 1.0 + group.rank, device=device),
+            torch.zeros(6, device=device),
+        )
         reducer.gather(whole, part)
         reducer.begin()
         sums = torch.zeros(3, device=device)
@@ -371,9 +402,12 @@ def test_a_thread_begins_on_the_first_gpu_and_works_on_its_current_one(gpus: Gpu
         assert there.device == torch.device("cuda", 1)
         alone = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, Nccl.Options())  # type: ignore[arg-type]
         for act in (
-            partial(make, "cuda:1"), partial(torch.cuda.current_stream, "cuda:1"), there.tolist,
-            partial(torch.cuda.Event().record, mine), partial(alone.allreduce, [there]),
-        ):  # fmt: skip
+            partial(make, "cuda:1"),
+            partial(torch.cuda.current_stream, "cuda:1"),
+            there.tolist,
+            partial(torch.cuda.Event().record, mine),
+            partial(alone.allreduce, [there]),
+        ):
             with pytest.raises(AssertionError, match="current GPU is 0"):
                 pool.submit(act).result(WAIT_S)
         pool.submit(torch.cuda.set_device, 1).result(WAIT_S)
@@ -423,11 +457,15 @@ def test_what_a_set_up_left_behind_makes_at_the_last_moment_is_aborted_and_kept_
 
 def test_a_copy_for_a_save_has_arrived_when_it_is_handed_on(gpus: Gpus) -> None:
     with gpus.on(1):
-        tensors = {name: torch.arange(40.0, device="cuda") + place for place, name in enumerate("ab")}
+        tensors = {
+            name: torch.arange(40.0, device="cuda") + place for place, name in enumerate("ab")
+        }
         since = gpus.waited()
         copies = Snapshot().take(chunks_of(tensors))
         assert gpus.waited() - since == 1
-    assert [copy.data.tolist() for copy in copies] == [[place + n for n in range(40)] for place in range(2)]
+    assert [copy.data.tolist() for copy in copies] == [
+        [place + n for n in range(40)] for place in range(2)
+    ]
     assert not any(copy.data.is_cuda for copy in copies)
 
 
@@ -440,7 +478,9 @@ def digests_of(gpus: Gpus, tensor: Tensor) -> str:
     return digester.digests()["all"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64]
+)
 def test_a_digest_is_taken_on_the_device_with_one_wait_and_in_pieces(
     gpus: Gpus, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
@@ -455,7 +495,9 @@ def test_a_digest_is_taken_on_the_device_with_one_wait_and_in_pieces(
         first = digests_of(gpus, there)
         assert gpus.waited() - since == 1
         assert first == again == digests_of(gpus, there.clone())
-        assert first == digests_of(gpus, torch.stack([there, there], dim=1)[:, 0]), "whatever its strides"
+        assert first == digests_of(gpus, torch.stack([there, there], dim=1)[:, 0]), (
+            "whatever its strides"
+        )
         seen = {first, digests_of(gpus, there.flip(0)), digests_of(gpus, there[:-1])}
         raw = there.view(torch.uint8)
         for place in (0, 37, len(raw) - 1):

@@ -60,7 +60,9 @@ def reduced(
             value = spoil(me.rank, model, value)
         reducer.expect()
         loss.backward()
-        found = reducer.finish(rank=me.rank, loss_sum=value, count=len(share), pause=me.rank == pause)
+        found = reducer.finish(
+            rank=me.rank, loss_sum=value, count=len(share), pause=me.rank == pause
+        )
         seen.append((found, [gradient.numpy() for gradient in gradients(model)]))
     return seen, entered, len(reducer._buckets), reducer.wire_bytes
 
@@ -74,15 +76,24 @@ def test_uneven_shares_give_the_mean_gradient_of_one_process(world: int, bucket_
     loss = loss_of(model, range(BATCH)) / BATCH
     loss.backward()
     alone = gradients(model)
-    norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in alone])))
+    norm = float(
+        torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in alone]))
+    )
     got = results(partial(reduced, steps=2, bucket_bytes=bucket_bytes), world)
     first: list[tuple[Reduced, list[Any]]] = got[0][0]
     for seen, entered, number, wire in got:
         assert number == (1 if bucket_bytes > SMALL else 3)
-        assert entered == list(range(1, 2 * number + 1)), "collectives are numbered through a generation"
+        assert entered == list(range(1, 2 * number + 1)), (
+            "collectives are numbered through a generation"
+        )
         assert (wire > 0) == (world > 1)
         for (found, grads), (_, firsts) in zip(seen, first, strict=True):
-            assert (found.samples, found.blamed, found.finite, found.pause) == (BATCH, (), True, False)
+            assert (found.samples, found.blamed, found.finite, found.pause) == (
+                BATCH,
+                (),
+                True,
+                False,
+            )
             assert found.loss == pytest.approx(float(loss.detach()), rel=1e-6)
             assert found.grad_norm == pytest.approx(norm, rel=1e-5)
             for mine, theirs, single in zip(grads, firsts, alone, strict=True):
@@ -106,7 +117,9 @@ def spoil_gradient(
     return value
 
 
-def spoil_loss(what: float, ranks: tuple[int, ...], rank: int, model: nn.Module, value: float) -> float:
+def spoil_loss(
+    what: float, ranks: tuple[int, ...], rank: int, model: nn.Module, value: float
+) -> float:
     return what if rank in ranks else value
 
 
@@ -210,13 +223,19 @@ class Pair(OneGroup):
 
 @pytest.mark.parametrize("blamed", [(), (1,)])
 def test_ranks_that_began_with_different_states_apply_no_step(blamed: tuple[int, ...]) -> None:
-    """What each holds goes with the flags of a generation's first step, exactly, and of no other."""
+    """What each holds goes with the flags of a generation's first step, exactly, and of no
+    other.
+    """
     model, mine, other = net(), "0123456789abcdef", "0123456789abcdee"
     shown = GradientReducer(net(), max_world=4, entering=lambda _: None)
     shown.starts_with(mine)
     flag = float(bool(blamed)) + float(cast(float, shown._with_start(0.0)))
     reducer = GradientReducer(model, max_world=4, entering=lambda _: None)
-    for starts, sent, fits in ((mine, flag, True), ("", float(bool(blamed)), True), (other, flag, False)):
+    for starts, sent, fits in (
+        (mine, flag, True),
+        ("", float(bool(blamed)), True),
+        (other, flag, False),
+    ):
         group: Any = Pair(sent)
         reducer.new_generation(group)
         reducer.starts_with(starts)
@@ -264,7 +283,9 @@ def test_clipping_is_that_of_torch() -> None:
         assert torch.allclose(mine, other, rtol=1e-5)
     before = gradients(ours)
     reducer.clip(0.1, 0.5)
-    assert all(torch.equal(a, b) for a, b in zip(before, gradients(ours), strict=True)), "small ones stay"
+    assert all(torch.equal(a, b) for a, b in zip(before, gradients(ours), strict=True)), (
+        "small ones stay"
+    )
 
 
 def test_gradients_do_not_add_up_over_attempts() -> None:
@@ -327,7 +348,9 @@ def test_reducing_outside_any_generation_is_an_error_not_a_hang() -> None:
         (nn.Linear(2, 1).requires_grad_(False), "nothing to train"),
     ],
 )
-def test_gradients_that_do_not_go_into_one_sum_are_refused_by_name(model: nn.Module, complaint: str) -> None:
+def test_gradients_that_do_not_go_into_one_sum_are_refused_by_name(
+    model: nn.Module, complaint: str
+) -> None:
     with pytest.raises(TypeError, match=complaint):
         GradientReducer(model, max_world=2, entering=lambda _: None)
 

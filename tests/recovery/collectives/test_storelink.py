@@ -1,4 +1,6 @@
-"""The connection to the key-value store that a rank keeps over generations, and the store that needs no name server."""
+"""The connection to the key-value store that a rank keeps over generations, and the store that
+needs no name server.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +70,18 @@ def _points_to(fd: str, inode: str) -> bool:
 
 
 def test_the_store_listens_on_ipv4_loopback_alone() -> None:
-    """Clients of a socket for all addresses are strangers, whom torch looks up by the name server one by one."""
+    """Clients of a socket for all addresses are strangers, whom torch looks up by the name server
+    one by one.
+    """
     store, port = start_store()
     wanted = f"{port:04X}"
     lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
     places = [line.split()[1] for line in lines if line.split()[3] == "0A"]
     assert f"0100007F:{wanted}" in places
     lines = Path("/proc/self/net/tcp6").read_text().splitlines()[1:]
-    assert not [line for line in lines if line.split()[1].endswith(f":{wanted}") and line.split()[3] == "0A"]
+    assert not [
+        line for line in lines if line.split()[1].endswith(f":{wanted}") and line.split()[3] == "0A"
+    ]
     del store
 
 
@@ -115,7 +121,8 @@ def meet_after_an_abort(me: Self) -> bool:
     with pytest.raises(GenerationLost):
         broken.form()
     me.leave()
-    assert me.hear() == "go on"  # by the thread that aborts, so that it is done with the broken group
+    # by the thread that aborts, so that it is done with the broken group
+    assert me.hear() == "go on"
     me.entered()
     third = me.group(3, link=link)
     third.form()

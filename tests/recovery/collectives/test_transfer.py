@@ -1,4 +1,6 @@
-"""A state on its way to a peer: in messages of bounded size, after each of which whoever takes part shows progress."""
+"""A state on its way to a peer: in messages of bounded size, after each of which whoever takes part
+shows progress.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,16 @@ def test_a_copy_for_a_peer_shows_progress_within_each_tensor_whoever_sends_or_ge
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", STRIDE)
-    source, other, sent, signs = trained(2, width=400), trained(1, width=400), list[torch.Tensor](), Signs()
+    source, other, sent, signs = (
+        trained(2, width=400),
+        trained(1, width=400),
+        list[torch.Tensor](),
+        Signs(),
+    )
     largest = max(chunks_of(source.tensors()), key=lambda chunk: chunk.bytes)
     assert largest.bytes > 8 * STRIDE
-    other.model[0].weight.data = other.model[0].weight.data.t().contiguous().t()  # in another order there
+    # in another order there
+    other.model[0].weight.data = other.model[0].weight.data.t().contiguous().t()
     transfer.copy_state(source, Relay(sent, 0), source=0, receive=False, progress=signs)
     messages = sent[2:]  # after what says which form the state has
     assert signs.count == len(messages) and max(message.nbytes for message in messages) <= STRIDE
@@ -42,7 +50,19 @@ def test_a_part_without_elements_is_copied_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (0,), (0, 7), (1,), (1, 1, 3000), (5000,), (3, 700), (3000, 1), (2, 3, 999), (1, 2, 2, 257)]
+    "shape",
+    [
+        (),
+        (0,),
+        (0, 7),
+        (1,),
+        (1, 1, 3000),
+        (5000,),
+        (3, 700),
+        (3000, 1),
+        (2, 3, 999),
+        (1, 2, 2, 257),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
 def test_parts_of_messages_cover_a_tensor_once_in_order(

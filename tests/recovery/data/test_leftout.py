@@ -1,4 +1,6 @@
-"""Samples that are left out are told once, in pieces, and cost a step nothing that grows with them."""
+"""Samples that are left out are told once, in pieces, and cost a step nothing that grows
+with them.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
     breaks(rig, 30)
     later = [(name, m) for name, m in rig.hands.sent[first:] if isinstance(m, LeaveOut)]
     kept = [m for name, m in later if m.after == count]
-    assert all(m.samples == [0, 1, 2, 3, 4] and m.since == [30] * 5 for m in kept) and len(kept) >= 4
+    assert (
+        all(m.samples == [0, 1, 2, 3, 4] and m.since == [30] * 5 for m in kept) and len(kept) >= 4
+    )
     survivors = {name for name, _ in later if len([n for n, _ in later if n == name]) == 1}
     assert len(survivors) >= 3, "who knew of the others hears of the new ones alone"
 
@@ -89,14 +93,22 @@ def test_a_new_process_is_told_as_soon_as_it_is_ready() -> None:
     rig.ready(name)
     pieces = [m for n, m in rig.hands.sent if n == name]
     assert [type(m) for m in pieces] == [LeaveOut] * 3
-    assert [m.after for m in pieces if isinstance(m, LeaveOut)] == [0, MOST_LEFT_OUT, 2 * MOST_LEFT_OUT]
+    assert [m.after for m in pieces if isinstance(m, LeaveOut)] == [
+        0,
+        MOST_LEFT_OUT,
+        2 * MOST_LEFT_OUT,
+    ]
 
 
 def test_who_takes_over_tells_everybody_anew() -> None:
     known = Past(
-        roles={"w0": "worker", "w1": "worker"}, ready={"w0", "w1"}, members=("w0", "w1"), generation=3,
-        ready_generation=3, skipped={7: 2, 9: 4},
-    )  # fmt: skip
+        roles={"w0": "worker", "w1": "worker"},
+        ready={"w0", "w1"},
+        members=("w0", "w1"),
+        generation=3,
+        ready_generation=3,
+        skipped={7: 2, 9: 4},
+    )
     hands = FakeHands()
     control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
     for name in known.roles:
@@ -118,18 +130,24 @@ def test_shares_of_many_ranks_make_no_line_of_any_length_and_no_text() -> None:
     assert [len(data["samples"]) for data in said] == [MOST_LEFT_OUT, MOST_LEFT_OUT, 5]
     assert [sample for data in said for sample in data["samples"]] == list(range(count))
     assert {data["since"] for data in said} == {20}
-    form = Form(members=("w0",), state=StateFrom.PEER, cause="skip", skip=tuple(range(count)), skip_from=20)
+    form = Form(
+        members=("w0",), state=StateFrom.PEER, cause="skip", skip=tuple(range(count)), skip_from=20
+    )
     assert len(describe(form)) < 500 and f"and {count - MOST_SHOWN} more" in describe(form)
     failure = replace(view((1,)).failures[0], samples=tuple(range(count)))
     reason = (
-        HotSpare(nonfinite="skip").on_failure(replace(view((1,)), failures=(failure,), history=())).reason
+        HotSpare(nonfinite="skip")
+        .on_failure(replace(view((1,)), failures=(failure,), history=()))
+        .reason
     )
     assert len(reason) < 500 and f"and {count - MOST_SHOWN} more" in reason
 
 
 def test_a_share_that_no_message_takes_is_not_named() -> None:
     largest = [2**63 - 1 - number for number in range(MOST_BLAMED)]
-    message = Parked(generation=1, step=6, valid=True, why="nonfinite", samples=largest, error="x" * 1000)
+    message = Parked(
+        generation=1, step=6, valid=True, why="nonfinite", samples=largest, error="x" * 1000
+    )
     assert len(message.model_dump_json()) < MAX_LINE
     for samples, named in ((largest, largest), ([*largest, 1], [])):
         job: Any = SimpleNamespace(
@@ -139,7 +157,9 @@ def test_a_share_that_no_message_takes_is_not_named() -> None:
         assert examine.samples_to_blame(job, step, (1,)) == named
 
 
-def test_of_single_samples_no_more_are_named_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_single_samples_no_more_are_named_than_a_message_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     samples = list(range(MOST_BLAMED + 1))
     monkeypatch.setattr(examine, "spoilt_samples", lambda *_: samples)
     job: Any = SimpleNamespace(
@@ -160,7 +180,9 @@ def test_of_single_samples_no_more_are_named_than_a_message_takes(monkeypatch: p
 
 
 def join(left_out: int) -> Join:
-    return Join(generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, left_out=left_out)
+    return Join(
+        generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, left_out=left_out
+    )
 
 
 def test_a_rank_that_was_not_told_all_does_not_train() -> None:
@@ -190,7 +212,9 @@ def test_the_inverse_of_many_is_that_of_each(samples: int) -> None:
 
 @pytest.mark.parametrize("samples, size", [(64, 8), (1000, 64), (30, 64), (5000, 512)])
 def test_a_batch_is_what_it_would_be_after_a_look_at_all(samples: int, size: int) -> None:
-    """Also where it lies in several epochs, and while more and more is left out, from past and future steps."""
+    """Also where it lies in several epochs, and while more and more is left out, from past and
+    future steps.
+    """
     rng = random.Random(samples)
     left_out, plain = LeftOut(), dict[int, int]()
     for step in [1, 2, 3, 2, 3, 4, 40, 41, 12, 200]:

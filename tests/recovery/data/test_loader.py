@@ -1,4 +1,6 @@
-"""A data loader with workers delivers exactly what a step asks for, whatever happened since it was computed."""
+"""A data loader with workers delivers exactly what a step asks for, whatever happened since it was
+computed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Job:
         ids = order.without(order.batch(number, BATCH, SAMPLES, SEED), number, self.skip)
         if not ids:
             raise RuntimeError("nothing is left")
-        return order.micro_batches(ids, rank=self.rank, world=self.world, full=4, elastic=self.elastic)
+        return order.micro_batches(
+            ids, rank=self.rank, world=self.world, full=4, elastic=self.elastic
+        )
 
     def check(self) -> None:
         if self.lost:
@@ -117,7 +121,9 @@ def test_it_delivers_every_step_from_its_workers(job: Job, loader: Loader) -> No
     expected = reference()
     assert [job.step(loader) for _ in range(STEPS)] == expected
     noise = [value for step in expected for _, values in step for value in values]
-    assert len(set(noise)) == len(noise) > SAMPLES, "a sample has other random numbers in another epoch"
+    assert len(set(noise)) == len(noise) > SAMPLES, (
+        "a sample has other random numbers in another epoch"
+    )
     job.done = 0
     pids = set(loader.load(job.micro_batches(1)[0].samples)["pid"].tolist())
     assert pids <= {worker.pid for worker in loader.workers} and os.getpid() not in pids
@@ -251,7 +257,9 @@ def begun(job: Job, loader: Loader) -> Future[Any]:
 
     threading.Thread(target=load, daemon=True).start()
     said = [job.waits.get(timeout=LIMIT_S) for _ in range(3)]
-    assert said == [f"data {LIMIT_S + 1:g}", "", f"data {LIMIT_S + 1:g}"], "it restarts, and then waits"
+    assert said == [f"data {LIMIT_S + 1:g}", "", f"data {LIMIT_S + 1:g}"], (
+        "it restarts, and then waits"
+    )
     return made
 
 
@@ -301,7 +309,8 @@ def test_a_killed_worker_is_an_error(job: Job, loader: Loader) -> None:
         os.kill(worker.pid, signal.SIGKILL)
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
-            select.select([], [], [], 0.05)  # torch raises in the midst of whatever the main thread does
+            # torch raises in the midst of whatever the main thread does
+            select.select([], [], [], 0.05)
     with pytest.raises(RuntimeError, match=f"worker {worker.pid} ended with exit code -9"):
         job.step(loader)  # if that error was lost
 
@@ -352,7 +361,9 @@ def test_workers_end_with_their_rank() -> None:
         os.close(fd)
 
 
-def test_without_torchdata_it_says_what_to_install(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchdata_it_says_what_to_install(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def missing(name: str, *rest: Any, **more: Any) -> Any:
@@ -381,9 +392,12 @@ def test_the_sampler_resumes_in_a_stateful_data_loader(workers: int) -> None:
 
     def made() -> Any:
         return StatefulDataLoader(
-            _ByKey(), batch_sampler=StepSampler(Job(world=1, elastic=True)), num_workers=workers,
-            multiprocessing_context="fork" if workers else None, generator=torch.Generator(),
-        )  # fmt: skip
+            _ByKey(),
+            batch_sampler=StepSampler(Job(world=1, elastic=True)),
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+            generator=torch.Generator(),
+        )
 
     whole = [batch.tolist() for batch in made()]
     assert len(whole) == 4 * STEPS

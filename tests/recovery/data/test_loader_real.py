@@ -1,4 +1,6 @@
-"""A script with a data loader and elastic sums under real faults: it ends as if nothing had been."""
+"""A script with a data loader and elastic sums under real faults: it ends as if nothing
+had been.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,20 @@ sla:
         pytest.param("checkpoint-restart", marks=pytest.mark.soak),
     ],
 )
-def test_workers_deliver_what_is_due_and_the_result_is_the_same(tmp_path: Path, strategy: str) -> None:
+def test_workers_deliver_what_is_due_and_the_result_is_the_same(
+    tmp_path: Path, strategy: str
+) -> None:
     path = tmp_path / "loader.yaml"
     path.write_text(SCENARIO.replace("STRATEGY", strategy))
     code = invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q"])
-    results = Results.model_validate_json((tmp_path / "runs/loader/latest/results.json").read_text())
+    results = Results.model_validate_json(
+        (tmp_path / "runs/loader/latest/results.json").read_text()
+    )
     assert code == 0, results.reason
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
     assert [fault.landed for fault in results.faults] == [True, True]
     if strategy == "drop-replica":
-        worlds = {g for g in results.cells[0].invariants["membership"].witness.split() if g.isdigit()}
+        worlds = {
+            g for g in results.cells[0].invariants["membership"].witness.split() if g.isdigit()
+        }
         assert {"3", "4"} <= worlds

@@ -1,4 +1,6 @@
-"""The global sample order: a permutation, pure, for ever the same, and split without loss over any world."""
+"""The global sample order: a permutation, pure, for ever the same, and split without loss over any
+world.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_shares_partition_the_batch_for_any_world(batch: int, world: int) -> Non
 
 
 @given(batch=st.integers(1, 40), samples=st.integers(1, 200), seed=SEEDS)
-def test_batches_follow_each_other_without_gap_or_repetition(batch: int, samples: int, seed: int) -> None:
+def test_batches_follow_each_other_without_gap_or_repetition(
+    batch: int, samples: int, seed: int
+) -> None:
     steps = 2 * samples // batch + 1
     stream = [i for step in range(1, steps + 1) for i in order.batch(step, batch, samples, seed)]
     assert stream == [order.sample_at(p, samples, seed) for p in range(len(stream))]
@@ -100,7 +104,11 @@ def test_however_many_are_looked_up_the_order_is_the_same(
 
 
 @given(
-    samples=st.integers(1, 300), size=st.integers(1, 200), step=st.integers(1, 9), seed=SEEDS, data=st.data()
+    samples=st.integers(1, 300),
+    size=st.integers(1, 200),
+    step=st.integers(1, 9),
+    seed=SEEDS,
+    data=st.data(),
 )
 def test_a_share_is_the_same_looked_up_alone(
     samples: int, size: int, step: int, seed: int, data: st.DataObject
@@ -118,7 +126,9 @@ def test_a_share_is_the_same_looked_up_alone(
 
 
 def test_a_rank_looks_up_its_own_share_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of 8,192 over 64 ranks, with samples left out: 128 look-ups a step, and no memory that grows."""
+    """A batch of 8,192 over 64 ranks, with samples left out: 128 look-ups a step, and no memory
+    that grows.
+    """
     asked: list[int] = []
     look_up = Permutation.of
 
@@ -144,7 +154,9 @@ def test_a_rank_looks_up_its_own_share_and_keeps_nothing(monkeypatch: pytest.Mon
 
 
 def test_the_order_never_changes() -> None:
-    """Golden values: a stored run is judged against this order for ever, whatever the machine or Python."""
+    """Golden values: a stored run is judged against this order for ever, whatever the machine or
+    Python.
+    """
     assert [order.permute(i, 10, 1, 0) for i in range(10)] == GOLDEN_EPOCH_0
     assert [order.permute(i, 10, 1, 1) for i in range(10)] == GOLDEN_EPOCH_1
     assert order.batch(1, 8, 1000, 17) == GOLDEN_FIRST
@@ -157,7 +169,11 @@ def test_the_order_does_not_depend_on_the_hash_seed() -> None:
     for hash_seed in ("1", "2"):
         environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.stdout.strip() == str(GOLDEN_FIRST)
 

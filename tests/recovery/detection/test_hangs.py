@@ -26,7 +26,9 @@ LIMITS = HangLimits(
 TICK_S = 0.02
 
 
-def mark(phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, committed: int = 9) -> Mark:
+def mark(
+    phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, committed: int = 9
+) -> Mark:
     """A rank's mark; ``moves`` tells one from the next."""
     return Mark(
         generation=1,
@@ -65,7 +67,9 @@ def watch(
     return None
 
 
-def hung(marks: Mapping[str, Mark], *, for_s: float, states: Mapping[str, str] | None = None) -> str | None:
+def hung(
+    marks: Mapping[str, Mark], *, for_s: float, states: Mapping[str, str] | None = None
+) -> str | None:
     """Who is found to hang in a trained job; None: nobody."""
     hang = watch(trained(), marks, for_s=for_s, states=states)
     return None if hang is None else hang.process
@@ -82,7 +86,9 @@ def test_whoever_has_not_entered_the_collective_is_the_one_that_hangs() -> None:
 
 
 def test_a_rank_in_an_earlier_collective_is_not_to_blame_for_the_bytes_it_waits_for() -> None:
-    """As in a partition that begins while the last bytes are on their way; the group is broken and formed again."""
+    """As in a partition that begins while the last bytes are on their way; the group is broken and
+    formed again.
+    """
     marks = {"w0": mark("collective", collective=3), "w1": mark("collective", step=9, collective=2)}
     hang = watch(trained(), marks, for_s=1)
     assert hang is not None and hang.process == ""
@@ -99,7 +105,9 @@ def test_a_rank_that_left_out_a_collective_of_its_step_is_to_blame_though_it_wai
 
 @pytest.mark.parametrize("phase", ["forward", "collective", "checkpoint"])
 @pytest.mark.parametrize("step_s", [0.01, 0.05, 10.0])
-def test_a_stopped_rank_is_certain_and_found_however_long_steps_take(phase: str, step_s: float) -> None:
+def test_a_stopped_rank_is_certain_and_found_however_long_steps_take(
+    phase: str, step_s: float
+) -> None:
     marks = {"w0": mark("collective", collective=2), "w1": mark(phase, collective=1)}
     assert watch(trained(step_s), marks, for_s=0.08, states={"w1": "T"}) is None
     found = watch(trained(step_s), marks, for_s=0.14, states={"w1": "T"})
@@ -117,13 +125,17 @@ def test_a_rank_held_by_a_debugger_has_as_long_as_any_other(phase: str) -> None:
     assert hung(marks, for_s=0.66, states={"w1": "t"}) == "w1"
     assert watch(trained(step_s=10.0), marks, for_s=60, states={"w1": "t"}) is None
     together = {name: mark("collective") for name in ("w0", "w1", "w2")}
-    assert hung(together, for_s=0.66, states={"w1": "t"}) == "w1", "it would not notice the end of its wait"
+    assert hung(together, for_s=0.66, states={"w1": "t"}) == "w1", (
+        "it would not notice the end of its wait"
+    )
 
 
 def test_a_rank_stopped_in_its_first_step_is_found() -> None:
     detector = HangDetector(limits=LIMITS)
     detector.resumed(())
-    assert watch(detector, {"w0": mark("forward"), "w1": mark("forward")}, for_s=0.14, states={"w1": "T"})
+    assert watch(
+        detector, {"w0": mark("forward"), "w1": mark("forward")}, for_s=0.14, states={"w1": "T"}
+    )
 
 
 def test_short_stops_in_a_long_step_do_not_add_up() -> None:
@@ -157,7 +169,10 @@ def test_one_that_waits_for_bytes_does_not_hide_one_that_hangs() -> None:
 
 
 def test_a_rank_one_step_behind_is_found_by_its_step() -> None:
-    marks = {"w0": mark("collective", step=11, collective=1), "w1": mark("optimizer", step=10, collective=9)}
+    marks = {
+        "w0": mark("collective", step=11, collective=1),
+        "w1": mark("optimizer", step=10, collective=9),
+    }
     assert hung(marks, for_s=1) == "w1"
 
 
@@ -203,8 +218,12 @@ def test_a_process_that_waits_for_a_device_gets_ten_times_as_long() -> None:
 
 
 @pytest.mark.parametrize("step_s", [0.05, 1.0])
-def test_a_process_that_runs_and_gets_nowhere_has_no_longer_than_one_that_sleeps(step_s: float) -> None:
-    """Whoever waits for a GPU spins; so does an endless loop. The kernel's letter tells neither from work."""
+def test_a_process_that_runs_and_gets_nowhere_has_no_longer_than_one_that_sleeps(
+    step_s: float,
+) -> None:
+    """Whoever waits for a GPU spins; so does an endless loop. The kernel's letter tells neither
+    from work.
+    """
     marks = {"w0": mark("forward"), "w1": mark("collective")}
     limit = max(0.6, 8 * step_s)
     assert watch(trained(step_s), marks, for_s=limit - 0.02, states={"w0": "R"}) is None
@@ -230,8 +249,14 @@ def test_silence_counts_from_falling_behind_not_from_the_last_mark() -> None:
     detector = trained()
     waiting = {"w0": mark("forward"), "w1": mark("collective"), "w2": mark("collective")}
     assert watch(detector, waiting, for_s=0.5) is None
-    ahead = {"w0": mark("collective", moves=1, step=11), "w1": mark("collective"), "w2": mark("collective")}
-    assert watch(detector, ahead, for_s=0.5) is None, "w1 and w2 waited, and the collective has just ended"
+    ahead = {
+        "w0": mark("collective", moves=1, step=11),
+        "w1": mark("collective"),
+        "w2": mark("collective"),
+    }
+    assert watch(detector, ahead, for_s=0.5) is None, (
+        "w1 and w2 waited, and the collective has just ended"
+    )
     hang = watch(detector, ahead, for_s=0.2)
     assert hang is not None
     assert hang.process == ""
@@ -301,7 +326,9 @@ def test_a_few_slow_steps_do_not_spoil_the_deadline() -> None:
     phase=st.sampled_from(["data", "forward", "backward", "optimizer", "checkpoint", "joining"]),
     moves=st.integers(1, 20),
 )
-def test_a_slow_rank_that_moves_is_never_taken_for_hung(gap_s: float, phase: str, moves: int) -> None:
+def test_a_slow_rank_that_moves_is_never_taken_for_hung(
+    gap_s: float, phase: str, moves: int
+) -> None:
     detector = trained(step_s=0.05)
     for move in range(moves):
         marks = {"w0": mark("collective"), "w1": mark(phase, moves=move, collective=0)}
@@ -325,7 +352,9 @@ def test_whoever_waits_in_the_furthest_collective_is_never_accused(
         assert hang is None, "nobody waits"
         return
     if hang is None:
-        assert phases.count("data") >= max(2, len(phases) / 2), "only a stall that is shared is nobody's"
+        assert phases.count("data") >= max(2, len(phases) / 2), (
+            "only a stall that is shared is nobody's"
+        )
         return
     if hang.process:
         accused = marks[hang.process]
@@ -347,7 +376,9 @@ def test_who_waits_for_the_own_replica_is_not_late_for_the_others() -> None:
     for look in range(50):
         found = found or detector.look(1000.0 + look * TICK_S, marks, lambda _: "S", replicas)
     assert found is not None and found.process == "w1"
-    assert watch(trained(), {**marks, "w1": mark("collective", collective=3)}, for_s=1.0) is not None
+    assert (
+        watch(trained(), {**marks, "w1": mark("collective", collective=3)}, for_s=1.0) is not None
+    )
     silent = {**marks, "w1": mark("collective", collective=3)}
     detector = trained()
     looks = [detector.look(1000.0 + n * TICK_S, silent, lambda _: "S", replicas) for n in range(40)]

@@ -1,4 +1,6 @@
-"""Ranks whose node is not heard of: nobody judges them by what was known before; with a clock of the test's own."""
+"""Ranks whose node is not heard of: nobody judges them by what was known before; with a clock of
+the test's own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ AWAY = {"w2": UNHEARD, "w3": UNHEARD}
 
 def test_a_rank_that_is_not_heard_of_hangs_for_nobody() -> None:
     at_work = {"w0": mark("forward", moves=1), "w1": mark("forward"), "w2": mark("forward")}
-    found = watch(trained(), at_work, for_s=60.0, states={"w0": UNHEARD, "w1": UNHEARD, "w2": UNHEARD})
+    found = watch(
+        trained(), at_work, for_s=60.0, states={"w0": UNHEARD, "w1": UNHEARD, "w2": UNHEARD}
+    )
     assert found is None
 
 
@@ -41,7 +45,9 @@ def test_a_rank_is_not_late_at_once_when_it_is_heard_of_again() -> None:
 
 def test_all_that_are_heard_of_wait_for_others_and_nobody_is_to_blame() -> None:
     for heard in (["w0"], ["w0", "w1"]):
-        marks = {name: mark("collective") for name in heard} | {"w2": mark("backward", collective=0)}
+        marks = {name: mark("collective") for name in heard} | {
+            "w2": mark("backward", collective=0)
+        }
         found = watch(trained(), marks, for_s=5.0, states=AWAY)
         assert found is not None and found.process == "", heard
         assert watch(trained(), marks, for_s=1.1, states=AWAY) is None

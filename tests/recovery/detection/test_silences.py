@@ -1,5 +1,7 @@
-"""Who is healthy though silent: stalls that all share, code between steps, ranks that say they are busy, first steps,
-and processes that are kept from running; and that nobody else gains time by that."""
+"""Who is healthy though silent: stalls that all share, code between steps, ranks that say they are
+busy, first steps, and processes that are kept from running; and that nobody else gains time by
+that.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +28,51 @@ from recovery.transport.progress_counters import Mark
 TICK_S = 0.02
 
 
-def mark(phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, busy_s: int = 0) -> Mark:
+def mark(
+    phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, busy_s: int = 0
+) -> Mark:
     return Mark(
-        generation=1, step=step, phase=phase, collective=collective, time_ns=moves, committed=step - 1, last_seq=0,
+        generation=1,
+        step=step,
+        phase=phase,
+        collective=collective,
+        time_ns=moves,
+        committed=step - 1,
+        last_seq=0,
         busy_s=busy_s,
-    )  # fmt: skip
+    )
 
 
 class Watched:
     """A detector that has seen a job make twenty steps, and a clock."""
 
-    def __init__(self, step_s: float = 0.05, *, limits: HangLimits | None = None, ranks: int = 4) -> None:
+    def __init__(
+        self, step_s: float = 0.05, *, limits: HangLimits | None = None, ranks: int = 4
+    ) -> None:
         self.now = 1000.0
         self.detector = HangDetector(limits=limits or HangLimits())
         self.detector.resumed(())
         for step in range(21):
             self.detector.observe(self.now + step * step_s, step)
             self.look(
-                {f"w{n}": mark("optimizer", step=step + 1, moves=step) for n in range(ranks)}, tick_s=0.0
+                {f"w{n}": mark("optimizer", step=step + 1, moves=step) for n in range(ranks)},
+                tick_s=0.0,
             )
         self.now += 21 * step_s
 
     def look(
-        self, marks: Mapping[str, Mark], *, tick_s: float = TICK_S, state: str = "S",
-        pulse: Callable[[str], Pulse] = lambda _: Pulse(), others_done: bool = False,
-    ) -> Hang | None:  # fmt: skip
+        self,
+        marks: Mapping[str, Mark],
+        *,
+        tick_s: float = TICK_S,
+        state: str = "S",
+        pulse: Callable[[str], Pulse] = lambda _: Pulse(),
+        others_done: bool = False,
+    ) -> Hang | None:
         self.now += tick_s
-        return self.detector.look(self.now, marks, lambda _: state, pulse=pulse, others_done=others_done)
+        return self.detector.look(
+            self.now, marks, lambda _: state, pulse=pulse, others_done=others_done
+        )
 
     def watch(
         self, marks: Mapping[str, Mark], *, for_s: float, state: str = "S", done: bool = False
@@ -81,7 +101,9 @@ def test_the_last_of_a_shared_stall_is_found_when_it_takes_as_long_again() -> No
     job = Watched()
     assert job.watch(ranks("data", "data", "data", "data"), for_s=2.5) is None
     hang = job.watch(ranks("collective", "collective", "collective", "data"), for_s=2.7)
-    assert hang is not None and hang.process == "w3" and hang.silent_s == pytest.approx(2.5, abs=0.1)
+    assert (
+        hang is not None and hang.process == "w3" and hang.silent_s == pytest.approx(2.5, abs=0.1)
+    )
 
 
 def test_a_data_source_that_is_slow_for_half_of_the_ranks_is_no_hang_of_theirs() -> None:
@@ -121,7 +143,9 @@ def test_a_rank_that_says_it_is_busy_has_the_time_that_it_asked_for() -> None:
 
 def test_a_rank_that_is_busy_after_the_others_last_step_is_waited_for() -> None:
     assert Watched().watch({"w0": mark("between", busy_s=60)}, for_s=59, done=True) is None
-    assert Watched().watch(ranks("optimizer", "optimizer"), for_s=0.7, done=True), "those that are done wait"
+    assert Watched().watch(ranks("optimizer", "optimizer"), for_s=0.7, done=True), (
+        "those that are done wait"
+    )
 
 
 def test_what_the_user_says_counts_instead_of_what_was_learned() -> None:
@@ -158,7 +182,9 @@ def test_a_bound_of_a_few_steps_does_not_end_the_first_step_of_a_job_or_of_a_rep
 
 
 def test_a_replacement_compiles_as_long_as_the_first_processes_did() -> None:
-    """Of its whole life the first step takes long, and those that wait for it have forgotten theirs."""
+    """Of its whole life the first step takes long, and those that wait for it have forgotten
+    theirs.
+    """
     job = Watched.__new__(Watched)
     job.now, job.detector = 1000.0, HangDetector()
     job.detector.resumed(())
@@ -170,9 +196,15 @@ def test_a_replacement_compiles_as_long_as_the_first_processes_did() -> None:
         job.now += 0.05
     job.detector.resumed(["w0", "s9"])
     assert (
-        job.look({"w0": mark("joining", moves=98, step=29), "s9": mark("joining", moves=99, step=29)}) is None
+        job.look(
+            {"w0": mark("joining", moves=98, step=29), "s9": mark("joining", moves=99, step=29)}
+        )
+        is None
     )
-    compiling = {"w0": mark("collective", moves=99, step=29), "s9": mark("forward", moves=99, step=29)}
+    compiling = {
+        "w0": mark("collective", moves=99, step=29),
+        "s9": mark("forward", moves=99, step=29),
+    }
     assert job.watch(compiling, for_s=75) is None
     assert job.watch(compiling, for_s=8) is not None
     job.detector.resumed(["w0", "s9"])
@@ -196,8 +228,14 @@ def test_data_that_often_come_late_are_waited_for() -> None:
         marks = ranks("collective", "data", "collective", "collective", step=30 + late)
         assert job.watch(marks, for_s=0.5) is None
         assert job.look(ranks("data", "forward", "data", "data", step=30 + late, moves=1)) is None
-    assert job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.9) is None
-    assert job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.2) is not None
+    assert (
+        job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.9)
+        is None
+    )
+    assert (
+        job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.2)
+        is not None
+    )
 
 
 @pytest.mark.parametrize("step_s", [0.089, 0.131, 1.009])
@@ -228,11 +266,15 @@ def test_the_clock_of_another_machine_tells_nothing_of_a_step() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1, 1.0])
 def test_one_that_is_in_the_others_way_gains_nothing_by_that(step_s: float) -> None:
-    """It spins on a processor that they need, so that their part of the step takes half as long again."""
+    """It spins on a processor that they need, so that their part of the step takes half as long
+    again.
+    """
     job = Watched(step_s)
     began = job.now
     assert job.watch(ranks("forward", "forward", "forward", "forward"), for_s=1.5 * step_s) is None
-    marks = ranks("forward", "collective", "collective", "collective", moves=1) | {"w0": mark("forward")}
+    marks = ranks("forward", "collective", "collective", "collective", moves=1) | {
+        "w0": mark("forward")
+    }
     hang = job.watch(marks, for_s=8 * step_s)
     assert hang is not None and hang.process == "w0"
     assert 0.9 * 8 * step_s <= job.now - began <= 8 * step_s
@@ -278,7 +320,9 @@ def test_nobody_is_asked_what_kept_it_before_it_is_late() -> None:
 
 
 @pytest.mark.parametrize("late", [1, 3, 12])
-def test_starvation_that_is_learned_of_late_is_credited_for_the_silence_it_was_in(late: int) -> None:
+def test_starvation_that_is_learned_of_late_is_credited_for_the_silence_it_was_in(
+    late: int,
+) -> None:
     """As of a wait that the kernel counts when it ends, or of a node whose word comes in beats."""
     job, known, held = Watched(), 0.0, 0.0
     marks = ranks("forward", "collective", "collective", "collective")
@@ -289,7 +333,9 @@ def test_starvation_that_is_learned_of_late_is_credited_for_the_silence_it_was_i
 
 
 def test_a_hang_after_long_starvation_is_found_as_soon_as_any() -> None:
-    """Nothing that was credited is kept for later, and nothing of an earlier silence is credited to this one."""
+    """Nothing that was credited is kept for later, and nothing of an earlier silence is credited to
+    this one.
+    """
     job, held = Watched(), 0.0
     marks = ranks("forward", "collective", "collective", "collective")
     for _ in range(500):
@@ -315,7 +361,9 @@ def test_starvation_in_a_stall_that_all_share_excuses_nobody_afterwards() -> Non
     looks = 0
     while job.look(lagging, pulse=lambda _: Pulse(held)) is None:
         looks += 1
-    assert looks * TICK_S <= 1.0 - 0.24 + 0.1, "as long again as the stall, and what was counted before it"
+    assert looks * TICK_S <= 1.0 - 0.24 + 0.1, (
+        "as long again as the stall, and what was counted before it"
+    )
 
 
 def thread(*, ran: float, queued: float = 0.0, ready: bool = True) -> Thread:
@@ -357,8 +405,9 @@ def test_a_thread_beside_the_main_one_excuses_for_most_of_the_time_and_not_for_a
 
 
 def kernel(slices: list[tuple[str, float]], look_s: float) -> Iterator[tuple[float, Thread]]:
-    """What looks at a thread show that (r)uns, (q)ueues and (s)leeps for so long at a time: a wait is counted when it
-    ends. Times of looks, and readings."""
+    """What looks at a thread show that (r)uns, (q)ueues and (s)leeps for so long at a time: a wait
+    is counted when it ends. Times of looks, and readings.
+    """
     now, ran, queued, next_s = 0.0, 0.0, 0.0, 0.0
     for what, length_s in slices:
         begun, now = now, now + length_s
@@ -372,7 +421,9 @@ def kernel(slices: list[tuple[str, float]], look_s: float) -> Iterator[tuple[flo
 
 @pytest.mark.parametrize("look_s", [0.03, 0.031, 0.07, 0.5])
 @pytest.mark.parametrize("wait_s", [0.005, 0.04, 0.1, 1.7])
-def test_of_many_waits_nothing_is_lost_and_nothing_counted_twice(wait_s: float, look_s: float) -> None:
+def test_of_many_waits_nothing_is_lost_and_nothing_counted_twice(
+    wait_s: float, look_s: float
+) -> None:
     slices = [("r", 0.003), ("q", wait_s), ("s", 0.001)] * round(8 / wait_s)
     starvation, last_s = Starvation(), 0.0
     for now, reading in kernel([*slices, ("r", 1.0)], look_s):
@@ -392,11 +443,15 @@ def test_a_rank_that_gets_a_few_milliseconds_now_and_then_is_not_hung() -> None:
             starvation.look(now, 7, {7: reading})
             return starvation.pulse()
 
-        assert job.look(marks, pulse=pulse) is None, f"after {now:.2f} s, of which it had a twentieth"
+        assert job.look(marks, pulse=pulse) is None, (
+            f"after {now:.2f} s, of which it had a twentieth"
+        )
 
 
 def test_what_two_threads_waited_at_once_counts_once_whenever_it_is_learned() -> None:
-    """The second one's wait is counted by the kernel when the first one's has been credited for long."""
+    """The second one's wait is counted by the kernel when the first one's has been credited for
+    long.
+    """
     starvation = Starvation()
     for look in range(11):
         threads = {7: thread(ran=1.0, queued=look * 0.1), 8: thread(ran=1.0, ready=look == 0)}
@@ -413,7 +468,9 @@ def test_a_thread_that_just_woke_up_was_not_in_the_queue_all_the_time() -> None:
     starvation = Starvation()
     for look in range(40):
         awake = look % 2 == 1
-        starvation.look(look * 0.1, 7, {7: thread(ran=look * 1e-5, queued=look // 2 * 1e-4, ready=awake)})
+        starvation.look(
+            look * 0.1, 7, {7: thread(ran=look * 1e-5, queued=look // 2 * 1e-4, ready=awake)}
+        )
         starvation.look(
             look * 0.1 + 1e-3, 7, {7: thread(ran=look * 1e-5, queued=look // 2 * 1e-4, ready=awake)}
         )
@@ -439,7 +496,9 @@ def test_the_kernel_is_read() -> None:
 
 def test_all_processes_are_looked_at_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr("recovery.process.starvation.everybody", lambda: looks.append(1) or iter(()))
+    monkeypatch.setattr(
+        "recovery.process.starvation.everybody", lambda: looks.append(1) or iter(())
+    )
     usage, asked = Usage(), [Starvation() for _ in range(64)]
     for now in (10.0, 10.5, 11.0, 11.5):
         for starvation in asked:
@@ -481,7 +540,9 @@ def left(
     leaving = Leaving(pace=Watched(step_s).detector.pace, least_s=1.0)
     for look in range(round(for_s / TICK_S) + 1):
         now = look * TICK_S
-        late = leaving.late(now, marks, lambda _: "S", lambda _, now=now: Pulse(now * starved_share))
+        late = leaving.late(
+            now, marks, lambda _: "S", lambda _, now=now: Pulse(now * starved_share)
+        )
         if late:
             return list(late)
     return []

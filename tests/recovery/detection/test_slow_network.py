@@ -1,4 +1,6 @@
-"""A network that became slower than a job's steps let expect: it is given longer, until a step gets through."""
+"""A network that became slower than a job's steps let expect: it is given longer, until a step gets
+through.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from recovery.transport.progress_counters import Mark
 from tests.recovery.detection.test_hangs import LIMITS, mark, trained, watch
 
 ALL_WAIT = {name: mark("collective") for name in ("w0", "w1", "w2")}
-ONE_BEHIND = {"w0": mark("collective", collective=3), "w1": mark("collective", step=9, collective=2)}
+ONE_BEHIND = {
+    "w0": mark("collective", collective=3),
+    "w1": mark("collective", step=9, collective=2),
+}
 
 
 @pytest.mark.parametrize(("marks", "usual_s"), [(ALL_WAIT, 1.2), (ONE_BEHIND, 0.6)])
@@ -27,7 +32,9 @@ def test_a_network_that_got_slower_is_given_longer_each_time_until_a_step_gets_t
         assert hang is not None and hang.process == ""
         return hang.deadline_s
 
-    assert [given_s() for _ in range(9)] == pytest.approx([usual_s * 2 ** min(time, 6) for time in range(9)])
+    assert [given_s() for _ in range(9)] == pytest.approx(
+        [usual_s * 2 ** min(time, 6) for time in range(9)]
+    )
     detector.resumed(tuple(marks))
     detector.observe(2000.0, 20)
     detector.observe(2020.0, 21)

@@ -1,4 +1,6 @@
-"""Agents as processes, with tiny ranks: what a coordinator sees of them, and what becomes of them without it."""
+"""Agents as processes, with tiny ranks: what a coordinator sees of them, and what becomes of them
+without it.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_a_process_of_a_node_is_started_heard_and_ends(arm: Yard, mode: str) -> 
     arm.order("w0", "step", 7)
     arm.until_kind(Said)
     mark = arm.fleet.mark("w0")
-    assert (mark.step, mark.committed, mark.phase) == (7, 7, "collective"), "never behind what it says"
+    assert (mark.step, mark.committed, mark.phase) == (7, 7, "collective"), (
+        "never behind what it says"
+    )
     assert abs(mark.time_ns - time.monotonic_ns()) < 60e9
     assert arm.fleet.send("w0", Stop())
     end = arm.until_kind(Exited)[-1]
@@ -136,8 +140,12 @@ def test_what_a_killed_process_wrote_is_there_before_its_exit(arm: Yard) -> None
     reports = arm.until_kind(Exited)
     end = reports[-1]
     assert isinstance(end, Exited) and end.how == "signal 9"
-    # The hint that it dies comes before or not at all: a process this small may be dead before anybody looks.
-    assert [type(r) for r in reports if getattr(r, "process", "") == "w0"] in ([Dying, Exited], [Exited])
+    # The hint that it dies comes before or not at all: a process this small may be dead before
+    # anybody looks.
+    assert [type(r) for r in reports if getattr(r, "process", "") == "w0"] in (
+        [Dying, Exited],
+        [Exited],
+    )
     events = events_of(arm, "w0")
     assert [event["seq"] for event in events] == list(range(3001))
     assert arm.fleet.mark("w0").last_seq == 3000
@@ -187,12 +195,16 @@ def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
 def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine a fork takes seconds, longer than either side waits for a word of the other."""
+    """On a busy machine a fork takes seconds, longer than either side waits for a word of the
+    other.
+    """
     arm, beats = Yard(tmp_path, limits=FAST), 0
     try:
         arm.start(0)
         children = {
-            pid for pid, fields in processes.everybody() if fields[1] == str(arm.agents[0].process.pid)
+            pid
+            for pid, fields in processes.everybody()
+            if fields[1] == str(arm.agents[0].process.pid)
         }
         (server,) = (
             pid
@@ -201,7 +213,9 @@ def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
         )
         os.kill(server, signal.SIGSTOP)
 
-        def heard(berth: Any, beat: Any, before: Callable[[Any, Any], None] = arm.fleet._beat) -> None:
+        def heard(
+            berth: Any, beat: Any, before: Callable[[Any, Any], None] = arm.fleet._beat
+        ) -> None:
             nonlocal beats
             before(berth, beat)
             beats += 1
@@ -239,7 +253,9 @@ def test_a_process_that_cannot_live_is_an_exit(arm: Yard) -> None:
 
 
 def test_a_node_that_cannot_start_a_process_says_why(arm: Yard) -> None:
-    with pytest.raises(InfrastructureError, match=r"cannot start w0: a file outside of the scratch"):
+    with pytest.raises(
+        InfrastructureError, match=r"cannot start w0: a file outside of the scratch"
+    ):
         arm.fleet.spawn("w0", 0, arm.config("w0", 0), mode="warm", log="../w0.jsonl")
     with pytest.raises(InfrastructureError, match=r"has 300\d+ bytes, over 262144"):
         arm.fleet.spawn("w1", 0, {**arm.config("w1", 0), "x" * 299_900: 1}, mode="warm", log="")
@@ -266,7 +282,9 @@ def test_an_idle_node_says_next_to_nothing(arm: Yard) -> None:
     arm.until(lambda _: time.monotonic() > until_s)
     after = arm.fleet.traffic()[0]
     assert after[0] - before[0] < 2000, "bytes to it in a second"
-    assert after[1] - before[1] < 8000, "bytes from it: two beats and what the ranks logged when they began"
+    assert after[1] - before[1] < 8000, (
+        "bytes from it: two beats and what the ranks logged when they began"
+    )
 
 
 # ---- nodes that are lost
@@ -281,7 +299,10 @@ def test_a_killed_agent_is_a_lost_node_and_nothing_is_left_of_it(yard: Yard) -> 
     reports = yard.until_kind(Exited, 2)
     lost = [r for r in reports if isinstance(r, NodeLost)]
     assert len(lost) == 1 and lost[0].why == "its agent ended with -9"
-    assert {(r.process, r.signal) for r in reports if isinstance(r, Exited)} == {("w0", 9), ("w1", 9)}
+    assert {(r.process, r.signal) for r in reports if isinstance(r, Exited)} == {
+        ("w0", 9),
+        ("w1", 9),
+    }
     gone(pids)
     info = yard.fleet.nodes()[0]
     assert (info.connected, info.lost) == (False, "its agent ended with -9")
@@ -292,15 +313,19 @@ def test_a_killed_agent_is_a_lost_node_and_nothing_is_left_of_it(yard: Yard) -> 
     assert ready_again and yard.fleet.nodes()[0].incarnation != info.incarnation
 
 
-def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(tmp_path: Path) -> None:
+def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
+    tmp_path: Path,
+) -> None:
     yard = Yard(tmp_path, limits=FleetLimits(hint_s=0.05, redial_s=2.0))
     try:
         yard.start(0)
         yard.fleet.begin("arm", yard.folder)
         yard.spawn("w0", 0)
         ready(yard, "w0")
-        yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)  # as where only silence tells
-        # It has nothing unread when it is killed: with that, its kernel resets the connection, which proves nothing.
+        # as where only silence tells
+        yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)
+        # It has nothing unread when it is killed: with that, its kernel resets the connection,
+        # which proves nothing.
         yard.fleet._berths[0].ping_due_ns = sys.maxsize
         yard.order("w0", "say")
         yard.until_kind(Said)
@@ -441,24 +466,31 @@ def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
 
 
 def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
-    """A network that was cut for a while would keep the old connection dead for longer than that."""
+    """A network that was cut for a while would keep the old connection dead for longer
+    than that.
+    """
     yard.start(0)
     yard.fleet.begin("arm", yard.folder)
     pid = yard.spawn("w0", 0)
     ready(yard, "w0")
     before = yard.fleet._berths[0].link
     yard.agents[0].log.write_text("")
-    eventually(lambda: "nothing came for 3 s" in yard.agents[0].said())  # nobody turns here meanwhile
+    # nobody turns here meanwhile
+    eventually(lambda: "nothing came for 3 s" in yard.agents[0].said())
     yard.until(lambda _: yard.fleet._berths[0].link is not before)
     yard.await_nodes(0)
     yard.order("w0", "say")
     reports = yard.until_kind(Said)
-    assert not any(isinstance(r, NodeLost | Exited) for r in reports) and processes.state(pid) in "RSD"
+    assert (
+        not any(isinstance(r, NodeLost | Exited) for r in reports) and processes.state(pid) in "RSD"
+    )
 
 
 def test_an_agent_that_has_obeyed_a_newer_coordinator_is_turned_away(yard: Yard) -> None:
     with pytest.raises((ConnectionError, TimeoutError)):
-        say_hello(yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1"))
+        say_hello(
+            yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1")
+        )
     assert "has obeyed a coordinator of epoch 9, this is 1" in yard.refused[0]
 
 
@@ -487,7 +519,9 @@ def say_hello(yard: Yard, hello: Hello) -> Any:
 
 
 def test_an_agent_with_processes_of_an_unknown_coordinator_is_fenced(yard: Yard) -> None:
-    hello = Hello(node=0, incarnation="x", epoch=0, host="h", boot="b", address="a", processes={"w0": 1})
+    hello = Hello(
+        node=0, incarnation="x", epoch=0, host="h", boot="b", address="a", processes={"w0": 1}
+    )
     assert say_hello(yard, hello).type == "fence"
     assert yard.fleet.nodes() == {}
 
@@ -517,7 +551,9 @@ def test_a_wrong_token_is_named_when_a_node_does_not_come(yard: Yard) -> None:
 
 
 def test_a_node_that_is_gone_before_it_came_is_named(yard: Yard) -> None:
-    yard.agents[0] = AgentProcess([sys.executable, "-c", "raise SystemExit(9)"], yard.folder / "agent.log")
+    yard.agents[0] = AgentProcess(
+        [sys.executable, "-c", "raise SystemExit(9)"], yard.folder / "agent.log"
+    )
     with pytest.raises(InfrastructureError, match="node 0: its agent ended with 9"):
         yard.await_nodes(0)
 
@@ -547,18 +583,39 @@ def test_a_second_agent_of_a_node_waits_until_the_first_is_lost(yard: Yard) -> N
         (None, 0, "cannot read the token"),
     ],
 )
-def test_a_bad_token_file_is_an_error(tmp_path: Path, write: str | None, mode: int, why: str) -> None:
+def test_a_bad_token_file_is_an_error(
+    tmp_path: Path, write: str | None, mode: int, why: str
+) -> None:
     file = tmp_path / "token"
     if write is not None:
         file.write_text(write)
         file.chmod(mode)
     found = subprocess.run(
         [
-            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", "127.0.0.1:1", "--node", "0", "--address",
-            "127.0.0.1", "--token-file", str(file), "--scratch", str(tmp_path), "--entry", "a:b", "--cold", "a",
+            sys.executable,
+            "-m",
+            "recovery.nodes.serve",
+            "--coordinator",
+            "127.0.0.1:1",
+            "--node",
+            "0",
+            "--address",
+            "127.0.0.1",
+            "--token-file",
+            str(file),
+            "--scratch",
+            str(tmp_path),
+            "--entry",
+            "a:b",
+            "--cold",
+            "a",
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     assert found.returncode == 2 and why in found.stderr and "Traceback" not in found.stderr
 
 
@@ -591,10 +648,14 @@ def test_an_agent_takes_no_directory_for_its_own_that_a_job_s_logs_come_to(tmp_p
         check=False,
     )
     assert found.returncode == 2 and "Traceback" not in found.stderr
-    assert "keeps the event logs of a job" in found.stderr and "name another --scratch" in found.stderr
+    assert (
+        "keeps the event logs of a job" in found.stderr and "name another --scratch" in found.stderr
+    )
 
 
-def test_an_agent_that_was_there_before_its_supervisor_does_not_take_its_directory_either(yard: Yard) -> None:
+def test_an_agent_that_was_there_before_its_supervisor_does_not_take_its_directory_either(
+    yard: Yard,
+) -> None:
     yard.start(0)
     yard.fleet.away()
     os.close(lock(yard.scratch(0)))
@@ -652,7 +713,9 @@ def test_a_fleet_that_is_gone_without_a_word_leaves_descriptors_to_nobody(tmp_pa
 
 
 def test_an_address_that_is_not_ours_is_an_error() -> None:
-    with pytest.raises(InfrastructureError, match=r"cannot listen for the nodes' agents at 192\.0\.2\.1"):
+    with pytest.raises(
+        InfrastructureError, match=r"cannot listen for the nodes' agents at 192\.0\.2\.1"
+    ):
         Fleet(token=b"t" * 32, host="192.0.2.1")
 
 
@@ -708,5 +771,8 @@ def test_an_inherited_node_that_does_not_come_back_is_forsaken(yard: Yard) -> No
     lost, ended = yard.fleet.wait(0.0)
     assert lost == NodeLost(node=1, why="its agent was not back")
     assert isinstance(ended, Exited) and (ended.process, ended.signal) == ("w1", signal.SIGKILL)
-    assert not yard.fleet.send("w1", Extra(topic="do", payload={})) and yard.fleet.os_state("w1") == "X"
+    assert (
+        not yard.fleet.send("w1", Extra(topic="do", payload={}))
+        and yard.fleet.os_state("w1") == "X"
+    )
     assert yard.fleet.alive("w0")

@@ -1,4 +1,6 @@
-"""Books of nodes stay as long as they are, however many processes there were, and so do the files of an agent."""
+"""Books of nodes stay as long as they are, however many processes there were, and so do the files
+of an agent.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,13 @@ class Pretended:
         self.started = 0
 
     def start(
-        self, name: str, config: bytes, *, mode: str, log: Path | None = None, waiting: object = None
+        self,
+        name: str,
+        config: bytes,
+        *,
+        mode: str,
+        log: Path | None = None,
+        waiting: object = None,
     ) -> int:
         self.started += 1
         told = json.loads(config)

@@ -1,4 +1,6 @@
-"""A link between coordinator and node that is cut for real, between network namespaces, on the limits as they are."""
+"""A link between coordinator and node that is cut for real, between network namespaces, on the
+limits as they are.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +63,17 @@ def test_a_node_behind_a_cut_of_four_seconds_is_as_it_was(tmp_path: Path, sites:
         yard = Yard(tmp_path, place=Away(sites))
         try:
             yard.start(0)
-            yard.fleet.await_nodes([0], limit_s=1.0, gone=lambda node: None)  # nobody vouches for it
+            # nobody vouches for it
+            yard.fleet.await_nodes([0], limit_s=1.0, gone=lambda node: None)
             yard.fleet.begin("arm", yard.folder)
             pid = yard.spawn("w0", 0)
             yard.until_kind(Said)
             sites.cut(CONTROL)
             yard.order("w0", "say", 100)
             reports = passes(yard, 4.5)
-            assert yard.fleet.os_state("w0") == "?" and not any(isinstance(r, Said) for r in reports)
+            assert yard.fleet.os_state("w0") == "?" and not any(
+                isinstance(r, Said) for r in reports
+            )
             sites.heal(CONTROL)
             reports += yard.until_kind(Said, 100)
             numbers = [r.message.payload["number"] for r in reports if isinstance(r, Said)]
@@ -95,21 +100,45 @@ class CutJob(Running):
         self.agents = [self._agent(node) for node in range(2)]
         self.command = sites.at(0, [sys.executable, "-m", "recovery.run"])
         super().__init__(
-            folder, "--nodes", "2", "--listen", self.at, "--token-file", self.token, "--ranks", "4",
-            *options, self.script, str(epochs),
-        )  # fmt: skip
+            folder,
+            "--nodes",
+            "2",
+            "--listen",
+            self.at,
+            "--token-file",
+            self.token,
+            "--ranks",
+            "4",
+            *options,
+            self.script,
+            str(epochs),
+        )
 
     def _agent(self, node: int) -> subprocess.Popen[str]:
         command = [
-            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", self.at, "--node", str(node),
-            "--address", self.sites.address(node, DATA), "--token-file", str(self.token),
-            "--scratch", str(self.folder / f"n{node}"),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "recovery.nodes.serve",
+            "--coordinator",
+            self.at,
+            "--node",
+            str(node),
+            "--address",
+            self.sites.address(node, DATA),
+            "--token-file",
+            str(self.token),
+            "--scratch",
+            str(self.folder / f"n{node}"),
+        ]
         return subprocess.Popen(
-            self.sites.at(node, command), cwd=self.folder, stdout=subprocess.DEVNULL,
-            stderr=(self.folder / f"agent{node}.log").open("w"), text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
-        )  # fmt: skip
+            self.sites.at(node, command),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder / f"agent{node}.log").open("w"),
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
 
     def committed(self, process: str, node: int) -> int:
         """By its own log, whether it is heard of or not."""
@@ -148,7 +177,12 @@ def begun(jobs: list[CutJob], folder: Path, sites: Sites, *options: str, epochs:
     return jobs[0]
 
 
-CUTS_S = {2.0: pytest.mark.long, 4.5: pytest.mark.soak, 10.0: pytest.mark.long, 60.0: pytest.mark.soak}
+CUTS_S = {
+    2.0: pytest.mark.long,
+    4.5: pytest.mark.soak,
+    10.0: pytest.mark.long,
+    60.0: pytest.mark.soak,
+}
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(s, marks=mark) for s, mark in CUTS_S.items()])
@@ -182,7 +216,9 @@ def test_a_failure_during_a_cut_is_answered_when_the_node_is_heard_of_again(
     assert len(job.all_of(Kind.GENERATION_STARTED)) == 1, "nobody decides without half of the ranks"
     sites.heal(CONTROL)
     assert job.end() == 0, job.said
-    assert [(e["process"], e["cause"]) for e in job.all_of(Kind.FAILURE_DETECTED)] == [("w1", "exit")]
+    assert [(e["process"], e["cause"]) for e in job.all_of(Kind.FAILURE_DETECTED)] == [
+        ("w1", "exit")
+    ]
     assert job.all_of(Kind.NODE_LOST) == []
     members = [e["members"] for e in job.all_of(Kind.GENERATION_READY)]
     assert len(members[1]) == 4 and {"w0", "w2", "w3"} < set(members[1])
@@ -212,7 +248,9 @@ def test_a_node_without_any_link_is_given_up_and_fenced_when_it_is_back(
 
 
 @pytest.mark.soak
-def test_a_killed_agent_is_noticed_as_early_as_ever(tmp_path: Path, sites: Sites, jobs: list[CutJob]) -> None:
+def test_a_killed_agent_is_noticed_as_early_as_ever(
+    tmp_path: Path, sites: Sites, jobs: list[CutJob]
+) -> None:
     job = begun(jobs, tmp_path, sites, "--spares", "2", epochs=200)
     at_ns = time.monotonic_ns()
     job.agents[1].kill()
@@ -220,7 +258,8 @@ def test_a_killed_agent_is_noticed_as_early_as_ever(tmp_path: Path, sites: Sites
     found = job.of(ORCHESTRATOR, Kind.FAILURE_DETECTED)[0]
     (lost,) = job.of(ORCHESTRATOR, Kind.NODE_LOST)
     print(
-        f"failure after {(found.time_ns - at_ns) / 1e9:.3f} s, loss after {(lost.time_ns - at_ns) / 1e9:.3f} s"
+        f"failure after {(found.time_ns - at_ns) / 1e9:.3f} s, loss after"
+        f" {(lost.time_ns - at_ns) / 1e9:.3f} s"
     )
     assert lost.time_ns - at_ns < 1e9
     job.process.send_signal(signal.SIGINT)

@@ -1,5 +1,6 @@
-"""The control link of a node is cut for two seconds in the middle of a decision, between network namespaces: what was
-on its way arrives later, and the same processes go on."""
+"""The control link of a node is cut for two seconds in the middle of a decision, between network
+namespaces: what was on its way arrives later, and the same processes go on.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class GatedJob(CutJob):
         self.wait_for(lambda: len(self.all_of(kind)) >= count)
 
     def pids(self, node: int, *, first: int = 0) -> list[int]:
-        """Of processes started there; ``first``: leave so many out that were started before, wherever."""
+        """Of processes started there; ``first``: leave so many out that were started before,
+        wherever.
+        """
         spawned = self.all_of(Kind.PROCESS_SPAWNED)[first:]
         return [entry["pid"] for entry in spawned if entry["node"] == node]
 
@@ -67,16 +70,24 @@ class GatedJob(CutJob):
         self._heal_s = time.monotonic() + CUT_S
 
     def heal_after_cut(self, missing: Kind, count: int) -> None:
-        """After two seconds without the far node, in which the supervisor could not write that so many times."""
+        """After two seconds without the far node, in which the supervisor could not write that so
+        many times.
+        """
         self.lasts(self._heal_s - time.monotonic())
         assert len(self.all_of(missing)) < count, "the cut came too late to show anything"
         self.sites.heal(CONTROL)
 
     def ends_well(self, *, lost: Sequence[str], generations: Sequence[Sequence[str]]) -> None:
-        """It completes: with these members, and nobody failed or was killed but those that the test killed."""
+        """It completes: with these members, and nobody failed or was killed but those that the test
+        killed.
+        """
         assert self.end() == 0, self.said
-        assert [entry["process"] for entry in self.all_of(Kind.FAILURE_DETECTED)] == list(lost), self.said
-        assert [entry["members"] for entry in self.all_of(Kind.GENERATION_READY)] == [*map(list, generations)]
+        assert [entry["process"] for entry in self.all_of(Kind.FAILURE_DETECTED)] == list(lost), (
+            self.said
+        )
+        assert [entry["members"] for entry in self.all_of(Kind.GENERATION_READY)] == [
+            *map(list, generations)
+        ]
         assert len(self.all_of(Kind.GENERATION_STARTED)) == len(generations), "none was given up"
         assert self.all_of(Kind.NODE_LOST) == []
         early = [e["process"] for e in self.all_of(Kind.PROCESS_EXITED) if not e["expected"]]
@@ -90,7 +101,9 @@ Begin = Callable[..., GatedJob]
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Starts a job that trains; it is ended after the test. Without network namespaces skipped, or failed."""
+    """Starts a job that trains; it is ended after the test. Without network namespaces skipped, or
+    failed.
+    """
     netns.require()
     sites = Sites("decide")
     made: list[GatedJob] = []
@@ -108,7 +121,9 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 @pytest.mark.soak
 def test_who_cannot_be_told_to_join_joins_when_the_link_is_back(begin: Begin) -> None:
-    """All processes are new, those of the far node are ready first, and the last of the near ones during the cut."""
+    """All processes are new, those of the far node are ready first, and the last of the near ones
+    during the cut.
+    """
     job = begin("--strategy", "checkpoint-restart", "--every", "20")
     job.shut(JOINING)
     kill(job.pid_of("w1"))
@@ -143,8 +158,9 @@ def test_who_cannot_say_that_it_joined_is_waited_for(begin: Begin) -> None:
 
 @pytest.mark.soak
 def test_a_cut_as_soon_as_a_generation_begins_harms_nobody(begin: Begin) -> None:
-    """Wherever it hits: before the far node hears of the generation, while its ranks look for their peers in the store,
-    which is behind the cut too, or as they say that they joined."""
+    """Wherever it hits: before the far node hears of the generation, while its ranks look for their
+    peers in the store, which is behind the cut too, or as they say that they joined.
+    """
     job = begin("--spares", "2", steps=1500)
     lost, members = [], [["w0", "w1", "w2", "w3"]]
     for number in range(2, 6):
@@ -157,7 +173,9 @@ def test_a_cut_as_soon_as_a_generation_begins_harms_nobody(begin: Begin) -> None
         job.wait_for_count(Kind.GENERATION_READY, number)
         lost.append(victim)
         members.append(job.all_of(Kind.GENERATION_READY)[-1]["members"])
-        assert [m for m in members[-1] if m in members[-2]] == [m for m in members[-2] if m != victim]
+        assert [m for m in members[-1] if m in members[-2]] == [
+            m for m in members[-2] if m != victim
+        ]
         job.wait_for_count(Kind.PROCESS_READY, 5 + number)
     job.ends_well(lost=lost, generations=members)
 
@@ -182,7 +200,9 @@ def asked_to_fork(pid: int) -> bool:
 
 
 @pytest.mark.soak
-def test_a_process_that_was_started_during_a_cut_is_known_when_the_link_is_back(begin: Begin) -> None:
+def test_a_process_that_was_started_during_a_cut_is_known_when_the_link_is_back(
+    begin: Begin,
+) -> None:
     """The agent is told to start it and forks it, and cannot say so."""
     job = begin("--spares", "3", steps=1500)  # the far node has room for one more
     forking = fork_server(job.agents[FAR].pid, but=job.pids(FAR))
@@ -195,13 +215,19 @@ def test_a_process_that_was_started_during_a_cut_is_known_when_the_link_is_back(
     job.wait_for(lambda: bool(children(job.agents[FAR].pid) - before))
     job.heal_after_cut(Kind.PROCESS_SPAWNED, 8)
     job.wait_for_count(Kind.PROCESS_READY, 8)
-    assert [e["process"] for e in job.all_of(Kind.PROCESS_SPAWNED)[7:]] == ["s7"], "not started twice"
+    assert [e["process"] for e in job.all_of(Kind.PROCESS_SPAWNED)[7:]] == ["s7"], (
+        "not started twice"
+    )
     job.ends_well(lost=["s6"], generations=[["w0", "w1", "w2", "w3"]])
 
 
 @pytest.mark.soak
-def test_a_node_that_cannot_be_told_to_start_a_process_starts_it_when_the_link_is_back(begin: Begin) -> None:
-    """On the near node processes failed so often that the next one is to be started on the far one."""
+def test_a_node_that_cannot_be_told_to_start_a_process_starts_it_when_the_link_is_back(
+    begin: Begin,
+) -> None:
+    """On the near node processes failed so often that the next one is to be started on the
+    far one.
+    """
     job = begin("--spares", "4", steps=1500)
     lost = ["w1"]
     for number in range(9, 11):

@@ -1,4 +1,6 @@
-"""A fleet by a clock of the test's own, with agents that do exactly what they are told: whom it misses, and when."""
+"""A fleet by a clock of the test's own, with agents that do exactly what they are told: whom it
+misses, and when.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from click.testing import CliRunner
 
 from chaos.cli import cli
 from chaos.events.log import Kind
-from recovery.nodes.coordinator.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned, NotKept
+from recovery.nodes.coordinator.berth import (
+    ClockMeasured,
+    NodeJoined,
+    NodeLost,
+    NodeWarned,
+    NotKept,
+)
 from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.coordinator.node_events import event_of
 from recovery.nodes.link import handshake
@@ -70,9 +78,15 @@ class Puppet:
         self.link = dialled(fleet)
         self.link.put(
             Hello(
-                node=node, incarnation=incarnation, epoch=0, host="h", boot=boot, address=f"127.0.1.{node}", **hello
+                node=node,
+                incarnation=incarnation,
+                epoch=0,
+                host="h",
+                boot=boot,
+                address=f"127.0.1.{node}",
+                **hello,
             )
-        )  # fmt: skip
+        )
         self.link.flush()
 
     def say(self, *frames: Frame, reliable: bool = True) -> None:
@@ -104,7 +118,9 @@ class Stage:
         self.refused: list[str] = []
         self.gone: dict[int, str] = {}
         self.asked = 0
-        self.fleet = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=self.clock, refused=self.refused.append)
+        self.fleet = Fleet(
+            token=TOKEN, host="127.0.0.1", clock_ns=self.clock, refused=self.refused.append
+        )
         self.fleet.await_nodes([], limit_s=1.0, gone=self._gone)
         self.fleet.begin("arm", folder)
 
@@ -138,7 +154,9 @@ class Stage:
     def spawn(self, puppet: Puppet, name: str = "w0", node: int = 0) -> None:
         """A process that it says to have."""
         puppet.say(Started(process=name, pid=4711))
-        assert self.fleet.spawn(name, node, {"name": name}, mode="warm", log=f"{name}.jsonl") == 4711
+        assert (
+            self.fleet.spawn(name, node, {"name": name}, mode="warm", log=f"{name}.jsonl") == 4711
+        )
 
     def passes(self, seconds: float) -> list[FleetReport]:
         """Time, and a turn."""
@@ -186,7 +204,8 @@ def test_times_of_another_machine_are_brought_to_our_clock(stage: Stage) -> None
         puppet.say(Pong(sent_ns=ping.sent_ns, received_ns=at_ns, answered_ns=at_ns), reliable=False)
         puppet.heard.clear()
         puppet.say(
-            Beat(time_ns=at_ns, marks={"w0": (*MARK[:4], at_ns, *MARK[5:])}, states={}), reliable=False
+            Beat(time_ns=at_ns, marks={"w0": (*MARK[:4], at_ns, *MARK[5:])}, states={}),
+            reliable=False,
         )
         stage.until(lambda _, at_ns=at_ns: bool(stage.fleet.mark("w0").time_ns))  # type: ignore[misc]
         if stage.clock.now_ns > 10_001 * SECOND:
@@ -196,7 +215,9 @@ def test_times_of_another_machine_are_brought_to_our_clock(stage: Stage) -> None
     assert info.offset_ns is not None and info.bound_ns is not None
     assert abs(info.offset_ns - ahead_ns) <= info.bound_ns < SECOND
     puppet.say(
-        Ended(process="w0", exit_code=0, signal=None, time_ns=stage.clock.now_ns + ahead_ns, mark=MARK)
+        Ended(
+            process="w0", exit_code=0, signal=None, time_ns=stage.clock.now_ns + ahead_ns, mark=MARK
+        )
     )
     (end,) = [r for r in stage.until_kind(Exited) if isinstance(r, Exited)]
     assert abs(end.time_ns - stage.clock.now_ns) <= info.bound_ns
@@ -406,7 +427,9 @@ def test_a_connection_that_ends_as_peers_fail_is_a_hint_then_a_loss(stage: Stage
 
 
 @pytest.mark.parametrize("close", ["reset", "close"])
-def test_a_node_whose_ranks_are_seen_to_train_is_not_lost_by_its_connection(stage: Stage, close: str) -> None:
+def test_a_node_whose_ranks_are_seen_to_train_is_not_lost_by_its_connection(
+    stage: Stage, close: str
+) -> None:
     puppet, other = stage.join(), stage.join(1, "z")
     stage.spawn(puppet)
     stage.spawn(other, "w1", 1)
@@ -448,7 +471,9 @@ def test_one_that_comes_back_after_it_was_counted_dead_is_fenced(stage: Stage) -
     assert stage.fleet.nodes()[0].lost == ""
 
 
-def test_another_agent_in_the_place_of_one_that_is_missed_means_that_it_is_lost(stage: Stage) -> None:
+def test_another_agent_in_the_place_of_one_that_is_missed_means_that_it_is_lost(
+    stage: Stage,
+) -> None:
     puppet = stage.join()
     stage.spawn(puppet)
     puppet.link.close()
@@ -464,10 +489,15 @@ def test_another_agent_in_the_place_of_one_that_is_missed_means_that_it_is_lost(
         (Lines(file="../w0", offset=0, text="x"), "a file outside of the run's directory"),
         (Lines(file="/w0", offset=0, text="x"), "a file outside of the run's directory"),
         (Lines(file="w0", offset=0, text="€"), "bytes of 'w0' that are none"),
-        (Beat(time_ns=1, marks={"w0": (*MARK[:2], 99, *MARK[3:])}, states={}), "a mark of an unknown phase"),
+        (
+            Beat(time_ns=1, marks={"w0": (*MARK[:2], 99, *MARK[3:])}, states={}),
+            "a mark of an unknown phase",
+        ),
     ],
 )
-def test_an_agent_that_talks_nonsense_is_cut_off_and_logged(stage: Stage, frame: Frame, why: str) -> None:
+def test_an_agent_that_talks_nonsense_is_cut_off_and_logged(
+    stage: Stage, frame: Frame, why: str
+) -> None:
     puppet = stage.join()
     stage.spawn(puppet)
     puppet.say(frame)
@@ -479,7 +509,9 @@ def test_an_agent_that_talks_nonsense_is_cut_off_and_logged(stage: Stage, frame:
 def test_what_one_node_says_of_anothers_process_is_not_heard(stage: Stage, tmp_path: Path) -> None:
     one, other = stage.join(0), stage.join(1, "z")
     stage.spawn(one)
-    other.say(Ended(process="w0", exit_code=0, signal=None, time_ns=1, mark=MARK), Sinking(process="w0"))
+    other.say(
+        Ended(process="w0", exit_code=0, signal=None, time_ns=1, mark=MARK), Sinking(process="w0")
+    )
     other.say(Lines(file="w0.jsonl", offset=0, text="lie\n"), Heard(process="w0", message=Ready()))
     other.say(Beat(time_ns=1, marks={"w0": MARK}, states={}), reliable=False)
     stage.spawn(other, "w1", 1)  # by then all that was heard
@@ -487,21 +519,37 @@ def test_what_one_node_says_of_anothers_process_is_not_heard(stage: Stage, tmp_p
     assert not (tmp_path / "w0.jsonl").exists()
 
 
-def test_a_disk_here_that_takes_nothing_ends_no_job_and_is_told_once(stage: Stage, tmp_path: Path) -> None:
+def test_a_disk_here_that_takes_nothing_ends_no_job_and_is_told_once(
+    stage: Stage, tmp_path: Path
+) -> None:
     puppet = stage.join()
     stage.spawn(puppet)
     (tmp_path / "w0.jsonl").mkdir()
-    puppet.say(Lines(file="w0.jsonl", offset=0, text="xyz"), Lines(file="w0.jsonl", offset=3, text="more"))
+    puppet.say(
+        Lines(file="w0.jsonl", offset=0, text="xyz"), Lines(file="w0.jsonl", offset=3, text="more")
+    )
     told = [news for news in stage.until_kind(NotKept) if isinstance(news, NotKept)]
     (tmp_path / "w0.jsonl").rmdir()
-    puppet.say(Lines(file="w0.jsonl", offset=0, text="late"), Lines(file="w0.log", offset=0, text="said"))
-    told += [n for n in stage.until(lambda _: (tmp_path / "w0.log").exists()) if isinstance(n, NotKept)]
-    assert [(news.file, news.bytes) for news in told] == [("w0.jsonl", 3)] and "Is a directory" in told[0].why
+    puppet.say(
+        Lines(file="w0.jsonl", offset=0, text="late"), Lines(file="w0.log", offset=0, text="said")
+    )
+    told += [
+        n for n in stage.until(lambda _: (tmp_path / "w0.log").exists()) if isinstance(n, NotKept)
+    ]
+    assert [(news.file, news.bytes) for news in told] == [
+        ("w0.jsonl", 3)
+    ] and "Is a directory" in told[0].why
     assert event_of(told[0]) == (
         Kind.FILES_DROPPED,
-        {"files": ["w0.jsonl"], "bytes": 3, "why": "they could not be written here: Is a directory"},
+        {
+            "files": ["w0.jsonl"],
+            "bytes": 3,
+            "why": "they could not be written here: Is a directory",
+        },
     )
-    assert not (tmp_path / "w0.jsonl").exists(), "a file stays a beginning of what its process wrote"
+    assert not (tmp_path / "w0.jsonl").exists(), (
+        "a file stays a beginning of what its process wrote"
+    )
 
 
 def test_a_message_to_a_node_that_is_missed_arrives_when_it_is_back(stage: Stage) -> None:

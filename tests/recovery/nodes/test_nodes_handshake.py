@@ -21,7 +21,15 @@ from recovery.nodes.coordinator.listener import Door
 from recovery.nodes.link import handshake
 from recovery.nodes.link.handshake import Keys, Refused, Seal, Unproven
 from recovery.nodes.link.link import Link
-from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, VERSION, Beat, Hello, Ping
+from recovery.nodes.link.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    MAX_LINE,
+    VERSION,
+    Beat,
+    Hello,
+    Ping,
+)
 from recovery.transport import auth
 
 TOKEN = b"t" * 32
@@ -115,10 +123,13 @@ def test_other_software_is_told_apart_from_a_wrong_token() -> None:
     left, right = socket.socketpair()
     with left, right:
         thread = threading.Thread(
-            target=lambda: suppressed(auth.enter, right, TOKEN, purpose="agents", version=99), daemon=True
+            target=lambda: suppressed(auth.enter, right, TOKEN, purpose="agents", version=99),
+            daemon=True,
         )
         thread.start()
-        with pytest.raises(Unproven, match=f"speaks version 99, not {VERSION}: run the same software"):
+        with pytest.raises(
+            Unproven, match=f"speaks version 99, not {VERSION}: run the same software"
+        ):
             handshake.admit(left, TOKEN)
         thread.join(LIMIT_S)
 
@@ -218,7 +229,10 @@ def test_what_was_heard_on_one_connection_is_refused_on_another() -> None:
         (b'0 0 {"type":"pong"}', "not a message"),
         (b"x 0 {}", "not a message"),
         (b'0 0 {"type":"lines","file":"a","offset":-1,"text":""}', "not a message"),
-        (b'0 0 {"type":"pong","sent_ns":1,"received_ns":1,"answered_ns":1,"more":1}', "not a message"),
+        (
+            b'0 0 {"type":"pong","sent_ns":1,"received_ns":1,"answered_ns":1,"more":1}',
+            "not a message",
+        ),
         (b"\xff\xfe", "not a message"),
     ],
 )
@@ -231,7 +245,9 @@ def test_what_is_sealed_well_and_no_message_is_refused(body: bytes, why: str) ->
 
 def test_a_line_without_end_is_cut_off() -> None:
     coordinator, _, below = linked()
-    thread = threading.Thread(target=lambda: suppressed(below.sendall, b"x" * (MAX_LINE * 2)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: suppressed(below.sendall, b"x" * (MAX_LINE * 2)), daemon=True
+    )
     below.settimeout(LIMIT_S)
     thread.start()
     with pytest.raises(Refused, match="a line over"):

@@ -1,4 +1,6 @@
-"""What has to arrive arrives once and in order, whatever becomes of the connections; clocks; files."""
+"""What has to arrive arrives once and in order, whatever becomes of the connections;
+clocks; files.
+"""
 
 from __future__ import annotations
 
@@ -101,13 +103,18 @@ def asked(watch: ClockWatch, at_ns: int, *, true_ns: int, there_ns: int, back_ns
     """A question at a time, with known delays, to a clock with a known offset."""
     received = at_ns + there_ns + true_ns
     watch.answered(
-        sent_ns=at_ns, received_ns=received, answered_ns=received + 5, back_ns=at_ns + there_ns + 5 + back_ns
+        sent_ns=at_ns,
+        received_ns=received,
+        answered_ns=received + 5,
+        back_ns=at_ns + there_ns + 5 + back_ns,
     )
 
 
 @given(
     true_ns=st.integers(-(10**15), 10**15),
-    delays=st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 10**8)), min_size=1, max_size=40),
+    delays=st.lists(
+        st.tuples(st.integers(0, 10**8), st.integers(0, 10**8)), min_size=1, max_size=40
+    ),
 )
 def test_the_offset_is_within_its_bound(true_ns: int, delays: list[tuple[int, int]]) -> None:
     watch, now_ns = ClockWatch(), SECOND

@@ -1,4 +1,6 @@
-"""When a node that is not heard of is lost: the table of docs/clusters.md, line by line, with times as arguments."""
+"""When a node that is not heard of is lost: the table of docs/clusters.md, line by line, with times
+as arguments.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,16 @@ from recovery.transport.wire import Parked
 LIMITS = FleetLimits()
 SECOND = 1_000_000_000
 SILENT = Absence(
-    how="", ended_s=0.0, silent_s=60.0, data="unknown", trains=True, wanted_s=0.0, ours=False, alone=False,
+    how="",
+    ended_s=0.0,
+    silent_s=60.0,
+    data="unknown",
+    trains=True,
+    wanted_s=0.0,
+    ours=False,
+    alone=False,
     lease_s=120.0,
-)  # fmt: skip
+)
 
 
 def ended(how: How, after_s: float, *, data: Data = "unknown", trains: bool = True) -> Absence:
@@ -55,7 +64,11 @@ def test_whose_peers_failed_is_dead_at_once(how: How, trains: bool) -> None:
 
 
 def test_an_agent_whose_process_ended_is_a_lost_node() -> None:
-    assert [judge(ended("closed", s), LIMITS)[0] for s in (0.06, 0.24, 0.26)] == ["wait", "wait", "lost"]
+    assert [judge(ended("closed", s), LIMITS)[0] for s in (0.06, 0.24, 0.26)] == [
+        "wait",
+        "wait",
+        "lost",
+    ]
 
 
 def test_nor_is_it_while_its_ranks_are_seen_to_train() -> None:
@@ -84,14 +97,23 @@ PARKED = Parked(generation=1, step=7, valid=True, why="failed")
 
 def rank(name: str, node: int, committed: int, generation: int = 1) -> Remote:
     mark = Mark(
-        generation=generation, step=committed + 1, phase="collective", collective=1, time_ns=1, committed=committed,
+        generation=generation,
+        step=committed + 1,
+        phase="collective",
+        collective=1,
+        time_ns=1,
+        committed=committed,
         last_seq=1,
-    )  # fmt: skip
+    )
     return Remote(name=name, node=node, pid=1, mark=mark)
 
 
-@pytest.mark.parametrize(("after_s", "found"), [(-0.5, "failed"), (0.9, "failed"), (1.1, "unknown")])
-def test_a_failure_explains_the_end_of_a_connection_of_that_moment(after_s: float, found: Data) -> None:
+@pytest.mark.parametrize(
+    ("after_s", "found"), [(-0.5, "failed"), (0.9, "failed"), (1.1, "unknown")]
+)
+def test_a_failure_explains_the_end_of_a_connection_of_that_moment(
+    after_s: float, found: Data
+) -> None:
     path, ended_ns = DataPath(), 100 * SECOND
     path.heard(0, PARKED, ended_ns + int(after_s * SECOND))
     assert path.since(1, ended_ns, 7, []) == found

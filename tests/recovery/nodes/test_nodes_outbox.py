@@ -1,4 +1,6 @@
-"""Messages to several processes of one node: one line, in order, each once, whatever becomes of connections."""
+"""Messages to several processes of one node: one line, in order, each once, whatever becomes of
+connections.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ def linked() -> tuple[Link, Link]:
 
 def join(rank: int) -> Join:
     return Join(
-        generation=7, rank=rank, world=1024, store_port=4711, restore=False, timeout_s=60.0, left_out=3
+        generation=7,
+        rank=rank,
+        world=1024,
+        store_port=4711,
+        restore=False,
+        timeout_s=60.0,
+        left_out=3,
     )
 
 
@@ -84,7 +92,9 @@ def test_the_order_is_kept_between_messages_and_all_else() -> None:
     outbox.put(Signal(process="w0", signum=9))
     outbox.tell("w0", Stop())
     outbox.tell("w1", Abort(generation=1))
-    kinds = [[m.type for _, m in f.messages()] if isinstance(f, Tell) else f.type for f in passed(outbox)]  # type: ignore[attr-defined]
+    kinds = [
+        [m.type for _, m in f.messages()] if isinstance(f, Tell) else f.type for f in passed(outbox)
+    ]  # type: ignore[attr-defined]
     assert kinds == [["abort"], "signal", ["stop"], ["abort"]]
 
 
@@ -121,7 +131,10 @@ def test_every_message_arrives_once_and_in_order_over_any_connections(seed: int)
         for _ in range(dice.randrange(1, 8)):
             for _ in range(dice.randrange(12) if len(said) < 150 else 0):
                 said.append(
-                    (f"w{dice.randrange(4)}", dice.choice([Abort(generation=len(said)), join(len(said))]))
+                    (
+                        f"w{dice.randrange(4)}",
+                        dice.choice([Abort(generation=len(said)), join(len(said))]),
+                    )
                 )
                 sender.tell(*said[-1], needed=dice.random() < 0.5)
             sender.pump(one)

@@ -1,4 +1,6 @@
-"""Failures are judged by how close together they are: waiting, places to avoid, recoveries without progress."""
+"""Failures are judged by how close together they are: waiting, places to avoid, recoveries without
+progress.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,31 @@ def test_a_row_of_failures_costs_more_and_more_and_is_forgotten() -> None:
     assert row.again_s([]) == row.again_s([5.0, 6.5]) == -math.inf
     assert row.again_s([5.0, 6.5, 8.0]) == 18.0
     times = [5.0, 6.5, 8.0, 18.0, 38.0, 78.0, 138.0, 198.0]
-    assert [row.again_s(times[:n]) - times[n - 1] for n in range(4, 9)] == [20.0, 40.0, 60.0, 60.0, 60.0]
-    assert row.again_s([*times, 198.0 + 60.0 + 301.0]) == -math.inf, "what was tried last has lasted"
+    assert [row.again_s(times[:n]) - times[n - 1] for n in range(4, 9)] == [
+        20.0,
+        40.0,
+        60.0,
+        60.0,
+        60.0,
+    ]
+    assert row.again_s([*times, 198.0 + 60.0 + 301.0]) == -math.inf, (
+        "what was tried last has lasted"
+    )
     assert row.again_s([n * DAY_S for n in range(1000)]) == -math.inf
-    assert row.again_s([7.0] * 64) == -math.inf, "a node that is lost is one failure, whatever was on it"
+    assert row.again_s([7.0] * 64) == -math.inf, (
+        "a node that is lost is one failure, whatever was on it"
+    )
     assert row.again_s([7.0] * 4, together=3) == -math.inf, "one, and one more"
     assert row.again_s([7.0] * 5, together=3) == 17.0, "they were not there at the same time"
-    assert Row(free=0, first_s=5.0, most_s=math.inf).again_s(map(float, range(0, 4000, 2))) < math.inf
+    assert (
+        Row(free=0, first_s=5.0, most_s=math.inf).again_s(map(float, range(0, 4000, 2))) < math.inf
+    )
 
 
 def outsiders(*times_s: float, cause: Cause = Cause.EXIT) -> tuple[Failure, ...]:
-    return tuple(Failure(process=f"x{t}", rank=None, cause=cause, step=1, time_s=t) for t in times_s)
+    return tuple(
+        Failure(process=f"x{t}", rank=None, cause=cause, step=1, time_s=t) for t in times_s
+    )
 
 
 @pytest.mark.parametrize("strategy", [HotSpare(), DropReplica()], ids=repr)
@@ -56,7 +72,9 @@ def test_spares_lost_over_months_are_replaced_and_a_row_of_them_later(
     assert set(strategy.on_spare_lost(replace(seen, history=months)).actions) == set(missing)
     node = replace(seen, history=(*months, *(outsiders(seen.now_s) * 20)))
     assert strategy.on_spare_lost(replace(node, spares=20)).actions, "lost with a node"
-    assert not strategy.on_spare_lost(replace(node, spares=1)).actions, "they cannot have been there together"
+    assert not strategy.on_spare_lost(replace(node, spares=1)).actions, (
+        "they cannot have been there together"
+    )
     row = outsiders(*(seen.now_s - 4 * n for n in range(11)))
     later = strategy.on_spare_lost(replace(seen, history=(*months, *row)))
     assert (later.actions, later.again_s) == ((), seen.now_s + 5.0)
@@ -127,7 +145,10 @@ def test_the_same_places_again_and_again_are_a_loop_in_a_large_job_too() -> None
     for attempt in range(2 + TIMING.max_attempts):
         assert rig.stage is Stage.TRAINING, attempt
         lose(rig, rig.members[attempt % 2])
-    assert rig.control.reason == f"{1 + TIMING.max_attempts} recoveries in a row brought no new step after 10"
+    assert (
+        rig.control.reason
+        == f"{1 + TIMING.max_attempts} recoveries in a row brought no new step after 10"
+    )
 
 
 def test_the_history_is_bounded_and_keeps_what_counts() -> None:
@@ -136,7 +157,9 @@ def test_the_history_is_bounded_and_keeps_what_counts() -> None:
     book = rig.control._failures
     for generation in range(1, 5000):
         book.current = [
-            Failure(process="", rank=None, cause=Cause.ERROR, step=1, time_s=1.0, generation=generation)
+            Failure(
+                process="", rank=None, cause=Cause.ERROR, step=1, time_s=1.0, generation=generation
+            )
         ]
         book.answered("failure")
     assert 1000 <= len(book.history) <= 1001
@@ -162,7 +185,9 @@ def test_a_replacement_is_not_placed_where_others_keep_failing() -> None:
         placement.place(name, "worker", [], (0, 1, 2))
     left = ["w2", "w3"]  # node 0 lacks two
     assert placement.place("w4", "worker", left, (0, 1, 2), avoid=[0]) == 2
-    assert placement.place("w5", "worker", [*left, "w4"], (0, 1), avoid=[0]) == 1, "there is no other"
+    assert placement.place("w5", "worker", [*left, "w4"], (0, 1), avoid=[0]) == 1, (
+        "there is no other"
+    )
     assert placement.place("w6", "worker", left, (0,), avoid=[0]) == 0
 
     def spot(node: int, device: str) -> Spot:
@@ -184,18 +209,27 @@ def test_simulated_ranks_that_keep_failing_on_a_node_are_replaced_elsewhere(memo
     played = play(cell, memory, seed=3, sim=Sim(step_ms=200))
     assert played.outcome == "completed"
     nodes = [event.data["node"] for event in of(played, Kind.PROCESS_SPAWNED)]
-    assert nodes == [0, 0, 1, 1, 2, 2, 2, 0, 0], "twice may be chance, and once elsewhere is nothing"
+    assert nodes == [0, 0, 1, 1, 2, 2, 2, 0, 0], (
+        "twice may be chance, and once elsewhere is nothing"
+    )
 
 
 def test_eleven_simulated_losses_within_one_step(memory: Path) -> None:
     kills = [
-        {"id": f"k{n}", "kind": "process-kill", "target": {"rank": n % 4}, "at": {"time": 2.0 + 0.9 * n}}
+        {
+            "id": f"k{n}",
+            "kind": "process-kill",
+            "target": {"rank": n % 4},
+            "at": {"time": 2.0 + 0.9 * n},
+        }
         for n in range(11)
     ]
     cell = cell_of({"strategy": "drop-replica", "rejoin": False}, kills, ranks=24, steps=6, every=2)
     played = play(cell, memory, seed=3, sim=Sim(step_ms=1500))
     assert played.outcome == "completed"
-    assert [len(e.data["members"]) for e in of(played, Kind.GENERATION_READY)] == list(range(24, 12, -1))
+    assert [len(e.data["members"]) for e in of(played, Kind.GENERATION_READY)] == list(
+        range(24, 12, -1)
+    )
     assert {e.step for e in of(played, Kind.FAILURE_DETECTED)} == {2}, "all within one step"
 
 

@@ -1,4 +1,6 @@
-"""A checkpoint in doubt is not restored, whatever fails on the way; a fresh start is made once, full disk or not."""
+"""A checkpoint in doubt is not restored, whatever fails on the way; a fresh start is made once,
+full disk or not.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,9 @@ def test_what_was_there_before_a_fresh_job_never_counts_whatever_the_disk_takes(
     assert restored(rank) is None
     rank.saver.require(anew=True, fresh=True)
     plain = member(tmp_path, 1, job_id="mine")
-    assert not plain.saver._custody.choosing.wanted((1, 4), checkpoints.newest_first(tmp_path)[1]), (
-        "what this job holds in memory is newer than an earlier job's, whatever its step"
-    )
+    assert not plain.saver._custody.choosing.wanted(
+        (1, 4), checkpoints.newest_first(tmp_path)[1]
+    ), "what this job holds in memory is newer than an earlier job's, whatever its step"
 
 
 def test_a_fresh_start_is_made_once(tmp_path: Path) -> None:
@@ -114,7 +116,9 @@ def confirmed(rank: Rank) -> list[Sequence[Doubt]]:
     return [note.doubts for note in rank.notes if isinstance(note, SetAside)]
 
 
-def test_a_rank_says_when_what_is_in_doubt_is_out_of_the_way_and_tries_again(tmp_path: Path) -> None:
+def test_a_rank_says_when_what_is_in_doubt_is_out_of_the_way_and_tries_again(
+    tmp_path: Path,
+) -> None:
     rank = saver(tmp_path, job_id="one")
     rank.saver.joined(0, ALONE, 1)
     rank.agreed = 0
@@ -122,7 +126,10 @@ def test_a_rank_says_when_what_is_in_doubt_is_out_of_the_way_and_tries_again(tmp
     disk = rank.saver.disk = Stubborn()
     rank.saver.joined(0, ALONE, 2)
     rank.saver.distrust([(2, 30)], deletes=True)
-    assert confirmed(rank) == [] and [c.step for c in checkpoints.newest_first(tmp_path)][:2] == [50, 40]
+    assert confirmed(rank) == [] and [c.step for c in checkpoints.newest_first(tmp_path)][:2] == [
+        50,
+        40,
+    ]
     assert restored(rank) == "step-00000030", "nor is it restored while it is there"
     rank.state.step = 34
     rank.saver.wants(35)
@@ -204,7 +211,9 @@ def test_who_takes_over_goes_on_doubting() -> None:
         (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
         for name in rig.names():
             place: Any = "training" if name in rig.members else "waiting"
-            control.on_message(name, Status(place=place, generation=2, step=40, valid=True, number=number))
+            control.on_message(
+                name, Status(place=place, generation=2, step=40, valid=True, number=number)
+            )
         control.on_exit(rig.members[0], "signal 9")
         for name in rig.members[1:]:
             rig_park(control, name)
@@ -227,15 +236,28 @@ def log_of(rig: Rig) -> list[Event]:
         generation += kind is Kind.GENERATION_STARTED
         known = {"device": "cpu", "node": 0, **data}
         events.append(
-            Event(kind=kind, actor="o", seq=seq, time_ns=seq, generation=generation, step=None, data=known)
+            Event(
+                kind=kind,
+                actor="o",
+                seq=seq,
+                time_ns=seq,
+                generation=generation,
+                step=None,
+                data=known,
+            )
         )
     spawned = [
         Event(
-            kind=Kind.PROCESS_SPAWNED, actor="o", seq=-1, time_ns=0, generation=0, step=None,
+            kind=Kind.PROCESS_SPAWNED,
+            actor="o",
+            seq=-1,
+            time_ns=0,
+            generation=0,
+            step=None,
             data={"process": name, "role": role, "pid": 1, "mode": mode},
         )
         for name, role, mode in rig.hands.spawned
-    ]  # fmt: skip
+    ]
     return [*spawned, *events]
 
 

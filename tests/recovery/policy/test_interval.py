@@ -1,4 +1,6 @@
-"""When a checkpoint is due; Daly's optimum against a search for the minimum of his cost function."""
+"""When a checkpoint is due; Daly's optimum against a search for the minimum of his cost
+function.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,18 @@ def test_steps_are_counted_from_the_start_of_the_job() -> None:
 
 
 def test_seconds_are_counted_from_the_last_save() -> None:
-    assert due_at(Seconds(10), START, steps=40, step_s=3.0) == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
+    assert due_at(Seconds(10), START, steps=40, step_s=3.0) == [
+        4,
+        8,
+        12,
+        16,
+        20,
+        24,
+        28,
+        32,
+        36,
+        40,
+    ]
 
 
 def test_auto_measures_first_and_then_keeps_to_the_optimum() -> None:
@@ -70,11 +83,16 @@ def wall_s(work_s: float, segment_s: float, cost_s: float, mtbf_s: float) -> flo
 
 
 @pytest.mark.parametrize(
-    ("cost_s", "mtbf_s"), [(0.05, 600.0), (1.0, 3600.0), (30.0, 3600.0), (300.0, 3600.0), (60.0, 120.0)]
+    ("cost_s", "mtbf_s"),
+    [(0.05, 600.0), (1.0, 3600.0), (30.0, 3600.0), (300.0, 3600.0), (60.0, 120.0)],
 )
-def test_the_formula_is_within_a_percent_of_the_best_time_to_solution(cost_s: float, mtbf_s: float) -> None:
+def test_the_formula_is_within_a_percent_of_the_best_time_to_solution(
+    cost_s: float, mtbf_s: float
+) -> None:
     candidates = [cost_s / 10 * 1.01**n for n in range(1500)]
-    best = min(wall_s(1e6, segment, cost_s, mtbf_s) for segment in candidates if segment < 30 * mtbf_s)
+    best = min(
+        wall_s(1e6, segment, cost_s, mtbf_s) for segment in candidates if segment < 30 * mtbf_s
+    )
     assert wall_s(1e6, optimum_s(cost_s, mtbf_s), cost_s, mtbf_s) <= 1.01 * best
 
 
@@ -118,7 +136,9 @@ def timetable(every: int | str) -> Timetable:
 
 
 def test_a_save_that_was_asked_for_and_not_made_is_asked_for_again() -> None:
-    """Rank 0 lost its generation, and has the step from a peer that applied it: the next one is saved."""
+    """Rank 0 lost its generation, and has the step from a peer that applied it: the next one is
+    saved.
+    """
     table = timetable(10)
     assert not table.wants(9, 109.0) and table.wants(10, 110.0)
     table.lost()

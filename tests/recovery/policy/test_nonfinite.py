@@ -17,14 +17,21 @@ from tests.recovery.supervise.test_excluded_samples import view
 from tests.support.simulate import cell_of
 
 NAN = {
-    "id": "nan", "kind": "tensor-corrupt", "params": {"surface": "parameter", "op": "nan"},
-    "target": {"rank": 1}, "at": {"step": 33}, "expect": {"detected_by": "nonfinite", "blame": "rank"},
-}  # fmt: skip
+    "id": "nan",
+    "kind": "tensor-corrupt",
+    "params": {"surface": "parameter", "op": "nan"},
+    "target": {"rank": 1},
+    "at": {"step": 33},
+    "expect": {"detected_by": "nonfinite", "blame": "rank"},
+}
 KINDS = pytest.mark.parametrize("kind", [DropReplica, HotSpare])
 
 
 def form_of(
-    kind: type[DropReplica | HotSpare], nonfinite: Nonfinite, *samples: tuple[int, ...], before: bool
+    kind: type[DropReplica | HotSpare],
+    nonfinite: Nonfinite,
+    *samples: tuple[int, ...],
+    before: bool,
 ) -> Form:
     decision = kind(nonfinite=nonfinite).on_failure(view(*samples, before=before))
     (form,) = [action for action in decision.actions if isinstance(action, Form)]
@@ -44,7 +51,12 @@ def test_skip_leaves_out_the_share_of_the_blamed_and_gives_it_a_peers_state(
     kind: type[DropReplica | HotSpare],
 ) -> None:
     form = form_of(kind, "skip", (7, 8, 9), before=False)
-    assert (form.state, form.refill, form.skip, form.skip_from) == (StateFrom.PEER, ("w0",), (7, 8, 9), 7)
+    assert (form.state, form.refill, form.skip, form.skip_from) == (
+        StateFrom.PEER,
+        ("w0",),
+        (7, 8, 9),
+        7,
+    )
 
 
 @KINDS
@@ -64,27 +76,37 @@ def test_what_the_state_holds_already_sends_all_back_to_a_checkpoint(
 
 
 @KINDS
-def test_where_all_are_to_blame_skipping_is_no_help_either(kind: type[DropReplica | HotSpare]) -> None:
+def test_where_all_are_to_blame_skipping_is_no_help_either(
+    kind: type[DropReplica | HotSpare],
+) -> None:
     assert form_of(kind, "skip", (), (), (), before=False).state is StateFrom.CHECKPOINT
 
 
 def before(seen: ClusterView, *moments: tuple[int, int], answer: str) -> ClusterView:
-    """The same job, in which all ranks were to blame at these generations and steps, and what answered it."""
+    """The same job, in which all ranks were to blame at these generations and steps, and what
+    answered it.
+    """
     blamed = [
         Failure(process=p.name, rank=p.rank, cause=Cause.NONFINITE, step=0, time_s=0.0)
         for p in seen.processes
     ]
-    history = [replace(f, generation=g, step=step, answer=answer) for g, step in moments for f in blamed]
+    history = [
+        replace(f, generation=g, step=step, answer=answer) for g, step in moments for f in blamed
+    ]
     return replace(seen, history=tuple(history))
 
 
 @KINDS
 def test_a_job_that_skips_again_and_again_is_given_up(kind: type[DropReplica | HotSpare]) -> None:
-    """Shares are counted, not ranks; those of long ago and what was answered otherwise do not count."""
+    """Shares are counted, not ranks; those of long ago and what was answered otherwise do not
+    count.
+    """
     now = 2 * fallback.SKIP_WINDOW_STEPS
     seen = view((1, 2), before=False)
     seen = replace(seen, failures=tuple(replace(f, step=now) for f in seen.failures))
-    many = [(n, now - fallback.SKIP_WINDOW_STEPS + n) for n in range(1, fallback.MAX_SKIPPED_SHARES + 1)]
+    many = [
+        (n, now - fallback.SKIP_WINDOW_STEPS + n) for n in range(1, fallback.MAX_SKIPPED_SHARES + 1)
+    ]
     decide = kind(nonfinite="skip").on_failure
     (action,) = decide(before(seen, *many, answer="skip")).actions
     assert isinstance(action, GiveUp)
@@ -104,10 +126,13 @@ def test_the_third_time_at_one_step_the_job_ends_however_many_ranks_are_to_blame
     decide = kind(nonfinite=nonfinite).on_failure
     for seen in (view((), (), (), before=False), view((), before=False)):
         once, twice = (
-            before(seen, *[(n, 7) for n in range(1, times + 1)], answer="rollback") for times in (1, 2)
+            before(seen, *[(n, 7) for n in range(1, times + 1)], answer="rollback")
+            for times in (1, 2)
         )
         if nonfinite == "rollback" or len(seen.failures) == 3:
-            assert [a.state for a in decide(once).actions if isinstance(a, Form)] == [StateFrom.CHECKPOINT]
+            assert [a.state for a in decide(once).actions if isinstance(a, Form)] == [
+                StateFrom.CHECKPOINT
+            ]
             assert decide(twice).actions == (GiveUp(),)
             assert "7 is non-finite again after 2 rollbacks" in decide(twice).reason
         refilled = before(seen, (1, 7), (2, 7), (3, 7), answer="refill")
@@ -128,7 +153,9 @@ def test_the_reason_says_what_was_looked_at(kind: type[DropReplica | HotSpare]) 
 @pytest.mark.parametrize("layout", ["fsdp", "hsdp", "all holders"])
 @pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
 def test_a_share_is_left_out_of_a_sharded_job_too(strategy: str, layout: str, memory: Path) -> None:
-    """Whoever is to blame copies the state of somebody who holds the same shard, or keeps its own."""
+    """Whoever is to blame copies the state of somebody who holds the same shard, or keeps
+    its own.
+    """
     parallelism = "fsdp" if layout == "fsdp" else {"hsdp": {"replicas": 2, "shards": 2}}
     fault = {**NAN, "params": {"surface": "gradient", "op": "nan"}}
     if layout == "all holders":

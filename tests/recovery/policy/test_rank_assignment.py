@@ -1,4 +1,6 @@
-"""Who sits where: over random sharded jobs, every generation that is decided on can form, and has all of its state."""
+"""Who sits where: over random sharded jobs, every generation that is decided on can form, and has
+all of its state.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ from recovery.policy.strategy import (
 )
 from recovery.supervise.process_table import Crew
 
-STRATEGIES: list[Strategy] = [HotSpare(), HotSpare(spares=3), DropReplica(), DropReplica(rejoin=False)]
+STRATEGIES: list[Strategy] = [
+    HotSpare(),
+    HotSpare(spares=3),
+    DropReplica(),
+    DropReplica(rejoin=False),
+]
 
 
 def member(rank: int, shards: int, **more: Any) -> ProcessView:
@@ -44,38 +51,71 @@ def member(rank: int, shards: int, **more: Any) -> ProcessView:
     return ProcessView(role="worker", shard=rank % shards, **{**known, **more})
 
 
-def view_of(members: list[ProcessView], shards: int, *others: ProcessView, **more: Any) -> ClusterView:
+def view_of(
+    members: list[ProcessView], shards: int, *others: ProcessView, **more: Any
+) -> ClusterView:
     """A generation that failed."""
-    dead = [Failure(process=p.name, rank=p.rank, cause=Cause.EXIT, step=11, time_s=1.0) for p in members
-            if p.health is Health.DEAD]  # fmt: skip
+    dead = [
+        Failure(process=p.name, rank=p.rank, cause=Cause.EXIT, step=11, time_s=1.0)
+        for p in members
+        if p.health is Health.DEAD
+    ]
     error = Failure(process="", rank=None, cause=Cause.ERROR, step=11, time_s=1.0)
     return ClusterView(
-        now_s=2.0, generation=3, world=more.pop("world", len(members)), spares=1, shards=shards,
-        members=tuple(p.name for p in members), processes=(*members, *others), failures=tuple(dead or [error]),
+        now_s=2.0,
+        generation=3,
+        world=more.pop("world", len(members)),
+        spares=1,
+        shards=shards,
+        members=tuple(p.name for p in members),
+        processes=(*members, *others),
+        failures=tuple(dead or [error]),
         **more,
-    )  # fmt: skip
+    )
 
 
 @st.composite
 def broken_jobs(draw: st.DrawFn) -> ClusterView:
-    """Ranks that died, are torn, a step ahead, or hold one that they have not applied; others that wait."""
-    shards, replicas, missing = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(0, 1))
+    """Ranks that died, are torn, a step ahead, or hold one that they have not applied; others that
+    wait.
+    """
+    shards, replicas, missing = (
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 1)),
+    )
     fates: dict[str, dict[str, Any]] = {
-        "well": {}, "dead": {"health": Health.DEAD}, "torn": {"valid": False}, "ahead": {"step": 11},
+        "well": {},
+        "dead": {"health": Health.DEAD},
+        "torn": {"valid": False},
+        "ahead": {"step": 11},
         "pending": {"pending": 11},
-    }  # fmt: skip
+    }
     chance = st.sampled_from([*["well"] * 3, "dead", "torn", "ahead", "pending"])
     members = [member(rank, shards, **fates[draw(chance)]) for rank in range(shards * replicas)]
     outside = [
-        ProcessView(name=f"s{n}", role="spare", health=draw(st.sampled_from([Health.READY, Health.STARTING])))
+        ProcessView(
+            name=f"s{n}",
+            role="spare",
+            health=draw(st.sampled_from([Health.READY, Health.STARTING])),
+        )
         for n in range(draw(st.integers(0, 3)))
     ]
     benched = [
-        replace(member(shard, shards, health=Health.READY, valid=draw(st.booleans())), name=f"b{shard}", rank=None)
+        replace(
+            member(shard, shards, health=Health.READY, valid=draw(st.booleans())),
+            name=f"b{shard}",
+            rank=None,
+        )
         for shard in range(draw(st.integers(0, shards)) if missing else 0)
-    ]  # fmt: skip
+    ]
     return view_of(
-        members, shards, *outside, *benched, world=shards * (replicas + missing), saved=draw(st.booleans())
+        members,
+        shards,
+        *outside,
+        *benched,
+        world=shards * (replicas + missing),
+        saved=draw(st.booleans()),
     )
 
 
@@ -90,7 +130,9 @@ def form_of(strategy: Strategy, view: ClusterView) -> tuple[Form, str]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 @given(view=broken_jobs())
-def test_whole_replicas_and_every_shard_in_its_column(strategy: Strategy, view: ClusterView) -> None:
+def test_whole_replicas_and_every_shard_in_its_column(
+    strategy: Strategy, view: ClusterView
+) -> None:
     form, reason = form_of(strategy, view)
     layout = Layout(world=len(form.members), shards=view.shards)  # raises if a replica is not whole
     assert len(set(form.members)) == layout.world <= view.world
@@ -107,12 +149,16 @@ def test_whole_replicas_and_every_shard_in_its_column(strategy: Strategy, view: 
     assert step is not None, reason
     assert not [n for n in form.members if n.startswith("new-")], "nobody with state waits"
     living = {p.name for p in view.processes if p.health is Health.PARKED}
-    assert living - set(form.members) == set(form.bench), "who finds no seat waits, and is not killed"
+    assert living - set(form.members) == set(form.bench), (
+        "who finds no seat waits, and is not killed"
+    )
     most = Counter(p.shard for p in fallback.trusted(view))
     fresh = len(view.fresh) if isinstance(strategy, HotSpare) else 0
     short = layout.replicas + 1
     lacking = sum(max(0, short - most[shard]) for shard in range(view.shards))
-    assert lacking > fresh or short * view.shards > len(view.members), "as many replicas as there can be"
+    assert lacking > fresh or short * view.shards > len(view.members), (
+        "as many replicas as there can be"
+    )
 
 
 class NoHands:
@@ -148,7 +194,9 @@ def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
     for rank, process in held.items():
         at = process.step if process.valid else None
         after[rank] = (
-            finish if finish and process.valid and process.pending == finish == process.step + 1 else at
+            finish
+            if finish and process.valid and process.pending == finish == process.step + 1
+            else at
         )
     for rank, source in copies.items():
         assert layout.shard_of(rank) == layout.shard_of(source) and source not in copies
@@ -166,17 +214,30 @@ def poisoned_jobs(draw: st.DrawFn) -> ClusterView:
     """Everybody lives; some are to blame for non-finite values, and may have named samples."""
     shards, replicas = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     fates: list[dict[str, Any]] = [{}, {}, {"step": 11}, {"pending": 11}, {"valid": False}]
-    members = [member(rank, shards, **draw(st.sampled_from(fates))) for rank in range(shards * replicas)]
+    members = [
+        member(rank, shards, **draw(st.sampled_from(fates))) for rank in range(shards * replicas)
+    ]
     blamed = draw(st.lists(st.sampled_from(members), unique_by=lambda p: p.name))
     named = st.lists(st.integers(0, 99), max_size=3).map(tuple)
     failures = [
-        Failure(process=p.name, rank=p.rank, cause=Cause.NONFINITE, step=11, time_s=1.0, samples=draw(named))
+        Failure(
+            process=p.name,
+            rank=p.rank,
+            cause=Cause.NONFINITE,
+            step=11,
+            time_s=1.0,
+            samples=draw(named),
+        )
         for p in blamed
     ]
     nobody = Failure(process="", rank=None, cause=Cause.NONFINITE, step=11, time_s=1.0)
     view = view_of(members, shards, *[ProcessView(name="s0", role="spare", health=Health.READY)])
-    history = (replace(nobody, generation=1, answer=draw(st.sampled_from(["refill", "skip", "rollback"]))),)
-    return replace(view, failures=tuple(failures or [nobody]), history=history[: draw(st.integers(0, 1))])
+    history = (
+        replace(nobody, generation=1, answer=draw(st.sampled_from(["refill", "skip", "rollback"]))),
+    )
+    return replace(
+        view, failures=tuple(failures or [nobody]), history=history[: draw(st.integers(0, 1))]
+    )
 
 
 @pytest.mark.parametrize("nonfinite", ["retry", "skip", "rollback"])
@@ -191,7 +252,9 @@ def test_whoever_is_to_blame_the_next_generation_has_all_of_its_state(
     copies, _ = crew_of(view).plan_transfer(form, view.shards)
     blamed = {form.members.index(name) for name in fallback.suspects(view) if name in form.members}
     layout = Layout(world=len(form.members), shards=view.shards)
-    well = {r for r, name in enumerate(form.members) if r not in blamed and view.process(name).valid}
+    well = {
+        r for r, name in enumerate(form.members) if r not in blamed and view.process(name).valid
+    }
     for rank in blamed if form.refill else ():
         others = well.intersection(layout.holders(layout.shard_of(rank)))
         assert not others or copies[rank] in others, (

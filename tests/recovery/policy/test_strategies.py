@@ -29,7 +29,7 @@ from recovery.policy.strategy import (
     Spawn,
     StateFrom,
     Strategy,
-)  # fmt: skip
+)
 from tests.support.portions import long_but
 
 FOUND = plugins.load("recovery.policy.strategies", Strategy)
@@ -57,8 +57,8 @@ def name(strategy: Strategy) -> str:
 
 @st.composite
 def failed_views(draw: st.DrawFn, strategy: Strategy) -> ClusterView:
-    """A generation in which something failed and whoever lives has parked (or trains on, where nobody
-    parks).
+    """A generation in which something failed and whoever lives has parked (or trains on, where
+    nobody parks).
     """
     world = draw(st.integers(1, 6))
     size = draw(st.integers(1, world))
@@ -72,7 +72,13 @@ def failed_views(draw: st.DrawFn, strategy: Strategy) -> ClusterView:
         who = f"w{rank}"
         members.append(
             ProcessView(
-                name=who, role="worker", health=health, rank=rank, step=step, valid=fate != "torn", shard=0
+                name=who,
+                role="worker",
+                health=health,
+                rank=rank,
+                step=step,
+                valid=fate != "torn",
+                shard=0,
             )
         )
         cause = {"dead": Cause.EXIT, "hung": Cause.HANG, "blamed": Cause.NONFINITE}.get(fate)
@@ -87,15 +93,26 @@ def failed_views(draw: st.DrawFn, strategy: Strategy) -> ClusterView:
         for number in range(draw(st.integers(0, 3)))
     ]
     old = st.builds(
-        Failure, process=st.sampled_from(["w0", "x"]), rank=st.sampled_from([None, 0]),
-        cause=st.sampled_from(Cause), step=st.integers(8, 10), time_s=st.just(0.5), generation=st.integers(1, 2),
+        Failure,
+        process=st.sampled_from(["w0", "x"]),
+        rank=st.sampled_from([None, 0]),
+        cause=st.sampled_from(Cause),
+        step=st.integers(8, 10),
+        time_s=st.just(0.5),
+        generation=st.integers(1, 2),
         answer=st.sampled_from(["refill", "rollback", "skip"]),
-    )  # fmt: skip
+    )
     return ClusterView(
-        now_s=2.0, generation=3, world=world, spares=strategy.spares_wanted,
-        members=tuple(m.name for m in members), processes=(*members, *others), failures=tuple(failures),
-        history=tuple(draw(st.lists(old, max_size=4))), rollbacks=draw(st.integers(0, 3)),
-    )  # fmt: skip
+        now_s=2.0,
+        generation=3,
+        world=world,
+        spares=strategy.spares_wanted,
+        members=tuple(m.name for m in members),
+        processes=(*members, *others),
+        failures=tuple(failures),
+        history=tuple(draw(st.lists(old, max_size=4))),
+        rollbacks=draw(st.integers(0, 3)),
+    )
 
 
 def decide(strategy: Strategy, view: ClusterView, question: str) -> Decision:
@@ -104,7 +121,9 @@ def decide(strategy: Strategy, view: ClusterView, question: str) -> Decision:
     first = getattr(strategy, question)(view)
     assert getattr(strategy, question)(view) == first
     assert view == before
-    assert first.reason and first.reason == first.reason.strip() and not first.reason.startswith(","), first
+    assert (
+        first.reason and first.reason == first.reason.strip() and not first.reason.startswith(",")
+    ), first
     return first
 
 
@@ -129,15 +148,26 @@ def check_form(view: ClusterView, decision: Decision) -> Form:
             assert member not in killed
     if form.state is StateFrom.PEER:
         sources = [m for m in form.members if not m.startswith("new-") and m not in form.refill]
-        assert any(view.process(m).health is Health.PARKED and view.process(m).valid for m in sources)
+        assert any(
+            view.process(m).health is Health.PARKED and view.process(m).valid for m in sources
+        )
         blamed = {f.process for f in view.failures if f.cause is Cause.NONFINITE and f.process}
-        assert not blamed & set(form.members) - set(form.refill), "a blamed rank's state is never trusted"
-        assert all(view.process(m).health is not Health.STARTING for m in sources), "nobody with state waits"
+        assert not blamed & set(form.members) - set(form.refill), (
+            "a blamed rank's state is never trusted"
+        )
+        assert all(view.process(m).health is not Health.STARTING for m in sources), (
+            "nobody with state waits"
+        )
     if form.state is StateFrom.CHECKPOINT:
         assert len(form.members) == view.world, "a restart fills every rank"
         first = form.members[0]
-        fresh = first.startswith("new-") or view.process(first).health in (Health.READY, Health.STARTING)
-        assert fresh, "without any checkpoint rank 0 gives its own state to all: it must be the initial one"
+        fresh = first.startswith("new-") or view.process(first).health in (
+            Health.READY,
+            Health.STARTING,
+        )
+        assert fresh, (
+            "without any checkpoint rank 0 gives its own state to all: it must be the initial one"
+        )
     return form
 
 
@@ -158,7 +188,9 @@ def test_every_failure_is_answered_with_a_generation_that_can_form(
     known = {m for m in form.members if not m.startswith("new-")}
     provisioned = len(known) + len(outside - killed) + spawned
     before = len(view.survivors) + len(view.ready) + len(view.starting)
-    assert provisioned <= max(view.world + view.spares, before), "more processes than were asked for"
+    assert provisioned <= max(view.world + view.spares, before), (
+        "more processes than were asked for"
+    )
 
 
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
@@ -184,7 +216,9 @@ def test_a_loss_is_replaced_where_that_is_promised(strategy: Strategy, data: st.
 
 def gone_on(view: ClusterView, form: Form) -> ClusterView:
     """The same job when the decided generation trains."""
-    processes = [replace(p, health=Health.TRAINING) if p.name in form.members else p for p in view.processes]
+    processes = [
+        replace(p, health=Health.TRAINING) if p.name in form.members else p for p in view.processes
+    ]
     return replace(view, members=form.members, processes=tuple(processes), failures=(), history=())
 
 
@@ -194,7 +228,9 @@ def training_views(draw: st.DrawFn, strategy: Strategy, health: Health) -> Clust
     world = draw(st.integers(1, 6))
     size = draw(st.integers(1, world))
     members = [
-        ProcessView(name=f"w{rank}", role="worker", health=health, rank=rank, step=10, valid=True, shard=0)
+        ProcessView(
+            name=f"w{rank}", role="worker", health=health, rank=rank, step=10, valid=True, shard=0
+        )
         for rank in range(size)
     ]
     outside = st.sampled_from([Health.READY, Health.STARTING, Health.DEAD])
@@ -204,18 +240,28 @@ def training_views(draw: st.DrawFn, strategy: Strategy, health: Health) -> Clust
     ]
     lost = draw(st.integers(0, 20))
     history = [  # one after the other, up to this moment
-        Failure(process=f"x{n}", rank=None, cause=Cause.EXIT, step=1, time_s=2.0 - 4.0 * (lost - 1 - n))
+        Failure(
+            process=f"x{n}", rank=None, cause=Cause.EXIT, step=1, time_s=2.0 - 4.0 * (lost - 1 - n)
+        )
         for n in range(lost)
     ]
     return ClusterView(
-        now_s=2.0, generation=3, world=world, spares=strategy.spares_wanted,
-        members=tuple(m.name for m in members), processes=(*members, *others), failures=(), history=tuple(history),
-    )  # fmt: skip
+        now_s=2.0,
+        generation=3,
+        world=world,
+        spares=strategy.spares_wanted,
+        members=tuple(m.name for m in members),
+        processes=(*members, *others),
+        failures=(),
+        history=tuple(history),
+    )
 
 
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
-def test_somebody_ready_never_stops_training_by_force(strategy: Strategy, data: st.DataObject) -> None:
+def test_somebody_ready_never_stops_training_by_force(
+    strategy: Strategy, data: st.DataObject
+) -> None:
     view = data.draw(training_views(strategy, Health.TRAINING))
     decision = decide(strategy, view, "on_ready")
     assert all(isinstance(action, Pause) for action in decision.actions)
@@ -252,37 +298,58 @@ def test_a_pause_keeps_every_member_in_its_place(strategy: Strategy, data: st.Da
 
 
 def view_of(
-    strategy: Strategy, healths: str, *, outside: str = "", failures: tuple[Failure, ...] = (), **more: Any
+    strategy: Strategy,
+    healths: str,
+    *,
+    outside: str = "",
+    failures: tuple[Failure, ...] = (),
+    **more: Any,
 ) -> ClusterView:
     """A view from letters: P parked, t torn, D dead, R ready, S starting."""
     meaning = {
-        "P": Health.PARKED, "t": Health.PARKED, "D": Health.DEAD, "R": Health.READY, "S": Health.STARTING,
-    }  # fmt: skip
+        "P": Health.PARKED,
+        "t": Health.PARKED,
+        "D": Health.DEAD,
+        "R": Health.READY,
+        "S": Health.STARTING,
+    }
     members = [
-        ProcessView(name=f"w{i}", role="worker", health=meaning[c], rank=i, step=10, valid=c == "P", shard=0)
+        ProcessView(
+            name=f"w{i}", role="worker", health=meaning[c], rank=i, step=10, valid=c == "P", shard=0
+        )
         for i, c in enumerate(healths)
     ]
-    others = [ProcessView(name=f"s{i}", role="spare", health=meaning[c]) for i, c in enumerate(outside)]
+    others = [
+        ProcessView(name=f"s{i}", role="spare", health=meaning[c]) for i, c in enumerate(outside)
+    ]
     dead = tuple(
         Failure(process=m.name, rank=m.rank, cause=Cause.EXIT, step=11, time_s=1.0)
         for m in members
         if m.health is Health.DEAD
     )
     return ClusterView(
-        now_s=2.0, generation=1, world=more.pop("world", len(members)), spares=strategy.spares_wanted,
-        members=tuple(m.name for m in members), processes=(*members, *others),
-        failures=failures or dead, **more,
-    )  # fmt: skip
+        now_s=2.0,
+        generation=1,
+        world=more.pop("world", len(members)),
+        spares=strategy.spares_wanted,
+        members=tuple(m.name for m in members),
+        processes=(*members, *others),
+        failures=failures or dead,
+        **more,
+    )
 
 
 def test_hot_spare_puts_the_spare_in_the_dead_ranks_place() -> None:
     decision = HotSpare().on_failure(view_of(HotSpare(), "PDPP", outside="R"))
     assert one_form(decision).members == ("w0", "s0", "w2", "w3")
-    assert decision.actions == (one_form(decision),)  # another spare is started when the ranks train again
+    # another spare is started when the ranks train again
+    assert decision.actions == (one_form(decision),)
 
 
 def test_hot_spare_keeps_a_rank_whose_state_broke_off_in_transfer() -> None:
-    """The source died while it sent: the receiver is well and only needs the state from somebody else."""
+    """The source died while it sent: the receiver is well and only needs the state from somebody
+    else.
+    """
     decision = HotSpare().on_failure(view_of(HotSpare(), "DtPP", outside="R"))
     assert one_form(decision).members == ("s0", "w1", "w2", "w3")
 
@@ -295,7 +362,9 @@ def test_drop_replica_keeps_a_rank_whose_state_broke_off_in_transfer() -> None:
 def test_a_connection_lost_in_the_middle_of_a_transfer_loses_nobody() -> None:
     failure = Failure(process="", rank=None, cause=Cause.ERROR, step=11, time_s=1.0)
     for strategy in (HotSpare(), DropReplica()):
-        form = one_form(strategy.on_failure(view_of(strategy, "PtPP", outside="R", failures=(failure,))))
+        form = one_form(
+            strategy.on_failure(view_of(strategy, "PtPP", outside="R", failures=(failure,)))
+        )
         assert form.members == ("w0", "w1", "w2", "w3")
 
 
@@ -312,10 +381,13 @@ def test_a_blamed_rank_that_outlived_its_refill_is_replaced_and_the_world_filled
 
 def test_a_step_that_stays_non_finite_after_every_rollback_is_given_up() -> None:
     everybody = tuple(
-        Failure(process=f"w{i}", rank=i, cause=Cause.NONFINITE, step=11, time_s=1.0) for i in range(2)
+        Failure(process=f"w{i}", rank=i, cause=Cause.NONFINITE, step=11, time_s=1.0)
+        for i in range(2)
     )
     strategy = DropReplica()
-    rolled_back = tuple(replace(f, generation=n, answer="rollback") for n in range(2) for f in everybody)
+    rolled_back = tuple(
+        replace(f, generation=n, answer="rollback") for n in range(2) for f in everybody
+    )
     decision = strategy.on_failure(view_of(strategy, "PP", failures=everybody, history=rolled_back))
     assert decision.actions == (GiveUp(),)
 
@@ -327,7 +399,8 @@ def test_a_restart_is_led_by_a_process_that_still_holds_the_initial_state() -> N
         assert form.members[0] == "s0"
         assert {"w1", "w2"} <= set(form.members)
     everybody = tuple(
-        Failure(process=f"w{i}", rank=i, cause=Cause.NONFINITE, step=11, time_s=1.0) for i in range(3)
+        Failure(process=f"w{i}", rank=i, cause=Cause.NONFINITE, step=11, time_s=1.0)
+        for i in range(3)
     )
     decision = DropReplica().on_failure(view_of(DropReplica(), "PPP", failures=everybody))
     form = one_form(decision)

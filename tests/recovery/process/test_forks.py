@@ -1,4 +1,6 @@
-"""What a rank finds when it is forked: all that its first step needs, and nothing to look through for garbage."""
+"""What a rank finds when it is forked: all that its first step needs, and nothing to look through
+for garbage.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ finally:
 
 
 @pytest.mark.real
-def test_a_fork_has_all_that_its_first_step_needs_and_no_garbage_to_look_for(tmp_path: Path) -> None:
+def test_a_fork_has_all_that_its_first_step_needs_and_no_garbage_to_look_for(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "probe.py").write_text(PROBE)
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],

@@ -1,4 +1,6 @@
-"""Real rank processes of the local launcher: ours, reaped by pidfd, and gone when the harness is gone."""
+"""Real rank processes of the local launcher: ours, reaped by pidfd, and gone when the harness is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,26 @@ with Local().session([], RunDirectory(Path())) as session:
 def make_setup(folder: Path, *, params: dict[str, object] | None = None) -> ArmSetup:
     """An arm of the smallest workload."""
     workload = WorkloadSpec(
-        kind="mlp", params=params or {"samples": 64}, ranks=2, steps=10, global_batch=4,
+        kind="mlp",
+        params=params or {"samples": 64},
+        ranks=2,
+        steps=10,
+        global_batch=4,
         checkpoint=CheckpointSpec(every=5),
-    )  # fmt: skip
+    )
     recovery = RecoverySpec(strategy="drop-replica")
     scenario = Scenario(version=1, name="zygote", workload=workload, recovery=recovery)
     run = RunDirectory(folder)
     run.make_arm("arm")
     cell = Cell(id="default", params={}, scenario=scenario)
     return ArmSetup(
-        id="arm", cell=cell, repeat=0, arm="faulted", seed=1, run=run, data=Mlp(samples=64).prepare(folder)
+        id="arm",
+        cell=cell,
+        repeat=0,
+        arm="faulted",
+        seed=1,
+        run=run,
+        data=Mlp(samples=64).prepare(folder),
     )
 
 
@@ -72,12 +84,17 @@ def wait_for(cluster: LocalCluster, enough: Callable[[list[Report]], bool]) -> l
 
 def until_ready(cluster: LocalCluster, count: int) -> None:
     """So many processes are built."""
-    wait_for(cluster, lambda r: sum(isinstance(x, Said) and isinstance(x.message, Ready) for x in r) >= count)
+    wait_for(
+        cluster,
+        lambda r: sum(isinstance(x, Said) and isinstance(x.message, Ready) for x in r) >= count,
+    )
 
 
 def until_gone(cluster: LocalCluster, *names: str) -> dict[str, Exited]:
     """These processes have ended."""
-    found = wait_for(cluster, lambda r: {x.process for x in r if isinstance(x, Exited)} >= set(names))
+    found = wait_for(
+        cluster, lambda r: {x.process for x in r if isinstance(x, Exited)} >= set(names)
+    )
     return {x.process: x for x in found if isinstance(x, Exited)}
 
 
@@ -102,7 +119,9 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("mode", ["warm", "cold"])
-def test_a_rank_is_our_child_ready_and_ends_well_when_asked(cluster: LocalCluster, mode: str) -> None:
+def test_a_rank_is_our_child_ready_and_ends_well_when_asked(
+    cluster: LocalCluster, mode: str
+) -> None:
     pid = cluster.spawn("w0", "worker", mode, "cpu:0")
     assert parent_of(pid) == os.getpid()
     until_ready(cluster, 1)
@@ -115,8 +134,11 @@ def test_a_rank_is_our_child_ready_and_ends_well_when_asked(cluster: LocalCluste
     cluster.signal("w0", signal.SIGKILL)  # no error, and nobody else is hit
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])  # SIGTERM is a notice
-def test_a_signal_is_reported_as_the_one_it_was(cluster: LocalCluster, signum: signal.Signals) -> None:
+# SIGTERM is a notice
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_signal_is_reported_as_the_one_it_was(
+    cluster: LocalCluster, signum: signal.Signals
+) -> None:
     pid = cluster.spawn("w0", "worker", "warm", "cpu:0")
     until_ready(cluster, 1)
     before = time.monotonic_ns()
@@ -142,9 +164,14 @@ def test_a_rank_that_cannot_be_built_ends_with_its_error_in_log_and_events(
     assert '"error_raised"' in (setup.run.events("arm") / "w0.jsonl").read_text()
 
 
-def test_closing_ends_the_stopped_the_starting_and_the_ready(session: LocalSession, tmp_path: Path) -> None:
+def test_closing_ends_the_stopped_the_starting_and_the_ready(
+    session: LocalSession, tmp_path: Path
+) -> None:
     cluster = session.cluster(make_setup(tmp_path))
-    pids = [cluster.spawn("w0", "worker", "warm", "cpu:0"), cluster.spawn("w1", "spare", "warm", "cpu:1")]
+    pids = [
+        cluster.spawn("w0", "worker", "warm", "cpu:0"),
+        cluster.spawn("w1", "spare", "warm", "cpu:1"),
+    ]
     until_ready(cluster, 2)
     cluster.signal("w0", signal.SIGSTOP)
     pids.append(cluster.spawn("w2", "worker", "warm", "cpu:0"))
@@ -154,7 +181,9 @@ def test_closing_ends_the_stopped_the_starting_and_the_ready(session: LocalSessi
     assert [processes.state(pid) for pid in pids] == ["X"] * 4
 
 
-def test_a_stopped_rank_that_reads_nothing_does_not_hold_up_its_supervisor(cluster: LocalCluster) -> None:
+def test_a_stopped_rank_that_reads_nothing_does_not_hold_up_its_supervisor(
+    cluster: LocalCluster,
+) -> None:
     cluster.spawn("w0", "worker", "warm", "cpu:0")
     until_ready(cluster, 1)
     cluster.signal("w0", signal.SIGSTOP)
@@ -172,7 +201,9 @@ def wait_until_stopped(cluster: LocalCluster, name: str) -> None:
         cluster.wait(0.01)
 
 
-def test_many_ranks_come_and_go_without_leaving_descriptors(session: LocalSession, tmp_path: Path) -> None:
+def test_many_ranks_come_and_go_without_leaving_descriptors(
+    session: LocalSession, tmp_path: Path
+) -> None:
     counts = []
     for number in range(3):
         (tmp_path / str(number)).mkdir()
@@ -206,13 +237,17 @@ def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stop", [pytest.param(False, id="running"), pytest.param(True, id="stopped", marks=pytest.mark.soak)]
+    "stop",
+    [pytest.param(False, id="running"), pytest.param(True, id="stopped", marks=pytest.mark.soak)],
 )
 def test_nothing_outlives_a_harness_that_is_killed(tmp_path: Path, stop: bool) -> None:
     harness = subprocess.Popen(
         [sys.executable, "-c", HARNESS, str(tmp_path), str(ROOT)],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     fds: list[int] = []
     try:
         assert harness.stdout is not None

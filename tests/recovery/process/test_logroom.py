@@ -41,14 +41,18 @@ def held(folder: Path) -> int:
 
 def test_files_of_those_who_are_gone_go_first_and_the_oldest_of_them(memory: Path) -> None:
     kept = [
-        file(memory / "orchestrator.jsonl", MB, 900), file(memory / "w0.jsonl", MB, 800),
-        file(memory / "supervisor.lock", MB, 900), file(memory / "s3.log", MB, 1),
-    ]  # fmt: skip
+        file(memory / "orchestrator.jsonl", MB, 900),
+        file(memory / "w0.jsonl", MB, 800),
+        file(memory / "supervisor.lock", MB, 900),
+        file(memory / "s3.log", MB, 1),
+    ]
     gone = [file(memory / "w1.jsonl", MB, 700), file(memory / "s2.log", MB, 600)]
     retention = LogRoom([memory, memory / "none"], 6 * MB, before=STARTED)
     assert retention.look({"w0"}) is None, "there is room for all of it"
     cleared = LogRoom([memory], 4 * MB, before=STARTED).look({"w0"})
-    assert cleared is not None and cleared.files == ("w1.jsonl", "s2.log") and cleared.bytes == 2 * MB
+    assert (
+        cleared is not None and cleared.files == ("w1.jsonl", "s2.log") and cleared.bytes == 2 * MB
+    )
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
 
 
@@ -100,7 +104,15 @@ def test_files_that_the_job_did_not_write_are_neither_counted_nor_touched(memory
     """The user may name a directory that holds other logs, of an earlier job too."""
     theirs = [
         file(memory / name, 2 * MB, 900)
-        for name in ("nginx.log", "w1.log", "w0.1.log", "w00.log", "s1.jsonl", "metrics.jsonl", "w9.log")
+        for name in (
+            "nginx.log",
+            "w1.log",
+            "w0.1.log",
+            "w00.log",
+            "s1.jsonl",
+            "metrics.jsonl",
+            "w9.log",
+        )
     ]
     room = LogRoom([memory, memory], 3 * MB)
     for name in ("w0", "w1", "s2", "keeper-0"):
@@ -110,7 +122,8 @@ def test_files_that_the_job_did_not_write_are_neither_counted_nor_touched(memory
     link.symlink_to(theirs[0])
     assert room.look(()) is None, "nothing of it is this job's"
     ours = [
-        file(memory / name, MB, 1) for name in ("w0.log", "keeper-0.log", "w1.jsonl", "orchestrator.jsonl")
+        file(memory / name, MB, 1)
+        for name in ("w0.log", "keeper-0.log", "w1.jsonl", "orchestrator.jsonl")
     ]
     cleared = room.look(())
     assert cleared is not None and set(cleared.files) < {"w0.log", "keeper-0.log", "w1.jsonl"}
@@ -151,8 +164,11 @@ def test_looking_takes_no_more_memory_with_many_files(memory: Path) -> None:
             tracemalloc.stop()
 
     few = peak(range(100))
-    # Other threads of this process count too: the least of three looks is nearest to what a look takes.
-    assert min(peak(range(100, 3000)) for _ in range(3)) < few + 64_000, "more than 20 bytes for each"
+    # Other threads of this process count too: the least of three looks is nearest to what a look
+    # takes.
+    assert min(peak(range(100, 3000)) for _ in range(3)) < few + 64_000, (
+        "more than 20 bytes for each"
+    )
 
 
 OFTEN = (
@@ -183,7 +199,16 @@ def test_a_job_that_says_more_than_there_is_room_for_is_kept_within_it_and_prove
     monkeypatch.setattr(Running, "command", (sys.executable, "-c", OFTEN))
     (memory / "talks.py").write_text(TALKS)
     (logs := memory / "logs").mkdir()
-    options = ("--ranks", "2", "--strategy", "drop-replica", "--logs", logs, "--log-limit", f"{limit / 1e9}")
+    options = (
+        "--ranks",
+        "2",
+        "--strategy",
+        "drop-replica",
+        "--logs",
+        logs,
+        "--log-limit",
+        f"{limit / 1e9}",
+    )
     job = Running(memory, *options, memory / "talks.py")
 
     def said() -> int:

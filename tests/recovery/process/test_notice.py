@@ -1,4 +1,6 @@
-"""A rank is told that it will be ended soon: the controller and every strategy, and a job that makes no progress."""
+"""A rank is told that it will be ended soon: the controller and every strategy, and a job that
+makes no progress.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tests.support.arms import judged
 from tests.support.simulate import Played, cell_of, evidence, play
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
-TERM = {"id": "term", "kind": "process-term", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
+TERM = {
+    "id": "term",
+    "kind": "process-term",
+    "target": {"rank": 2},
+    "at": {"step": 33, "phase": "backward"},
+}
 
 
 def tell(rig: Rig, *names: str) -> None:
@@ -81,7 +88,9 @@ def test_without_recovery_a_notice_changes_nothing() -> None:
     assert rig.control.outcome == "gave-up"
 
 
-@pytest.mark.parametrize("when", ["before it is ready", "as the last one ready", "while others start"])
+@pytest.mark.parametrize(
+    "when", ["before it is ready", "as the last one ready", "while others start"]
+)
 def test_a_spare_that_is_noticed_before_training_began_holds_nobody_up(when: str) -> None:
     rig = Rig(HotSpare())
     before = {"before it is ready": 4, "as the last one ready": 3, "while others start": 1}[when]
@@ -99,7 +108,9 @@ def test_a_spare_that_is_noticed_before_training_began_holds_nobody_up(when: str
     "strategy", [HotSpare(), DropReplica(), CheckpointRestart()], ids=lambda s: type(s).__name__
 )
 @pytest.mark.parametrize("heard", [True, False], ids=["it heard of it", "it ends by the signal"])
-@pytest.mark.parametrize("first", [True, False], ids=["it goes first", "the others are ready first"])
+@pytest.mark.parametrize(
+    "first", [True, False], ids=["it goes first", "the others are ready first"]
+)
 def test_a_rank_to_be_that_is_noticed_and_goes_before_training_began_is_replaced(
     strategy: Strategy, first: bool, heard: bool
 ) -> None:
@@ -199,7 +210,9 @@ def test_when_all_must_go_a_checkpoint_keeps_the_state() -> None:
 
 @pytest.mark.parametrize("late", ["while they pause", "when they have parked"])
 def test_a_last_notice_too_late_for_the_pause_costs_no_step_either(late: str) -> None:
-    """Whether the pause saves is decided with the step's gradients: what comes after that is asked for again."""
+    """Whether the pause saves is decided with the step's gradients: what comes after that is asked
+    for again.
+    """
     rig = Rig(HotSpare(spares=2), world=2)
     rig.train(steps=56)
     tell(rig, "w0")
@@ -273,7 +286,8 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
 
             tell_on_sigterm(Channel(theirs))
             os.write(theirs.fileno(), b'{"type":"ready"}\n')
-            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)  # minutes in C, without the interpreter's lock
+            # minutes in C, without the interpreter's lock
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)
         finally:
             os._exit(1)
     try:
@@ -293,7 +307,9 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
 # ---- whole arms
 
 
-def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, dict[str, str]]:
+def arm(
+    recovery: Any, root: Path, fault: dict[str, Any], **more: Any
+) -> tuple[Played, dict[str, str]]:
     """A faulted arm, and what its checkers say that did not pass."""
     cell = cell_of(recovery, [fault], **more)
     faulted = play(cell, root, seed=3)
@@ -315,7 +331,10 @@ def test_a_heeded_notice_costs_no_step(recovery: str, memory: Path) -> None:
     (incident,) = evidence(faulted, faulted).measures.incidents
     assert (incident.steps_lost, incident.detected_by, incident.blamed_rank) == (0, "notice", 2)
     assert incident.recovery_time is not None and incident.recovery_time < 1
-    assert of(faulted, Kind.GENERATION_STARTED)[1].time_ns < of(faulted, Kind.FAULT_INJECTED)[0].time_ns + 5e9
+    assert (
+        of(faulted, Kind.GENERATION_STARTED)[1].time_ns
+        < of(faulted, Kind.FAULT_INJECTED)[0].time_ns + 5e9
+    )
     assert [e.data["cause"] for e in of(faulted, Kind.FAILURE_DETECTED)] == ["notice"]
 
 
@@ -340,12 +359,17 @@ def test_when_all_are_noticed_one_after_the_other_no_step_is_lost(
     """Wherever in the step the last of them hears of it."""
     terms = [
         {
-            "id": f"term{rank}", "kind": "process-term", "target": {"rank": rank}, "params": {"grace_s": 5},
+            "id": f"term{rank}",
+            "kind": "process-term",
+            "target": {"rank": rank},
+            "params": {"grace_s": 5},
             "at": {"step": 33, "phase": phase if rank == 3 else "data"},
         }
         for rank in range(4)
-    ]  # fmt: skip
+    ]
     played = play(cell_of(recovery, terms), memory, seed=3)
     assert played.outcome == "completed"
-    committed = [(e.step or 0, e.generation) for e in of(played, Kind.STEP_COMMITTED) if e.data["rank"] == 0]
+    committed = [
+        (e.step or 0, e.generation) for e in of(played, Kind.STEP_COMMITTED) if e.data["rank"] == 0
+    ]
     assert len({step for step, _ in committed}) == len(committed) == 60, "no step is done again"

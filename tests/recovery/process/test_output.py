@@ -1,4 +1,6 @@
-"""Output that nobody can read any more breaks nothing: a terminal that is gone, a reader that left, a full disk."""
+"""Output that nobody can read any more breaks nothing: a terminal that is gone, a reader that left,
+a full disk.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_a_process_shields_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Unread:
-    """A program on a terminal of its own that hangs up; nobody sends it SIGHUP that it would heed (``nohup``)."""
+    """A program on a terminal of its own that hangs up; nobody sends it SIGHUP that it would heed
+    (``nohup``).
+    """
 
     process: subprocess.Popen[bytes]
     master: int
@@ -140,9 +144,15 @@ class Unread:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         process = subprocess.Popen(
-            [sys.executable, *map(str, command)], stdin=slave, stdout=slave, stderr=slave, cwd=folder,
-            start_new_session=True, preexec_fn=become, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            [sys.executable, *map(str, command)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=folder,
+            start_new_session=True,
+            preexec_fn=become,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         os.close(slave)
         return cls(process, master)
 
@@ -177,7 +187,9 @@ def whole(folder: Path) -> Path:
     return run
 
 
-def test_a_run_whose_terminal_is_gone_ends_as_any_other_and_so_does_what_follows_it(tmp_path: Path) -> None:
+def test_a_run_whose_terminal_is_gone_ends_as_any_other_and_so_does_what_follows_it(
+    tmp_path: Path,
+) -> None:
     run = Unread.start(tmp_path, "-m", "chaos", "run", scenario(tmp_path))
     assert run.hang_up(after=b"unread") == 0
     made = whole(tmp_path)
@@ -192,9 +204,13 @@ def unread(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[byte
     os.close(reader)
     try:
         return subprocess.run(
-            [sys.executable, "-m", "chaos", *map(str, words)], stdout=writer, stderr=subprocess.PIPE, cwd=folder,
-            timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            [sys.executable, "-m", "chaos", *map(str, words)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            timeout=LIMIT_S,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     finally:
         os.close(writer)
 
@@ -204,7 +220,9 @@ def test_a_run_whose_reader_has_left_is_judged_as_any_other(tmp_path: Path) -> N
     ended = unread(tmp_path, "run", scenario(tmp_path), "-v")
     assert ended.returncode == 0, ended.stderr
     whole(tmp_path)
-    assert b"cannot write the output: Broken pipe" in ended.stderr and b"Traceback" not in ended.stderr
+    assert (
+        b"cannot write the output: Broken pipe" in ended.stderr and b"Traceback" not in ended.stderr
+    )
 
 
 def test_a_list_that_nobody_got_is_an_error() -> None:
@@ -214,7 +232,14 @@ def test_a_list_that_nobody_got_is_an_error() -> None:
 
 
 def test_an_agent_says_its_exit_code_though_its_terminal_is_gone(tmp_path: Path) -> None:
-    words: Sequence[str] = ("--coordinator", "127.0.0.1:1", "--node", "0", "--token-file", "missing")
+    words: Sequence[str] = (
+        "--coordinator",
+        "127.0.0.1:1",
+        "--node",
+        "0",
+        "--token-file",
+        "missing",
+    )
     assert Unread.start(tmp_path, "-m", "recovery.nodes.serve", *words).hang_up() == 2
 
 

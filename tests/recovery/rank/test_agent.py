@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from recovery.rank.agent import Agent
-from recovery.transport.wire import Abort, Channel, Extra, Inquiry, Join, PauseRequest, Ready, Status, Stop
+from recovery.transport.wire import (
+    Abort,
+    Channel,
+    Extra,
+    Inquiry,
+    Join,
+    PauseRequest,
+    Ready,
+    Status,
+    Stop,
+)
 
 WAIT_S = 10.0
 JOIN = Join(
@@ -135,7 +145,9 @@ def test_aborts_never_go_backwards(rig: Rig) -> None:
 
 
 def test_a_group_entered_after_its_abort_is_broken_too(rig: Rig) -> None:
-    """It came between the order to join and the group: whoever enters looks at ``aborted_generation``."""
+    """It came between the order to join and the group: whoever enters looks at
+    ``aborted_generation``.
+    """
     rig.channel.send(Abort(generation=4))
     rig.settle()
     group = FakeGroup(4)
@@ -193,9 +205,15 @@ def test_by_default_an_orphan_ends_its_process() -> None:
     assert result.si_status == 70
 
 
-def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_is_taken(rig: Rig) -> None:
+def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_is_taken(
+    rig: Rig,
+) -> None:
     rig.agent.status = lambda number: Status(
-        place="waiting", generation=rig.agent.heard.told_generation, step=7, valid=True, number=number
+        place="waiting",
+        generation=rig.agent.heard.told_generation,
+        step=7,
+        valid=True,
+        number=number,
     )
     rig.channel.send(JOIN)
     rig.channel.send(Inquiry(number=5))

@@ -23,9 +23,17 @@ STEPS, BATCH = 3, 8
 def job_of(determinism: Any, world: int = 4) -> tuple[Job, nn.Module]:
     """A rank that is left alone of so many."""
     config = JobConfig(
-        process="alone", world=world, determinism=determinism, steps=STEPS, global_batch=BATCH, samples=64, seed=5,
-        checkpoint_dir=None, checkpoint_every=0, checkpoint_keep=1,
-    )  # fmt: skip
+        process="alone",
+        world=world,
+        determinism=determinism,
+        steps=STEPS,
+        global_batch=BATCH,
+        samples=64,
+        seed=5,
+        checkpoint_dir=None,
+        checkpoint_every=0,
+        checkpoint_keep=1,
+    )
     job = lone_job(config)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.4), nn.Linear(5, 1))
@@ -46,7 +54,9 @@ def one_by_one(model: nn.Module, step: Step) -> list[list[int]]:
     return taken
 
 
-def trained(job: Job, model: nn.Module, each: Callable[[nn.Module, Step], Any] = one_by_one) -> list[Any]:
+def trained(
+    job: Job, model: nn.Module, each: Callable[[nn.Module, Step], Any] = one_by_one
+) -> list[Any]:
     taken = []
     while job.running():
         with job.step() as step:
@@ -120,7 +130,9 @@ def broken_off(model: nn.Module, step: Step) -> None:
         (broken_off, r"commit\(\) before backward\(\)"),
     ],
 )
-def test_a_loop_that_leaves_the_path_is_told(each: Callable[[nn.Module, Step], None], complaint: str) -> None:
+def test_a_loop_that_leaves_the_path_is_told(
+    each: Callable[[nn.Module, Step], None], complaint: str
+) -> None:
     job, model = job_of("elastic")
     with pytest.raises(RuntimeError, match=complaint):
         trained(job, model, each)
@@ -136,9 +148,16 @@ def test_a_sample_that_is_left_out_leaves_a_stand_in() -> None:
 
 def test_a_loader_comes_after_attach() -> None:
     config = JobConfig(
-        process="alone", world=1, steps=1, global_batch=1, samples=4, seed=0, checkpoint_dir=None,
-        checkpoint_every=0, checkpoint_keep=1,
-    )  # fmt: skip
+        process="alone",
+        world=1,
+        steps=1,
+        global_batch=1,
+        samples=4,
+        seed=0,
+        checkpoint_dir=None,
+        checkpoint_every=0,
+        checkpoint_keep=1,
+    )
     with pytest.raises(RuntimeError, match=r"job\.attach\(model, optimizer\) comes before"):
         lone_job(config).loader([1, 2, 3, 4])  # type: ignore[arg-type]
 
@@ -162,15 +181,22 @@ def settled(said: Any, **seat: Any) -> str:
 
 def test_script_and_supervisor_agree_on_it() -> None:
     assert [settled(None), settled("elastic"), settled(None, determinism="elastic")] == [
-        "default", "elastic", "elastic",
-    ]  # fmt: skip
-    with pytest.raises(JoinError, match="joins with determinism=elastic, the scenario says default"):
+        "default",
+        "elastic",
+        "elastic",
+    ]
+    with pytest.raises(
+        JoinError, match="joins with determinism=elastic, the scenario says default"
+    ):
         settled("elastic", determinism="default")
 
 
 @pytest.mark.parametrize(
     ("seat", "complaint"),
-    [({"shards": 2}, "the model is sharded"), ({"batch": "shrink"}, "samples of missing ranks are left out")],
+    [
+        ({"shards": 2}, "the model is sharded"),
+        ({"batch": "shrink"}, "samples of missing ranks are left out"),
+    ],
 )
 def test_a_join_that_cannot_be_elastic_is_refused(seat: dict[str, Any], complaint: str) -> None:
     with pytest.raises(JoinError, match=complaint):

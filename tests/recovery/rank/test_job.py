@@ -1,4 +1,6 @@
-"""One rank's side of a supervised job, in this process: a world of one, the test plays the supervisor."""
+"""One rank's side of a supervised job, in this process: a world of one, the test plays the
+supervisor.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from recovery.transport.wire import (
     Ready,
     Stop,
     Unrecoverable,
-)  # fmt: skip
+)
 from recovery.transport.wire import PauseRequest as Pause
 from tests.recovery.checkpoint.test_checkpoints import flip
 
@@ -76,12 +78,21 @@ class Rank:
         self.directory = directory
         self.writer = EventWriter(directory / "events", "w0", lambda: 1)
         config = JobConfig(
-            process="w0", world=1, steps=steps, global_batch=4, samples=64, seed=5,
-            checkpoint_dir=directory / "checkpoints", checkpoint_every=every, checkpoint_keep=2,
-        )  # fmt: skip
+            process="w0",
+            world=1,
+            steps=steps,
+            global_batch=4,
+            samples=64,
+            seed=5,
+            checkpoint_dir=directory / "checkpoints",
+            checkpoint_every=every,
+            checkpoint_keep=2,
+        )
         (directory / "checkpoints").mkdir(exist_ok=True)
         self.page = MarkPage(progress_counters.create())
-        self.job = Job(config, Agent(Channel(theirs), orphaned=lambda: None), self.page, self.writer)
+        self.job = Job(
+            config, Agent(Channel(theirs), orphaned=lambda: None), self.page, self.writer
+        )
         torch.manual_seed(1)
         self.model = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
@@ -113,10 +124,15 @@ class Rank:
         """Order it into the next generation."""
         self.tell(
             Join(
-                generation=generation, rank=0, world=1, store_port=self.store_port,
-                restore=restore, timeout_s=5.0, **more,
+                generation=generation,
+                rank=0,
+                world=1,
+                store_port=self.store_port,
+                restore=restore,
+                timeout_s=5.0,
+                **more,
             )
-        )  # fmt: skip
+        )
 
     def hear(self, kind: type[Message]) -> Any:
         """The next message of that type; checkpoint notes in between go to ``notes``."""
@@ -144,7 +160,9 @@ class Rank:
         assert self.error is None
 
     def events(self, *kinds: Kind) -> list[Event]:
-        return [e for e in read_actor(self.directory / "events" / "w0.jsonl").events if e.kind in kinds]
+        return [
+            e for e in read_actor(self.directory / "events" / "w0.jsonl").events if e.kind in kinds
+        ]
 
 
 @pytest.fixture
@@ -154,7 +172,9 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     rank.channel.close()
 
 
-def hold(rank: Rank, step: int, phase: str) -> tuple[queue.SimpleQueue[None], queue.SimpleQueue[None]]:
+def hold(
+    rank: Rank, step: int, phase: str
+) -> tuple[queue.SimpleQueue[None], queue.SimpleQueue[None]]:
     """Have the rank stop at a point: (told when there, told to go on)."""
     there: queue.SimpleQueue[None] = queue.SimpleQueue()
     go: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -193,7 +213,9 @@ def test_a_job_trains_to_its_end(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "collective", "optimizer"])
-def test_an_abort_anywhere_in_a_step_parks_with_the_state_of_the_last_one(rank: Rank, phase: str) -> None:
+def test_an_abort_anywhere_in_a_step_parks_with_the_state_of_the_last_one(
+    rank: Rank, phase: str
+) -> None:
     parked = abort_while_held(rank, 3, phase)
     assert (parked.generation, parked.step, parked.valid, parked.why) == (1, 2, True, "aborted")
     rank.join(2)
@@ -342,7 +364,9 @@ def test_without_a_checkpoint_only_the_initial_state_will_do(rank: Rank) -> None
 
 
 def test_who_has_restored_a_checkpoint_is_not_fresh_any_more(rank: Rank, tmp_path: Path) -> None:
-    """It has not trained yet, and its supervisor has heard of no checkpoint: an earlier job had saved it."""
+    """It has not trained yet, and its supervisor has heard of no checkpoint: an earlier job had
+    saved it.
+    """
     rank.join(1)
     rank.hear(Joined)
     rank.hear(Finished)
@@ -387,7 +411,9 @@ def test_without_a_checkpoint_a_fresh_rank_begins_anew(rank: Rank) -> None:
     rank.stop()
 
 
-def test_a_full_disk_is_reported_and_training_goes_on(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_training_goes_on(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -428,7 +454,9 @@ def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:
     rank.hear(Joined)
     rank.hear(Finished)
     rank.stop()
-    assert rank.job.state.step == rank.job.config.steps, "every step went through the compiled graph"
+    assert rank.job.state.step == rank.job.config.steps, (
+        "every step went through the compiled graph"
+    )
 
 
 def test_a_model_that_reduces_its_own_gradients_is_not_attached(rank: Rank) -> None:

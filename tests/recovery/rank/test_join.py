@@ -1,4 +1,6 @@
-"""``recovery.join()``: what a script and its supervisor have to agree on, a script nobody supervises, the example."""
+"""``recovery.join()``: what a script and its supervisor have to agree on, a script nobody
+supervises, the example.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,14 @@ def loop(path: Path, **more: object) -> Path:
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run Python there."""
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
 
 
 # ---- who says what
@@ -62,7 +69,10 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
 def settled(seat: Seat, **script: Any) -> JobConfig:
     """What a script's job would be under a supervisor."""
     given = {"samples": 64, "steps": 10, "global_batch": 8, **script}
-    kept = {f"checkpoint_{name}": given.pop(f"checkpoint_{name}", None) for name in ("dir", "every", "keep")}
+    kept = {
+        f"checkpoint_{name}": given.pop(f"checkpoint_{name}", None)
+        for name in ("dir", "every", "keep")
+    }
     return settle(seat, Facts.model_validate(given), **kept)
 
 
@@ -101,10 +111,20 @@ def test_either_may_say_it_and_the_supervisor_says_where_checkpoints_go() -> Non
         seat(steps=10, seed=3, checkpoint_dir="/there", checkpoint_every=7), checkpoint_dir="here"
     )
     assert (config.steps, config.global_batch, config.seed) == (10, 8, 3)
-    assert (config.checkpoint_dir, config.checkpoint_every, config.checkpoint_keep) == (Path("/there"), 7, 3)
-    config = settled(seat(), steps=5, seed=2, checkpoint_dir="here", checkpoint_every=9, checkpoint_keep=1)
+    assert (config.checkpoint_dir, config.checkpoint_every, config.checkpoint_keep) == (
+        Path("/there"),
+        7,
+        3,
+    )
+    config = settled(
+        seat(), steps=5, seed=2, checkpoint_dir="here", checkpoint_every=9, checkpoint_keep=1
+    )
     assert (config.steps, config.seed, config.world, config.process) == (5, 2, 2, "w0")
-    assert (config.checkpoint_dir, config.checkpoint_every, config.checkpoint_keep) == (Path("here"), 9, 1)
+    assert (config.checkpoint_dir, config.checkpoint_every, config.checkpoint_keep) == (
+        Path("here"),
+        9,
+        1,
+    )
     config = settled(seat())
     assert (config.seed, config.checkpoint_dir, config.checkpoint_every) == (0, None, 100)
 
@@ -118,11 +138,19 @@ def test_either_may_say_it_and_the_supervisor_says_where_checkpoints_go() -> Non
         ("x = 1", JoinError, "ended without recovery.join"),
         ("import sys; sys.exit('no data')", ScriptError, "no data"),
         ("import sys; sys.exit(3)", ScriptError, "3"),
-        ("import sys; assert sys.argv[1:] == ['a', 'b'], sys.argv\nraise KeyError('mine')", KeyError, "mine"),
+        (
+            "import sys; assert sys.argv[1:] == ['a', 'b'], sys.argv\nraise KeyError('mine')",
+            KeyError,
+            "mine",
+        ),
     ],
 )
 def test_a_script_that_never_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, error: type[Exception], complaint: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    error: type[Exception],
+    complaint: str,
 ) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -167,7 +195,9 @@ def test_a_script_nobody_supervises_trains_as_one_rank_and_resumes(tmp_path: Pat
     assert [line for line in first.stdout.splitlines() if line.startswith("step")] == [
         f"step {number} 0 1" for number in range(1, 7)
     ]
-    assert "step 4 " not in again.stdout and "step 5 0 1" in again.stdout, "it went on after the checkpoint"
+    assert "step 4 " not in again.stdout and "step 5 0 1" in again.stdout, (
+        "it went on after the checkpoint"
+    )
     assert first.stdout.splitlines()[-1] == again.stdout.splitlines()[-1], "the same result"
     assert not first.stderr and not again.stderr
 
@@ -219,7 +249,8 @@ def test_a_step_that_fails_without_a_supervisor_is_an_error(
 @pytest.mark.real
 def test_joining_loads_no_torch_before_it_is_asked_to() -> None:
     code = (
-        "import sys, recovery, recovery.run; assert 'torch' not in sys.modules; recovery.Job; recovery.Step"
+        "import sys, recovery, recovery.run; assert 'torch' not in sys.modules; recovery.Job;"
+        " recovery.Step"
     )
     assert python("-c", code, cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="nothing"):
@@ -242,10 +273,23 @@ def test_the_example_needs_few_changed_lines() -> None:
 @pytest.mark.soak
 def test_the_plain_script_trains_as_it_is(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PLAIN), "1"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(PLAIN),
+            "1",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("loss ")
     assert (tmp_path / "ddp-model.pt").is_file()

@@ -1,4 +1,6 @@
-"""What training loops do with gradients and optimizers: harmless, or an error that says what to do instead."""
+"""What training loops do with gradients and optimizers: harmless, or an error that says what to do
+instead.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,25 @@ Each = Callable[["Loop", Step], Any]
 
 
 class Loop:
-    """A job of one rank with a model of several buckets, whose loss is a sum, as the job divides it."""
+    """A job of one rank with a model of several buckets, whose loss is a sum, as the job divides
+    it.
+    """
 
-    def __init__(self, *, elastic: bool = False, before: Callable[[nn.Module], Any] | None = None) -> None:
+    def __init__(
+        self, *, elastic: bool = False, before: Callable[[nn.Module], Any] | None = None
+    ) -> None:
         config = JobConfig(
-            process="alone", world=2, determinism="elastic" if elastic else "default", steps=STEPS,
-            global_batch=BATCH, samples=64, seed=5, checkpoint_dir=None, checkpoint_every=0, checkpoint_keep=1,
-        )  # fmt: skip
+            process="alone",
+            world=2,
+            determinism="elastic" if elastic else "default",
+            steps=STEPS,
+            global_batch=BATCH,
+            samples=64,
+            seed=5,
+            checkpoint_dir=None,
+            checkpoint_every=0,
+            checkpoint_keep=1,
+        )
         self.job: Job = lone_job(config)
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 40), nn.Linear(40, 1))
@@ -153,14 +167,23 @@ def test_what_is_frozen_is_state() -> None:
     for parameter in one.model[2].parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
     other.job.state.load_scalars(one.job.state.scalars())
-    assert [p.requires_grad for p in other.model.parameters()] == [True, True, False, False, True, True]
+    assert [p.requires_grad for p in other.model.parameters()] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_parameter_without_a_gradient_in_a_step_is_no_obstacle() -> None:
     def each(loop: Loop, step: Step) -> None:
         x = torch.ones(len(step.samples), 40, requires_grad=True)
         for samples in step.batches():
-            step.backward(loop.loss(samples) if step.number != 2 else loop.model[3](x).square().sum())  # type: ignore
+            step.backward(
+                loop.loss(samples) if step.number != 2 else loop.model[3](x).square().sum()
+            )  # type: ignore
 
     loop = Loop()
     loop.run(each)
@@ -201,7 +224,9 @@ def reentrant(loop: Loop, step: Step) -> None:
     from torch.utils.checkpoint import checkpoint
 
     x = torch.ones(2, 3, requires_grad=True)
-    twice = checkpoint(loop.model, x, use_reentrant=True) + checkpoint(loop.model, x, use_reentrant=True)
+    twice = checkpoint(loop.model, x, use_reentrant=True) + checkpoint(
+        loop.model, x, use_reentrant=True
+    )
     step.backward(twice.sum())
 
 

@@ -1,4 +1,6 @@
-"""What a rank says to its supervisor, and when: by itself, and said by a real rank and by a simulated one."""
+"""What a rank says to its supervisor, and when: by itself, and said by a real rank and by a
+simulated one.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_only_orders_wait_for_the_training_thread() -> None:
 
 
 def test_aborts_and_agreements_never_go_backwards() -> None:
-    heard = membership(Abort(generation=5), Abort(generation=3), join(agreed=40), join(2, agreed=-1)).heard
+    heard = membership(
+        Abort(generation=5), Abort(generation=3), join(agreed=40), join(2, agreed=-1)
+    ).heard
     assert (heard.aborted_generation, heard.agreed) == (5, 40)
     heard.take(Agreed(step=30))
     assert heard.agreed == 30, "the supervisor knows"
@@ -78,7 +82,9 @@ def test_a_wish_for_a_pause_holds_until_the_next_generation() -> None:
     assert not member.heard.pause_wanted and not member.heard.save_wanted
 
 
-def test_what_was_agreed_on_before_all_went_back_behind_it_vouches_for_nothing_saved_since() -> None:
+def test_what_was_agreed_on_before_all_went_back_behind_it_vouches_for_nothing_saved_since() -> (
+    None
+):
     member = membership(join(agreed=40))
     member.begins(50)
     assert member.heard.agreed == 40
@@ -157,8 +163,9 @@ def test_a_broken_group_is_a_failure_unless_it_was_aborted() -> None:
 
 def test_whoever_parks_after_the_same_collective_as_all_stays_connected() -> None:
     assert [why for why in ("aborted", "pause", "nonfinite", "failed") if stays_connected(why)] == [
-        "pause", "nonfinite",
-    ]  # fmt: skip
+        "pause",
+        "nonfinite",
+    ]
 
 
 def test_what_it_says_when_it_parks_is_what_it_holds_by_then() -> None:
@@ -167,18 +174,29 @@ def test_what_it_says_when_it_parks_is_what_it_holds_by_then() -> None:
     member.left()
     said = member.parked("failed", step=3, error="gone", blamed=(1,), samples=(5, 6))
     assert said == Parked(
-        generation=1, step=3, valid=True, why="failed", error="gone", blamed=[1], samples=[5, 6], pending=4
+        generation=1,
+        step=3,
+        valid=True,
+        why="failed",
+        error="gone",
+        blamed=[1],
+        samples=[5, 6],
+        pending=4,
     )
 
 
 def test_it_has_a_place_at_each_moment() -> None:
     member = membership()
-    assert member.status(0, 9) == Status(place="waiting", generation=0, step=0, valid=False, number=9)
+    assert member.status(0, 9) == Status(
+        place="waiting", generation=0, step=0, valid=False, number=9
+    )
     member.heard.take(join())
     assert member.status(0, 0).place == "joining", "though its training thread does not know yet"
     member.joins(join())
     member.holding.valid, member.holding.pending = True, 3
-    assert member.status(2, 0) == Status(place="joining", generation=1, step=2, valid=True, pending=3)
+    assert member.status(2, 0) == Status(
+        place="joining", generation=1, step=2, valid=True, pending=3
+    )
     member.joined()
     assert [member.status(step, 0).place for step in (2, STEPS)] == ["training", "finished"]
     member.left()
@@ -197,7 +215,9 @@ class Watched(Membership):
 
 
 def test_on_its_way_into_a_generation_it_is_never_taken_for_one_that_waits() -> None:
-    """Whoever takes the supervision over would let it alone, and it would wait for a group that nobody else joins."""
+    """Whoever takes the supervision over would let it alone, and it would wait for a group that
+    nobody else joins.
+    """
     member = Watched(Heard(), steps=STEPS)
     member.heard.take(join())
     member.seen = []
@@ -212,18 +232,34 @@ def test_on_its_way_into_a_generation_it_is_never_taken_for_one_that_waits() -> 
 
 
 class Simulated:
-    """A simulated rank in a world of one; the test plays the supervisor. ``asked``: the number of an inquiry that comes
-    before it listens."""
+    """A simulated rank in a world of one; the test plays the supervisor. ``asked``: the number of
+    an inquiry that comes before it listens.
+    """
 
     def __init__(self, directory: Path, *, steps: int = STEPS, asked: int | None = None) -> None:
         (directory / "events").mkdir(parents=True)
         (directory / "checkpoints").mkdir()
         config = RankConfig(
-            events=directory / "events", world=1, shards=1, steps=steps, global_batch=4, samples=64, seed=5,
-            batch="constant", determinism="default", checkpoint_dir=directory / "checkpoints", verify_every=None,
-            nonfinite="retry", checkpoint_every=3, checkpoint_keep=2, checkpoint_mode="sync",
-            checkpoint_sharded=False, checkpoint_mtbf_s=None, wall_ns=0, timings=Sim().timings(),
-        )  # fmt: skip
+            events=directory / "events",
+            world=1,
+            shards=1,
+            steps=steps,
+            global_batch=4,
+            samples=64,
+            seed=5,
+            batch="constant",
+            determinism="default",
+            checkpoint_dir=directory / "checkpoints",
+            verify_every=None,
+            nonfinite="retry",
+            checkpoint_every=3,
+            checkpoint_keep=2,
+            checkpoint_mode="sync",
+            checkpoint_sharded=False,
+            checkpoint_mtbf_s=None,
+            wall_ns=0,
+            timings=Sim().timings(),
+        )
         self.directory = directory
         self.clock = Clock()
         self.process = Process(name="w0", role="worker", pid=1, clock=self.clock, seed="1")
@@ -252,7 +288,9 @@ class Simulated:
     def hear(self, kind: type[Message]) -> Any:
         """The next message of that type; checkpoint notes in between go to ``notes``."""
         until = self.clock.now_ns + 100 * NS_PER_S
-        while not any(isinstance(message, kind) for message in self.said) and self.clock.advance(until):
+        while not any(isinstance(message, kind) for message in self.said) and self.clock.advance(
+            until
+        ):
             pass
         while self.said:
             message = self.said.pop(0)
@@ -264,7 +302,9 @@ class Simulated:
 
     def events(self, *kinds: Kind) -> list[Event]:
         """Of its log."""
-        return [e for e in read_actor(self.directory / "events" / "w0.jsonl").events if e.kind in kinds]
+        return [
+            e for e in read_actor(self.directory / "events" / "w0.jsonl").events if e.kind in kinds
+        ]
 
     def stop(self) -> None:
         """It ends well."""
@@ -320,6 +360,7 @@ def test_a_real_rank_and_a_simulated_one_say_the_same(tmp_path: Path) -> None:
 
 
 def test_a_simulated_rank_answers_what_it_was_asked_before_it_listened(tmp_path: Path) -> None:
-    """It waited in the socket, and may be answered before the process says that it is ready: of the two orders in which
-    a real one may say that, the one that asks more of who hears it."""
+    """It waited in the socket, and may be answered before the process says that it is ready: of the
+    two orders in which a real one may say that, the one that asks more of who hears it.
+    """
     Simulated(tmp_path / "rank", asked=3)

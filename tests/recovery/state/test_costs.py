@@ -1,4 +1,6 @@
-"""What is done while a job recovers, or in each step, is no more than has to be: counted, not timed."""
+"""What is done while a job recovers, or in each step, is no more than has to be: counted, not
+timed.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,30 @@ from tests.recovery.state.test_optimizers import Relay, everything, make, train
 def tensors() -> list[Tensor]:
     wide = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     every = [
-        torch.tensor(3.5), torch.empty(0), torch.empty(3, 0), wide, wide[1:], wide.T, wide[:, ::2], wide.double(),
-        torch.arange(13, dtype=torch.uint8), torch.arange(13, dtype=torch.uint8)[3:], torch.tensor([True, False]),
-        torch.full((9,), 2**63 - 1), torch.full((3,), -1, dtype=torch.int32), wide.half(), wide.bfloat16(),
+        torch.tensor(3.5),
+        torch.empty(0),
+        torch.empty(3, 0),
+        wide,
+        wide[1:],
+        wide.T,
+        wide[:, ::2],
+        wide.double(),
+        torch.arange(13, dtype=torch.uint8),
+        torch.arange(13, dtype=torch.uint8)[3:],
+        torch.tensor([True, False]),
+        torch.full((9,), 2**63 - 1),
+        torch.full((3,), -1, dtype=torch.int32),
+        wide.half(),
+        wide.bfloat16(),
         torch.complex(wide, wide),
-    ]  # fmt: skip
+    ]
     return every
 
 
 def raw(tensor: Tensor) -> bytes:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    )
 
 
 @pytest.mark.parametrize("tensor", tensors(), ids=lambda t: f"{str(t.dtype)[6:]} {tuple(t.shape)}")
@@ -49,7 +65,11 @@ def test_bytes_read_and_summed_in_place_are_the_same_as_torch_has_them(tensor: T
         if len(own):
             own[:1] = b"\x5a"
             assert raw(tensor)[0] == 0x5A, "written where the tensor is"
-    assert own is not None or tensor.dtype not in (torch.float32, torch.int64) or not tensor.is_contiguous()
+    assert (
+        own is not None
+        or tensor.dtype not in (torch.float32, torch.int64)
+        or not tensor.is_contiguous()
+    )
 
 
 def test_whoever_only_passes_a_state_on_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +84,8 @@ def test_whoever_only_passes_a_state_on_plans_nothing(monkeypatch: pytest.Monkey
 
 
 def test_whoever_passes_on_a_state_that_has_more_than_its_own_makes_room_for_all_of_it() -> None:
-    source, other, sent = train(make("AdamW"), 2), make("AdamW"), list[Tensor]()  # no slots here yet
+    # no slots here yet
+    source, other, sent = train(make("AdamW"), 2), make("AdamW"), list[Tensor]()
     copy_state(source, Relay(sent, 0), source=0, receive=False, progress=lambda: None)
     before = everything(other)
     copy_state(other, Relay(sent, 1), source=0, receive=False, progress=lambda: None)
@@ -72,13 +93,17 @@ def test_whoever_passes_on_a_state_that_has_more_than_its_own_makes_room_for_all
     assert everything(other) == before
 
 
-def test_slots_are_described_anew_only_where_their_form_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_described_anew_only_where_their_form_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state = train(make("AdamW"), 1)
     before = state.rules(), state.scalars()
     described: list[str] = []
     put = type(state._slots)._put
     monkeypatch.setattr(
-        type(state._slots), "_put", lambda self, t, path: described.append(path) or put(self, t, path)
+        type(state._slots),
+        "_put",
+        lambda self, t, path: described.append(path) or put(self, t, path),
     )
     assert (state.rules(), state.scalars()) == before
     assert not described
@@ -86,12 +111,16 @@ def test_slots_are_described_anew_only_where_their_form_is_another(monkeypatch: 
     slots: Any = state.optimizer.state[parameter]
     slots["exp_avg"] = slots["exp_avg"].double()
     assert state.rules() != before[0]
-    assert state.scalars()["optimizer"]["state"]["0.weight"]["exp_avg"] == {"!tensor": ["float64", [6, 4]]}
+    assert state.scalars()["optimizer"]["state"]["0.weight"]["exp_avg"] == {
+        "!tensor": ["float64", [6, 4]]
+    }
     slots["more"] = 1.5
     assert state.scalars()["optimizer"]["state"]["0.weight"]["more"] == 1.5
 
 
-def test_a_step_is_seeded_as_torch_seeds_without_a_look_at_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_seeded_as_torch_seeds_without_a_look_at_the_stack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state = make("SGD")
     seeded: list[int] = []
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
@@ -121,7 +150,9 @@ def test_the_kernel_is_asked_of_nobody_who_moves() -> None:
     assert sorted(asked) == ["w1", "w2", "w3"], "each once"
 
 
-def test_a_manifest_is_encoded_once_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_is_encoded_once_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = train(make("AdamW"), 1)
     saved = [checkpointing.save(state, tmp_path, generation=1)[0]]
     raw = (saved[0].path / checkpoints.MANIFEST).read_bytes()
@@ -152,18 +183,25 @@ def test_a_manifest_is_encoded_once_and_read_once(tmp_path: Path, monkeypatch: p
     assert checkpoints.manifest_of(saved[0]) == manifest, "the same, set in another way"
 
 
-def test_a_whole_tensor_is_read_as_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_tensor_is_read_as_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = train(make("AdamW", "StepLR"), 2), make("AdamW", "StepLR")
     checkpointing.save(source, tmp_path, generation=1)
     monkeypatch.setattr(
         "recovery.checkpoint.saves.reading.create_read_items_for_chunk_list",
         lambda *_: pytest.fail("boxes were compared"),
     )
-    assert checkpointing.restore_newest(target, tmp_path, lambda bad, why: pytest.fail(why)) is not None
+    assert (
+        checkpointing.restore_newest(target, tmp_path, lambda bad, why: pytest.fail(why))
+        is not None
+    )
     assert everything(target) == everything(source)
 
 
-def test_small_tensors_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tensors_are_looked_at_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submitted: list[Any] = []
     submit = ThreadPoolExecutor.submit
 

@@ -1,4 +1,6 @@
-"""Every optimizer and every scheduler of torch: what a spare or a checkpoint gets is the whole state, bit for bit."""
+"""Every optimizer and every scheduler of torch: what a spare or a checkpoint gets is the whole
+state, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ def in_turn(optimizer: Optimizer) -> LRScheduler:
 
 
 def chained(optimizer: Optimizer) -> LRScheduler:
-    one, other = lr_scheduler.ConstantLR(optimizer, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.9)
+    one, other = (
+        lr_scheduler.ConstantLR(optimizer, total_iters=3),
+        lr_scheduler.ExponentialLR(optimizer, 0.9),
+    )
     return lr_scheduler.ChainedScheduler([one, other])
 
 
@@ -79,7 +84,9 @@ SCHEDULERS: dict[str, MakeScheduler] = {
     "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Halving()),
     "LinearLR": partial(lr_scheduler.LinearLR, total_iters=5),
     "MultiStepLR": partial(lr_scheduler.MultiStepLR, milestones=[2, 3, 3, 5]),
-    "MultiplicativeLR": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda epoch: 0.95),
+    "MultiplicativeLR": lambda optimizer: lr_scheduler.MultiplicativeLR(
+        optimizer, lambda epoch: 0.95
+    ),
     "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=12),
     "PolynomialLR": partial(lr_scheduler.PolynomialLR, total_iters=6),
     "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, patience=0, threshold=0.5),
@@ -88,10 +95,13 @@ SCHEDULERS: dict[str, MakeScheduler] = {
     "SWALR": partial(SWALR, swa_lr=0.5, anneal_epochs=4),
 }
 PAIRS = [
-    *((name, "OneCycleLR" if name in ("SGD", "AdamW", "Adam", "NAdam", "RAdam") else "StepLR") for name in OPTIMIZERS),
+    *(
+        (name, "OneCycleLR" if name in ("SGD", "AdamW", "Adam", "NAdam", "RAdam") else "StepLR")
+        for name in OPTIMIZERS
+    ),
     *(("AdamW", name) for name in SCHEDULERS),
     *(("SGD", name) for name in SCHEDULERS),
-]  # fmt: skip
+]
 
 
 def make(optimizer: str, scheduler: str | None = None, *, seed: int = 0) -> TrainState:
@@ -102,12 +112,16 @@ def make(optimizer: str, scheduler: str | None = None, *, seed: int = 0) -> Trai
 
 
 def train(state: TrainState, steps: int) -> TrainState:
-    """As the job does: gradients are a function of the step and the parameters, and there is always one."""
+    """As the job does: gradients are a function of the step and the parameters, and there is always
+    one.
+    """
     for step in range(state.step + 1, state.step + steps + 1):
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
         loss = state.model(x).square().mean()
         for parameter, gradient in zip(
-            state.model.parameters(), torch.autograd.grad(loss, list(state.model.parameters())), strict=True
+            state.model.parameters(),
+            torch.autograd.grad(loss, list(state.model.parameters())),
+            strict=True,
         ):
             parameter.grad = gradient
         state.apply(float(loss.detach()))
@@ -117,12 +131,17 @@ def train(state: TrainState, steps: int) -> TrainState:
 
 def everything(state: TrainState) -> dict[str, Any]:
     """The state, and what torch itself says it is."""
-    values: dict[str, Any] = {name: bytes(bytes_of(tensor)) for name, tensor in state.tensors().items()}
+    values: dict[str, Any] = {
+        name: bytes(bytes_of(tensor)) for name, tensor in state.tensors().items()
+    }
     packed = state.optimizer.state_dict()
-    values["groups"] = [{k: v for k, v in g.items() if k not in COMPUTED_HOW} for g in packed["param_groups"]]
+    values["groups"] = [
+        {k: v for k, v in g.items() if k not in COMPUTED_HOW} for g in packed["param_groups"]
+    ]
     values["slots"] = {
         key: {
-            slot: (type(v), bytes(bytes_of(v)) if isinstance(v, Tensor) else v) for slot, v in slots.items()
+            slot: (type(v), bytes(bytes_of(v)) if isinstance(v, Tensor) else v)
+            for slot, v in slots.items()
         }
         for key, slots in packed["state"].items()
     }
@@ -135,11 +154,16 @@ def in_order(value: Any) -> str:
     """Equal for equal values; a dictionary's order is none of its value."""
     if isinstance(value, dict):
         return repr(sorted((str(key), in_order(item)) for key, item in value.items()))
-    return f"{type(value)} {[in_order(v) for v in value] if isinstance(value, list | tuple) else value!r}"
+    return (
+        f"{type(value)}"
+        f" {[in_order(v) for v in value] if isinstance(value, list | tuple) else value!r}"
+    )
 
 
 class Relay(Circle):
-    """A group of two that live one after the other: what the source broadcasts, the other gets afterwards."""
+    """A group of two that live one after the other: what the source broadcasts, the other gets
+    afterwards.
+    """
 
     def __init__(self, sent: list[Tensor], rank: int, backend: str = "gloo") -> None:
         self.rank, self.backend, self.ranks = rank, backend, (0, 1)
@@ -164,13 +188,21 @@ def copied(source: TrainState, target: TrainState) -> TrainState:
 def restored(source: TrainState, target: TrainState, directory: Path) -> TrainState:
     """As a checkpoint on disk gives it."""
     checkpointing.save(source, directory, generation=1)
-    assert checkpointing.restore_newest(target, directory, lambda bad, why: pytest.fail(why)) is not None
+    assert (
+        checkpointing.restore_newest(target, directory, lambda bad, why: pytest.fail(why))
+        is not None
+    )
     return target
 
 
 def classes(module: Any, base: type) -> Iterator[str]:
     for name, value in vars(module).items():
-        if inspect.isclass(value) and issubclass(value, base) and value is not base and name[0] != "_":
+        if (
+            inspect.isclass(value)
+            and issubclass(value, base)
+            and value is not base
+            and name[0] != "_"
+        ):
             yield name
 
 
@@ -214,19 +246,27 @@ def test_a_checkpoint_of_before_all_of_the_optimizer_was_saved_is_read(tmp_path:
     again = make("AdamW", "StepLR", seed=1)
     assert checkpointing.restore_newest(again, tmp_path, lambda bad, why: pytest.fail(why))
     assert everything(train(again, 4)) == everything(train(original, 4))
-    with pytest.raises(CheckpointMismatch, match=r"optimizer\.0\.weight\.exp_avg is only in the checkpoint"):
-        checkpointing.restore_newest(make("SGD", "StepLR"), tmp_path, lambda bad, why: pytest.fail(why))
+    with pytest.raises(
+        CheckpointMismatch, match=r"optimizer\.0\.weight\.exp_avg is only in the checkpoint"
+    ):
+        checkpointing.restore_newest(
+            make("SGD", "StepLR"), tmp_path, lambda bad, why: pytest.fail(why)
+        )
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_optimizer_that_cannot_be_used_is_refused_before_anything_is_trained(name: str) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=f"{name} cannot be used: its step is made without a closure"):
+    with pytest.raises(
+        TypeError, match=f"{name} cannot be used: its step is made without a closure"
+    ):
         TrainState(model, REFUSED[name](list(model.parameters())), None, seed=1)
 
 
 class Counting(optim.SGD):
-    """Counts in a plain number, remembers in a list, changes a field of its groups, and makes a slot late."""
+    """Counts in a plain number, remembers in a list, changes a field of its groups, and makes a
+    slot late.
+    """
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
@@ -271,7 +311,9 @@ def test_whatever_an_optimizer_keeps_is_state(tmp_path: Path) -> None:
 
 
 def test_what_is_planted_in_the_state_cannot_vanish() -> None:
-    """Before its first step an optimizer keeps nothing, and there is nothing to plant; afterwards all of it is used."""
+    """Before its first step an optimizer keeps nothing, and there is nothing to plant; afterwards
+    all of it is used.
+    """
     state = make("SGD", "OneCycleLR")
     assert not [name for name in state.tensors() if name.startswith("optimizer.")]
     train(state, 1)
@@ -343,11 +385,14 @@ def test_groups_that_came_later_and_slots_of_an_optimizer_loaded_before_are_stat
 def test_what_could_not_be_saved_is_refused_when_it_is_attached() -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     with pytest.raises(TypeError, match="trains a tensor that is no parameter of the model"):
-        TrainState(model, optim.SGD([*model.parameters(), *other.parameters()], lr=0.1), None, seed=1)
+        TrainState(
+            model, optim.SGD([*model.parameters(), *other.parameters()], lr=0.1), None, seed=1
+        )
     odd = optim.SGD(model.parameters(), lr=0.1)
     odd.param_groups[0]["friend"] = iter(())
     with pytest.raises(
-        TypeError, match=r"param_groups\.0\.friend is a tuple_iterator, which can be neither saved nor"
+        TypeError,
+        match=r"param_groups\.0\.friend is a tuple_iterator, which can be neither saved nor",
     ):
         TrainState(model, odd, None, seed=1)
 
@@ -363,6 +408,11 @@ def test_nothing_of_the_host_goes_over_a_group_that_takes_the_device_alone() -> 
             super().broadcast(tensor, source)
 
     copy_state(
-        original, Refusing([], 0, "nccl"), source=0, receive=False, progress=lambda: None, device="meta"
+        original,
+        Refusing([], 0, "nccl"),
+        source=0,
+        receive=False,
+        progress=lambda: None,
+        device="meta",
     )
     assert {device.type for device in meta} == {"meta"}

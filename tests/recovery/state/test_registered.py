@@ -41,9 +41,16 @@ class Counter:
 
 def built(folder: Path | None, *, seed: int = 1) -> tuple[Job, nn.Module, AveragedModel, Counter]:
     config = JobConfig(
-        process="alone", world=1, steps=STEPS, global_batch=4, samples=64, seed=5, checkpoint_dir=folder,
-        checkpoint_every=2, checkpoint_keep=3,
-    )  # fmt: skip
+        process="alone",
+        world=1,
+        steps=STEPS,
+        global_batch=4,
+        samples=64,
+        seed=5,
+        checkpoint_dir=folder,
+        checkpoint_every=2,
+        checkpoint_keep=3,
+    )
     job = lone_job(config)
     torch.manual_seed(seed)
     model = nn.Linear(3, 1)
@@ -57,7 +64,9 @@ def built(folder: Path | None, *, seed: int = 1) -> tuple[Job, nn.Module, Averag
 def train(job: Job, model: nn.Module, until: int = STEPS) -> None:
     while job.running():
         with job.step() as step:
-            step.backward(model(torch.tensor([[float(i), 1.0, 2.0] for i in step.samples])).square().sum())
+            step.backward(
+                model(torch.tensor([[float(i), 1.0, 2.0] for i in step.samples])).square().sum()
+            )
             step.commit()
         if job.done == until:
             return
@@ -72,7 +81,9 @@ def test_a_restored_job_ends_as_if_it_had_gone_on(tmp_path: Path) -> None:
     job, model, average, counter = built(tmp_path, seed=2)
     counter.add()  # what a fresh object holds does not matter
     train(job, model, until=5)
-    assert counter.seen == 5 and counter.total.tolist() == [15.0, 15.0], "restored at 4, and one more"
+    assert counter.seen == 5 and counter.total.tolist() == [15.0, 15.0], (
+        "restored at 4, and one more"
+    )
     train(job, model)
     assert job.state.digests() == whole[0].state.digests()
     assert counter.state_dict()["more"]["history"] == whole[3].history
@@ -87,8 +98,9 @@ def test_tensors_and_values_are_part_of_what_is_copied() -> None:
     assert state.tensors()["user.counter.more.total"] is not None
     assert "user.average.module.weight" in state.tensors()
     assert state.scalars()["registered"] == {
-        "average": {}, "counter": {"seen": 1, "more": {"history": [1 / 3]}},
-    }  # fmt: skip
+        "average": {},
+        "counter": {"seen": 1, "more": {"history": [1 / 3]}},
+    }
     before = state.digests()["optimizer"]
     counter.total += 1
     assert state.digests()["optimizer"] != before
@@ -115,7 +127,9 @@ def test_what_cannot_be_stored_or_copied_is_refused() -> None:
     ):
         with pytest.raises(kind, match=complaint):
             registered.add(name, thing, None)
-    with pytest.raises(ValueError, match=r"holds \['average'\] of job.register, and the script registers"):
+    with pytest.raises(
+        ValueError, match=r"holds \['average'\] of job.register, and the script registers"
+    ):
         registered.load({"average": {}})
 
 

@@ -23,7 +23,9 @@ Make = Callable[[nn.Module], tuple[Optimizer, LRScheduler | None]]
 def net(seed: int = 0) -> nn.Module:
     """Something with buffers, several parameters, and dropout."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1))
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1)
+    )
 
 
 def adamw(model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
@@ -45,7 +47,9 @@ def plain(model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
 
 
 def nadam(model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
-    return torch.optim.NAdam(model.parameters(), lr=0.1, decoupled_weight_decay=True, weight_decay=0.1), None
+    return torch.optim.NAdam(
+        model.parameters(), lr=0.1, decoupled_weight_decay=True, weight_decay=0.1
+    ), None
 
 
 def adagrad(model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:

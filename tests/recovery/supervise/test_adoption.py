@@ -1,4 +1,6 @@
-"""A supervisor is lost at any moment, in simulation; another takes over from the log, and every checker agrees."""
+"""A supervisor is lost at any moment, in simulation; another takes over from the log, and every
+checker agrees.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,11 @@ def adoptions(played: Played) -> list[Event]:
 def cell(seed: int, *, time_s: float, down_s: float) -> Cell:
     """A rank is killed in step 33, and the coordinator at some time."""
     lost: dict[str, Any] = {
-        "id": "lost", "kind": "coordinator-kill", "params": {"down_s": down_s}, "at": {"time": time_s},
-    }  # fmt: skip
+        "id": "lost",
+        "kind": "coordinator-kill",
+        "params": {"down_s": down_s},
+        "at": {"time": time_s},
+    }
     return cell_of(STRATEGIES[seed % 3], [KILL, lost])
 
 
@@ -66,8 +71,12 @@ def test_lost_at_any_time_of_a_run_with_a_killed_rank(block: int, memory: Path) 
 def test_an_undisturbed_job_is_left_undisturbed(memory: Path) -> None:
     played = play(cell(2, time_s=0.5, down_s=0.4), memory, seed=1)
     (taken,) = adoptions(played)
-    lost = next(e for e in played.log.of(Kind.FAULT_INJECTED) if e.data["kind"] == "coordinator-kill")
-    own = [e for e in played.log.of(Kind.STEP_COMMITTED) if lost.time_ns < e.time_ns < taken.time_ns]
+    lost = next(
+        e for e in played.log.of(Kind.FAULT_INJECTED) if e.data["kind"] == "coordinator-kill"
+    )
+    own = [
+        e for e in played.log.of(Kind.STEP_COMMITTED) if lost.time_ns < e.time_ns < taken.time_ns
+    ]
     assert len({e.step for e in own}) >= 5, "ranks trained while nobody watched"
     generations = list(played.log.of(Kind.GENERATION_STARTED))
     assert [g.data["cause"] for g in generations] == ["start", "failure"], (
@@ -77,7 +86,9 @@ def test_an_undisturbed_job_is_left_undisturbed(memory: Path) -> None:
 
 
 def test_a_divergence_after_a_takeover_goes_back_to_where_the_replicas_agreed(memory: Path) -> None:
-    """Two replicas, so that no majority says who is right: only the log of the lost one knows of an agreement."""
+    """Two replicas, so that no majority says who is right: only the log of the lost one knows of an
+    agreement.
+    """
     faults: list[dict[str, Any]] = [
         {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.05}, "at": {"step": 35}},
         {"id": "bad", "kind": "replica-desync", "target": {"rank": 1}, "at": {"step": 37}},
@@ -92,8 +103,9 @@ def test_a_divergence_after_a_takeover_goes_back_to_where_the_replicas_agreed(me
 def test_a_divergence_while_nobody_supervised_is_answered_by_whoever_takes_over(
     step: int, memory: Path
 ) -> None:
-    """The digests that show it wait for the next supervisor, which hears them before it knows where all are; in the
-    last steps of the job nothing that would show it comes after them."""
+    """The digests that show it wait for the next supervisor, which hears them before it knows where
+    all are; in the last steps of the job nothing that would show it comes after them.
+    """
     faults: list[dict[str, Any]] = [
         {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 5.0}, "at": {"step": step}},
         {"id": "bad", "kind": "replica-desync", "target": {"rank": 1}, "at": {"step": step + 2}},
@@ -125,7 +137,9 @@ def test_a_notice_while_nobody_supervised_is_answered_by_whoever_takes_over(memo
 def test_the_past_says_when_the_replicas_agreed(memory: Path) -> None:
     played = play(cell_of("checkpoint-restart", [KILL]), memory, seed=2)
     events = played.log.actors["orchestrator"].events
-    known = past([e for e in events if e.time_ns < next(played.log.of(Kind.FAILURE_DETECTED)).time_ns])
+    known = past(
+        [e for e in events if e.time_ns < next(played.log.of(Kind.FAILURE_DETECTED)).time_ns]
+    )
     assert (known.agreed, known.saved) == (30, 30)
     ready = [e for e in events if e.kind is Kind.GENERATION_READY]
     assert past([e for e in events if e.seq <= ready[0].seq]).agreed == 0
@@ -147,17 +161,25 @@ class Fragile(Orchestrator):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_keepers_of_checkpoints_are_nobodys_to_adopt(strategy: str, memory: Path) -> None:
-    """They never answer where they are, are not stopped with the ranks, and a rank that is lost meanwhile is found
-    what they hold."""
+    """They never answer where they are, are not stopped with the ranks, and a rank that is lost
+    meanwhile is found what they hold.
+    """
     lost: dict[str, Any] = {
-        "id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.3}, "at": {"step": 31}
-    }  # fmt: skip
+        "id": "lost",
+        "kind": "coordinator-kill",
+        "params": {"down_s": 0.3},
+        "at": {"step": 31},
+    }
     kept = cell_of(
         strategy, [KILL, lost], every=25, memory={"every": 2}, launcher={"kind": "sim", "nodes": 2}
     )
     faulted, control = (play(kept, memory / arm, seed=4, arm=arm) for arm in ("faulted", "control"))
     assert len(adoptions(faulted)) == 1 and problems(faulted, control) == {}
-    names = {e.data["process"] for e in faulted.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "keeper"}
+    names = {
+        e.data["process"]
+        for e in faulted.log.of(Kind.PROCESS_SPAWNED)
+        if e.data["role"] == "keeper"
+    }
     assert names == {"k0", "k1"}, "none had to be followed"
     exits = [e for e in faulted.log.of(Kind.PROCESS_EXITED) if e.data["process"] in names]
     assert [e.data["expected"] for e in exits] == [True, True]
@@ -166,8 +188,12 @@ def test_keepers_of_checkpoints_are_nobodys_to_adopt(strategy: str, memory: Path
 
 
 @pytest.mark.parametrize("strategy", long_but(STRATEGIES, "hot-spare"))
-def test_lost_in_the_middle_of_any_act(strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the members told to join, one of two spares started, a decision written down and not begun ..."""
+def test_lost_in_the_middle_of_any_act(
+    strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the members told to join, one of two spares started, a decision written down and not
+    begun ...
+    """
     control = play(cell_of(strategy, []), memory / "control", seed=4, arm="control")
     monkeypatch.setattr(simulate, "Orchestrator", Fragile)
     taken = 0
@@ -200,7 +226,9 @@ def test_the_past_of_a_log_is_what_it_says(memory: Path) -> None:
 
 
 def test_a_process_that_answers_before_it_says_that_it_is_ready_is_ready_once() -> None:
-    """It was starting when the supervisor was lost: its answer to the next one may overtake its own word."""
+    """It was starting when the supervisor was lost: its answer to the next one may overtake its own
+    word.
+    """
     hands = FakeHands()
     lost = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
     lost.start(StateFrom.INITIAL)
@@ -232,17 +260,24 @@ def test_what_does_not_fit_is_found_though_it_answered_before() -> None:
     control.adopt(Past(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL)
     (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
     for name, torch in (("w0", "2.9"), ("w1", "2.8")):
-        control.on_message(name, Status(place="waiting", generation=0, step=0, valid=False, number=number))
+        control.on_message(
+            name, Status(place="waiting", generation=0, step=0, valid=False, number=number)
+        )
         control.on_message(name, Ready(versions={"torch": torch}))
     causes = [data["cause"] for kind, data in hands.events if kind is Kind.FAILURE_DETECTED]
     assert causes == ["unfit"]
 
 
 @pytest.mark.parametrize("time_s", [0.02, 0.1])
-def test_whoever_starts_while_nobody_supervises_is_asked_when_it_listens(time_s: float, memory: Path) -> None:
+def test_whoever_starts_while_nobody_supervises_is_asked_when_it_listens(
+    time_s: float, memory: Path
+) -> None:
     lost: dict[str, Any] = {
-        "id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.0}, "at": {"time": 1.4 + time_s},
-    }  # fmt: skip
+        "id": "lost",
+        "kind": "coordinator-kill",
+        "params": {"down_s": 0.0},
+        "at": {"time": 1.4 + time_s},
+    }
     faulted_cell = cell_of("hot-spare", [KILL, lost], steps=100)
     faulted = play(faulted_cell, memory, seed=3)
     assert faulted.outcome == "completed"

@@ -1,4 +1,6 @@
-"""The supervisor's state machine, with a fake clock and fake processes, news coming in any order."""
+"""The supervisor's state machine, with a fake clock and fake processes, news coming in any
+order.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,13 @@ from recovery.transport.wire import (
 )
 
 TIMING = Timing(
-    start_timeout_s=100.0, join_timeout_s=60.0, park_timeout_s=1.0, blame_grace_s=0.3, max_attempts=3,
+    start_timeout_s=100.0,
+    join_timeout_s=60.0,
+    park_timeout_s=1.0,
+    blame_grace_s=0.3,
+    max_attempts=3,
     hang=HangLimits(floor_s=0.6, first_step_s=60.0),
-)  # fmt: skip
+)
 BLANK = Mark(generation=0, step=0, phase="idle", collective=0, time_ns=0, committed=0, last_seq=-1)
 KEEPING = [DropReplica(), HotSpare()]
 ALL = [CheckpointRestart(), *KEEPING]
@@ -100,7 +106,13 @@ class Rig:
     ) -> None:
         self.hands = FakeHands()
         self.control = Controller(
-            strategy, self.hands, world=world, steps=steps, store_port=4711, timing=timing, shards=shards
+            strategy,
+            self.hands,
+            world=world,
+            steps=steps,
+            store_port=4711,
+            timing=timing,
+            shards=shards,
         )
         self.control.start(StateFrom.INITIAL)
 
@@ -120,10 +132,14 @@ class Rig:
         """Each with a step and a digest of what it holds."""
         for name, (step, digest) in held.items():
             self.at(name, step=step, committed=step, phase="joining")
-            message = Joined(generation=self.control.generation, step=step, checkpoint=None, digest=digest)
+            message = Joined(
+                generation=self.control.generation, step=step, checkpoint=None, digest=digest
+            )
             self.control.on_message(name, message)
 
-    def park(self, *names: str, step: int, why: Any = "aborted", valid: bool = True, **more: Any) -> None:
+    def park(
+        self, *names: str, step: int, why: Any = "aborted", valid: bool = True, **more: Any
+    ) -> None:
         for name in names:
             more.setdefault("generation", self.control.generation)
             message = Parked(step=step, valid=valid, why=why, **more)
@@ -137,12 +153,19 @@ class Rig:
         for name in names:
             self.control.on_exit(name, how)
 
-    def at(self, *names: str, step: int, committed: int, phase: str = "forward", collective: int = 0) -> None:
+    def at(
+        self, *names: str, step: int, committed: int, phase: str = "forward", collective: int = 0
+    ) -> None:
         for name in names:
             self.hands.marks[name] = Mark(
-                generation=self.control.generation, step=step, phase=phase, collective=collective,
-                time_ns=int(self.hands.now * 1e9), committed=committed, last_seq=0,
-            )  # fmt: skip
+                generation=self.control.generation,
+                step=step,
+                phase=phase,
+                collective=collective,
+                time_ns=int(self.hands.now * 1e9),
+                committed=committed,
+                last_seq=0,
+            )
 
     def wait(self, seconds: float, *, look_every_s: float = 0.05) -> None:
         """Let time pass; everybody who is told to stop or is killed stays as it is."""
@@ -164,7 +187,9 @@ class Rig:
     def joins(self) -> dict[str, Join]:
         """The Join each member of the current generation got."""
         generation = self.control.generation
-        found = {n: m for n, m in self.hands.sent if isinstance(m, Join) and m.generation == generation}
+        found = {
+            n: m for n, m in self.hands.sent if isinstance(m, Join) and m.generation == generation
+        }
         assert tuple(found) == self.members
         return found
 
@@ -224,7 +249,11 @@ def test_a_job_starts_trains_and_ends() -> None:
     rig.finish("w0", "w1", "w3")
     assert rig.stage is Stage.TRAINING
     rig.finish("w2")
-    assert (rig.stage, rig.control.outcome, rig.control.committed) == (Stage.ENDING, "completed", 100)
+    assert (rig.stage, rig.control.outcome, rig.control.committed) == (
+        Stage.ENDING,
+        "completed",
+        100,
+    )
     assert sorted(rig.got(Stop)) == ["s4", "w0", "w1", "w2", "w3"]
     rig.die("w0", "w1", "w2", "w3", "s4", how="exit code 0")
     assert rig.control.done
@@ -253,7 +282,9 @@ def test_a_killed_rank_is_recovered_whatever_is_heard_first(
     assert rig.causes() == [(victim, "exit")]
     assert rig.stage is Stage.FORMING
     if isinstance(strategy, HotSpare):
-        assert rig.members == tuple("s4" if name == victim else name for name in ("w0", "w1", "w2", "w3"))
+        assert rig.members == tuple(
+            "s4" if name == victim else name for name in ("w0", "w1", "w2", "w3")
+        )
     else:
         assert rig.members == tuple(others)
     before = rig.names()
@@ -289,7 +320,9 @@ def test_a_process_that_ends_as_it_was_told_is_no_failure() -> None:
 
 
 def test_a_loss_is_replaced_even_if_no_step_is_made() -> None:
-    rig = Rig(DropReplica(), timing=replace(TIMING, settle_timeout_s=2.0, hang=HangLimits(floor_s=4.0)))
+    rig = Rig(
+        DropReplica(), timing=replace(TIMING, settle_timeout_s=2.0, hang=HangLimits(floor_s=4.0))
+    )
     rig.train(steps=56)
     rig.die("w1")
     rig.park("w0", "w2", "w3", step=56)
@@ -402,7 +435,9 @@ def test_survivors_that_do_not_leave_are_hung_too_unless_starved() -> None:
 
 
 @pytest.mark.parametrize("strategy", KEEPING, ids=lambda s: type(s).__name__)
-def test_a_broken_connection_with_nobody_dead_forms_the_same_members_again(strategy: Strategy) -> None:
+def test_a_broken_connection_with_nobody_dead_forms_the_same_members_again(
+    strategy: Strategy,
+) -> None:
     rig = Rig(strategy)
     rig.train(steps=56)
     rig.park("w1", step=56, why="failed", error="Connection reset by peer")
@@ -411,7 +446,11 @@ def test_a_broken_connection_with_nobody_dead_forms_the_same_members_again(strat
     rig.wait(0.4)
     assert rig.causes() == [(None, "error")]
     assert rig.events(Kind.FAILURE_DETECTED)[0]["detail"] == "Connection reset by peer"
-    assert (rig.stage, rig.members, rig.control.generation) == (Stage.FORMING, ("w0", "w1", "w2", "w3"), 2)
+    assert (rig.stage, rig.members, rig.control.generation) == (
+        Stage.FORMING,
+        ("w0", "w1", "w2", "w3"),
+        2,
+    )
     assert len(rig.names()) == 4 + strategy.spares_wanted
 
 
@@ -703,8 +742,12 @@ def test_the_word_of_an_earlier_generation_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("odd", [(56, "b"), (57, "a")], ids=["state", "step"])
-def test_a_member_that_joins_with_something_else_is_named_and_does_not_train(odd: tuple[int, str]) -> None:
-    """Nobody hears that the generation is ready; the next one goes without it, as the loss of w1 is unanswered too."""
+def test_a_member_that_joins_with_something_else_is_named_and_does_not_train(
+    odd: tuple[int, str],
+) -> None:
+    """Nobody hears that the generation is ready; the next one goes without it, as the loss of w1 is
+    unanswered too.
+    """
     rig = Rig(DropReplica())
     rig.train(steps=56)
     rig.die("w1")
@@ -815,7 +858,9 @@ def test_a_rank_that_dies_while_the_others_pause() -> None:
     assert rig.members == ("w0", "w3")
     rig.join(*rig.members, step=61)
     rig.go_on(62, first=62)
-    assert rig.stage is Stage.TRAINING, "the other replacement is on its way, so that one pause serves both"
+    assert rig.stage is Stage.TRAINING, (
+        "the other replacement is on its way, so that one pause serves both"
+    )
     rig.ready("w5")
     assert rig.stage is Stage.PAUSING
     rig.park("w0", "w3", step=63, why="pause")
@@ -1012,10 +1057,13 @@ def test_every_failure_event_names_its_generation_step_and_culprit() -> None:
 
 
 STRATEGIES = [
-    CheckpointRestart(), DropReplica(), DropReplica(rejoin=False), HotSpare(),
+    CheckpointRestart(),
+    DropReplica(),
+    DropReplica(rejoin=False),
+    HotSpare(),
     HotSpare(spares=2, replenish=False),
     NoRecovery(),
-]  # fmt: skip
+]
 SAYINGS = {
     Health.STARTING: ("ready", "die", "wait"),
     Health.READY: ("die", "wait"),
@@ -1067,7 +1115,9 @@ def hear(rig: Rig, name: str, saying: str) -> None:
     strategy=st.sampled_from(STRATEGIES),
     choices=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=80),
 )
-def test_no_order_of_news_confuses_the_supervisor(strategy: Strategy, choices: list[tuple[int, int]]) -> None:
+def test_no_order_of_news_confuses_the_supervisor(
+    strategy: Strategy, choices: list[tuple[int, int]]
+) -> None:
     rig = Rig(strategy)
     rig.train(steps=10)
     for who, what in choices:
@@ -1079,10 +1129,13 @@ def test_no_order_of_news_confuses_the_supervisor(strategy: Strategy, choices: l
         if rig.stage in (Stage.FORMING, Stage.TRAINING, Stage.PAUSING):
             assert 1 <= len(rig.members) <= rig.control.world
             assert len(set(rig.members)) == len(rig.members)
-            assert all(crew[name].health in (Health.TRAINING, Health.PARKED) for name in rig.members)
+            assert all(
+                crew[name].health in (Health.TRAINING, Health.PARKED) for name in rig.members
+            )
         if rig.stage is Stage.WAITING:
             assert any(
-                crew[name].health is Health.STARTING for name in rig.control._formation.pending.members
+                crew[name].health is Health.STARTING
+                for name in rig.control._formation.pending.members
             )
     rig.control.stop("halted", "enough")
     rig.die(*rig.names())

@@ -1,4 +1,6 @@
-"""Digests of replicas: who differs is named, nobody is named without a majority, and nothing piles up."""
+"""Digests of replicas: who differs is named, nobody is named without a majority, and nothing piles
+up.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def test_who_takes_over_goes_back_to_what_the_log_says_was_agreed_on() -> None:
     assert (made.trust, made.has_checkpoint, made.agreed_checkpoint) == (50, True, 40)
     again = DigestBook()
     again.adopted(1, FOUR[:2], shards=1, agreed=50, saved=40, doubtful=True)
-    assert (again.trust, again.has_checkpoint) == (50, True), "a disagreement that nobody had answered yet"
+    assert (again.trust, again.has_checkpoint) == (50, True), (
+        "a disagreement that nobody had answered yet"
+    )
 
 
 def test_what_is_remembered_of_checkpoints_does_not_grow() -> None:
@@ -225,7 +229,10 @@ def test_who_joins_with_another_state_or_step_is_named() -> None:
 def test_without_a_majority_at_the_start_nobody_is_named() -> None:
     found = start(book(FOUR[:2]), w0=(0, "a"), w1=(0, "b"))
     assert found is not None and found.odd == ()
-    assert found.detail == "at the start of a generation, 2 different states in 2 replicas, no majority"
+    assert (
+        found.detail
+        == "at the start of a generation, 2 different states in 2 replicas, no majority"
+    )
 
 
 class Alike:

@@ -1,4 +1,6 @@
-"""Leaving out a sample that nobody can compute: the order, the search, the decision, and the rank's part."""
+"""Leaving out a sample that nobody can compute: the order, the search, the decision, and the rank's
+part.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,45 @@ from recovery.rank.step import Step
 from recovery.transport.wire import Finished, Join, Joined, LeaveOut, Parked
 from tests.recovery.rank.test_job import Rank
 
-STRATEGIES = pytest.mark.parametrize("strategy", [CheckpointRestart(), DropReplica(), HotSpare()], ids=repr)
+STRATEGIES = pytest.mark.parametrize(
+    "strategy", [CheckpointRestart(), DropReplica(), HotSpare()], ids=repr
+)
 
 
-def view(*samples: tuple[int, ...], before: bool = True, dead: bool = False, skipped: int = 0) -> ClusterView:
+def view(
+    *samples: tuple[int, ...], before: bool = True, dead: bool = False, skipped: int = 0
+) -> ClusterView:
     """Three ranks refused step 7; ``samples``: what the blamed ones, from rank 0 on, have named."""
     names = ("w0", "w1", "w2")
     processes = tuple(
         ProcessView(
-            name=name, role="worker", rank=rank, step=6, valid=True, shard=0,
+            name=name,
+            role="worker",
+            rank=rank,
+            step=6,
+            valid=True,
+            shard=0,
             health=Health.DEAD if dead and rank == 2 else Health.PARKED,
         )
         for rank, name in enumerate(names)
-    )  # fmt: skip
+    )
     failures = tuple(
-        Failure(process=names[rank], rank=rank, cause=Cause.NONFINITE, step=7, time_s=1.0, samples=named)
+        Failure(
+            process=names[rank], rank=rank, cause=Cause.NONFINITE, step=7, time_s=1.0, samples=named
+        )
         for rank, named in enumerate(samples)
     )
     return ClusterView(
-        now_s=2.0, generation=2, world=3, spares=0, members=names, processes=processes, failures=failures,
-        history=failures if before else (), skipped=skipped,
-    )  # fmt: skip
+        now_s=2.0,
+        generation=2,
+        world=3,
+        spares=0,
+        members=names,
+        processes=processes,
+        failures=failures,
+        history=failures if before else (),
+        skipped=skipped,
+    )
 
 
 def form_of(strategy: Strategy, seen: ClusterView) -> Form | None:
@@ -156,10 +176,15 @@ def joined(rank: Rank, generation: int, skip: dict[int, int] | None = None, **mo
         more["left_out"] = len(skip)
     rank.tell(
         Join(
-            generation=generation, rank=0, world=1, store_port=rank.store_port,
-            restore=False, timeout_s=5.0, **more,
+            generation=generation,
+            rank=0,
+            world=1,
+            store_port=rank.store_port,
+            restore=False,
+            timeout_s=5.0,
+            **more,
         )
-    )  # fmt: skip
+    )
     rank.hear(Joined)
 
 
@@ -173,7 +198,9 @@ def poisoned(directory: Path, sample: int) -> Rank:
     return rank
 
 
-def test_a_rank_names_the_sample_when_asked_to_and_leaves_it_out_when_told_to(tmp_path: Path) -> None:
+def test_a_rank_names_the_sample_when_asked_to_and_leaves_it_out_when_told_to(
+    tmp_path: Path,
+) -> None:
     due = order.batch(3, 4, 64, 5)
     rank = poisoned(tmp_path, due[1])
     joined(rank, 1)

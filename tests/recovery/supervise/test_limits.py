@@ -30,7 +30,9 @@ def value(timing: Timing, name: str) -> float:
 def changed(timing: Timing, name: str, seconds: float) -> Timing:
     part, _, field = name.rpartition(".")
     if part:
-        return dataclasses.replace(timing, hang=dataclasses.replace(timing.hang, **{field: seconds}))
+        return dataclasses.replace(
+            timing, hang=dataclasses.replace(timing.hang, **{field: seconds})
+        )
     values: dict[str, Any] = {field: seconds}
     return dataclasses.replace(timing, **values)
 

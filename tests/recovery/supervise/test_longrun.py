@@ -13,13 +13,18 @@ from recovery.transport.reverse_dns import nameless
 from tests.support.longrun import COSTS_NOBODY, KINDS, LongRun, NodesRun, Sample, curve
 
 FAILURES, LOST_ON_NODES, EVERY, WARM = 1000, 400, 50, 200
-# Before, the supervisor held 4.0 descriptors and 34 KiB more for each lost process, the store 3 keys and a survivor
-# 0.03 descriptors and 0.03 threads more for each failure (1,000 failures, 868 lost).
+# Before, the supervisor held 4.0 descriptors and 34 KiB more for each lost process, the store 3
+# keys and a survivor 0.03 descriptors and 0.03 threads more for each failure (1,000 failures, 868
+# lost).
 MOMENTARY = 3  # descriptors or threads of a process just starting or ending
-ABANDONED = 16  # of groups whose wake-up was lost in the last 20 s, 4 descriptors and 4 threads each
-RSS_KIB = {"supervisor": 2.0, "fork server": 1.0, "fork servers": 1.0}  # a failure: 1.0 and 0.3 measured
+# of groups whose wake-up was lost in the last 20 s, 4 descriptors and 4 threads each
+ABANDONED = 16
+# a failure: 1.0 and 0.3 measured
+RSS_KIB = {"supervisor": 2.0, "fork server": 1.0, "fork servers": 1.0}
 USUAL_RSS_KIB = (
-    3.0  # of the others, 2.1 measured: pools and the newest 1,024 still fill; a leaked page would be more
+    # of the others, 2.1 measured: pools and the newest 1,024 still fill; a leaked page would be
+    # more
+    3.0
 )
 KEYS = 9  # three generations' of three ranks: who deletes them is not waited for
 

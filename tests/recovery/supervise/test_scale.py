@@ -1,4 +1,6 @@
-"""What a failure costs the supervisor of a large job: it grows with the ranks, not with their square."""
+"""What a failure costs the supervisor of a large job: it grows with the ranks, not with their
+square.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def least(strategy: Strategy, world: int, shards: int) -> Cost:
 
 
 @KINDS
-def test_four_times_the_ranks_cost_about_four_times_as_much(strategy: Strategy, shards: int) -> None:
+def test_four_times_the_ranks_cost_about_four_times_as_much(
+    strategy: Strategy, shards: int
+) -> None:
     few, many = least(strategy, 256, shards), least(strategy, 1024, shards)
     assert many.decide_s < 9 * few.decide_s, "16 times would be quadratic"
     assert many.whole_s < 9 * few.whole_s

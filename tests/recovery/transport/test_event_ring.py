@@ -45,7 +45,9 @@ def lines(count: int, *, start: int = 0, length: int = 100) -> list[bytes]:
     return [f"{n:0{length - 1}d}\n".encode() for n in range(start, start + count)]
 
 
-def test_what_is_put_in_comes_out_in_order_across_the_end_of_the_ring(fd: int, tmp_path: Path) -> None:
+def test_what_is_put_in_comes_out_in_order_across_the_end_of_the_ring(
+    fd: int, tmp_path: Path
+) -> None:
     buffer, path = progress_counters.ring_of(fd), tmp_path / "log"
     put = lines(3 * CAPACITY // 1000, length=1001)
     with open(path, "wb", buffering=0) as stream:
@@ -82,7 +84,9 @@ def test_whoever_comes_after_the_dead_completes_the_file(
     assert path.read_bytes() == b"".join(put)
 
 
-def test_the_file_of_one_that_put_nothing_into_the_ring_is_left_as_it_is(fd: int, tmp_path: Path) -> None:
+def test_the_file_of_one_that_put_nothing_into_the_ring_is_left_as_it_is(
+    fd: int, tmp_path: Path
+) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\n")
     progress_counters.ring_of(fd).salvage(path)
@@ -124,7 +128,9 @@ def test_a_line_longer_than_the_ring_comes_in_its_place(fd: int, tmp_path: Path)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("rounds", [range(6), pytest.param(range(6, 25), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize(
+    "rounds", [range(6), pytest.param(range(6, 25), marks=pytest.mark.long)], ids=str
+)
 def test_no_line_is_lost_or_doubled_by_sigkill(rounds: range, tmp_path: Path) -> None:
     for round_ in rounds:
         draw = random.Random(f"kill of a writer {round_}")

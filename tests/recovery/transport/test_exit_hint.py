@@ -45,9 +45,12 @@ class Holder:
     def __init__(self) -> None:
         fd = progress_counters.create()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", HOLDER, str(fd)],
+            pass_fds=[fd],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.bell: Bell = progress_counters.bell_of(fd)
         os.close(fd)
         assert self.process.stdout is not None
@@ -100,7 +103,8 @@ def head_start_s() -> float:
 
 @pytest.mark.real
 def test_a_killed_process_is_known_to_die_before_it_is_dead() -> None:
-    # Giving back 300 MB takes tens of milliseconds; but a busy machine may not run the waiting thread at once.
+    # Giving back 300 MB takes tens of milliseconds; but a busy machine may not run the waiting
+    # thread at once.
     assert any(head_start_s() > 0.002 for _ in range(5))
 
 
@@ -142,7 +146,8 @@ def train(channel, page, writer):
     if channel.receive() == [Ready()]:
         os._exit(3)
     threading.Thread(target=threading.Event().wait, args=(60.0,), daemon=True).start()
-    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2): of this thread alone
+    # exit(2): of this thread alone
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
 birth = Birth(name="w0", parent=os.getppid(), events=Path(sys.argv[3]), log=None)
 live(birth, int(sys.argv[1]), int(sys.argv[2]), train)
 """
@@ -189,7 +194,8 @@ def gone(report: Report) -> bool:
 
 @pytest.mark.real
 def test_a_supervisor_hears_of_the_dying_before_the_dead(family: Family) -> None:
-    # Its main thread ends, another does not: it cannot be dead before the supervisor has heard and killed the rest.
+    # Its main thread ends, another does not: it cannot be dead before the supervisor has heard and
+    # killed the rest.
     family.children.send("w0", Stop())
     family.until(gone)
     kinds = [type(report) for report in family.reports if not isinstance(report, Said)]
@@ -199,7 +205,9 @@ def test_a_supervisor_hears_of_the_dying_before_the_dead(family: Family) -> None
 
 
 @pytest.mark.real
-def test_a_killed_process_exits_once_whether_or_not_its_dying_was_heard_in_time(family: Family) -> None:
+def test_a_killed_process_exits_once_whether_or_not_its_dying_was_heard_in_time(
+    family: Family,
+) -> None:
     os.kill(family.pid, signal.SIGKILL)
     family.until(gone)
     kinds = [type(report) for report in family.reports if not isinstance(report, Said)]

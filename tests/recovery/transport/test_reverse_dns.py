@@ -37,7 +37,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def test_an_address_has_no_name_there(asked: Asked) -> None:
-    assert nameless(lambda: socket.getnameinfo((UNNAMED, 80), socket.NI_NUMERICSERV)) == (UNNAMED, "80")
+    assert nameless(lambda: socket.getnameinfo((UNNAMED, 80), socket.NI_NUMERICSERV)) == (
+        UNNAMED,
+        "80",
+    )
     assert [b"\x017\x012\x010\x03192\x07in-addr" in query for query in asked] == [True]
 
 

@@ -1,4 +1,6 @@
-"""Software versions: a process that does not fit the others is refused in words, and the job goes on."""
+"""Software versions: a process that does not fit the others is refused in words, and the job goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_a_simulated_job_goes_on_without_those_that_do_not_fit(memory: Path) -> 
 
 
 @pytest.mark.real
-def test_a_real_spare_with_another_torch_is_refused(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_real_spare_with_another_torch_is_refused(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     job = start("--ranks", "2", "--spares", "1", script)

@@ -1,4 +1,6 @@
-"""Messages between supervisor and ranks: what is sent arrives, and nothing else is taken for a message."""
+"""Messages between supervisor and ranks: what is sent arrives, and nothing else is taken for a
+message.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,21 @@ LARGEST = {
 MESSAGES = [
     wire.LeaveOut(after=0, samples=[4, 17], since=[3, 9]),
     Join(
-        generation=3, rank=1, world=2, store_port=4711, source=0, receives=True, restore=False,
+        generation=3,
+        rank=1,
+        world=2,
+        store_port=4711,
+        source=0,
+        receives=True,
+        restore=False,
         timeout_s=60.0,
     ),
     Join(
-        generation=1, rank=0, world=1, store_port=1, restore=True,
+        generation=1,
+        rank=0,
+        world=1,
+        store_port=1,
+        restore=True,
         timeout_s=0.5,
     ),
     Abort(generation=2),
@@ -40,7 +52,9 @@ MESSAGES = [
     wire.Status(place="training", generation=2, step=55, valid=True),
     Extra(topic="arm", payload={"points": [{"step": 1, "phase": "data"}], "x": None, "nan": "NaN"}),
     Ready(),
-    wire.Parked(generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"),
+    wire.Parked(
+        generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"
+    ),
     wire.Joined(generation=2, step=56, checkpoint=None),
     wire.CheckpointNote(state="committed", checkpoint="step-00000020", step=20),
     wire.SetAside(doubts=[(3, 50), (7, 80)]),
@@ -50,7 +64,7 @@ MESSAGES = [
     wire.Agreed(step=20),
     wire.Unrecoverable(error="nothing is left to restore"),
     wire.Finished(step=100),
-]  # fmt: skip
+]
 
 
 def test_a_rank_of_many_is_told_no_more_than_one_of_few() -> None:
@@ -134,7 +148,9 @@ def test_garbage_is_refused(ends: tuple[Channel, Channel], line: bytes) -> None:
         ends[1].receive()
 
 
-def test_a_pickle_is_garbage_and_never_loaded(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_a_pickle_is_garbage_and_never_loaded(
+    ends: tuple[Channel, Channel], tmp_path: Path
+) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(tmp_path / "ran"),)
@@ -149,7 +165,10 @@ def test_a_pickle_is_garbage_and_never_loaded(ends: tuple[Channel, Channel], tmp
 def test_an_endless_line_is_refused_before_it_fills_the_memory(
     ends: tuple[Channel, Channel], newline: bytes
 ) -> None:
-    message = json.dumps({"type": "extra", "topic": "x" * wire.MAX_LINE, "payload": {}}).encode() + newline
+    message = (
+        json.dumps({"type": "extra", "topic": "x" * wire.MAX_LINE, "payload": {}}).encode()
+        + newline
+    )
     with pytest.raises(WireError, match="longer than"):
         for start in range(0, len(message), 1 << 14):
             ends[0].sock.sendall(message[start : start + (1 << 14)])

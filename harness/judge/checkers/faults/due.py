@@ -17,8 +17,8 @@ RUN_ENDED = "the run ended"
 def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     """What is missing when a fault fired ``fired`` times; None when that is as often as planned.
 
-    Arrivals (``mtbf``, ``weibull``, a trace of times) count as far as the arm lasted, and one that the blast
-    radius refused is no loss as long as another one fired.
+    Arrivals (``mtbf``, ``weibull``, a trace of times) count as far as the arm lasted, and one that
+    the blast radius refused is no loss as long as another one fired.
     """
     at = _planned_at(evidence, fault)
     refused = refusals(evidence, fault.id)
@@ -32,12 +32,16 @@ def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
 
 
 def excused(evidence: Evidence, episode: Episode) -> bool:
-    """Whether an arrival came so late that the run ended before its effect was seen, and an earlier one landed."""
+    """Whether an arrival came so late that the run ended before its effect was seen, and an earlier
+    one landed.
+    """
     fault = evidence.fault(episode.fault)
     if fault is None or episode.failed is None or not _arrives(fault):
         return False
     others = (e for e in evidence.measures.episodes if e.fault == episode.fault)
-    return str(episode.failed.data["reason"]).startswith(RUN_ENDED) and any(e.landed for e in others)
+    return str(episode.failed.data["reason"]).startswith(RUN_ENDED) and any(
+        e.landed for e in others
+    )
 
 
 def all_declined(evidence: Evidence) -> bool:
@@ -52,7 +56,9 @@ def all_declined(evidence: Evidence) -> bool:
 
 def refusals(evidence: Evidence, fault: str) -> list[Event]:
     """Occurrences that were due and, by the blast radius, not even injected."""
-    injected = {(e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)}
+    injected = {
+        (e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)
+    }
     return [
         e
         for e in evidence.log.of(Kind.FAULT_FAILED)
@@ -63,7 +69,11 @@ def refusals(evidence: Evidence, fault: str) -> list[Event]:
 def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
     planned = (e for e in evidence.log.of(Kind.FAULT_PLANNED) if e.data["fault"] == fault.id)
     event = next(planned, None)
-    return {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")} if event else {}
+    return (
+        {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")}
+        if event
+        else {}
+    )
 
 
 def _arrives(fault: FaultSpec) -> bool:
@@ -86,8 +96,8 @@ def _arrivals(
     if not times:
         return f"{fault.id}: its probability ruled out every arrival"
     return (
-        f"{fault.id} was first due {times[0]:g} s after the first step, and training lasted {lasted:.1f} s: "
-        f"raise workload.steps or shorten the mean time"
+        f"{fault.id} was first due {times[0]:g} s after the first step, and training lasted"
+        f" {lasted:.1f} s: raise workload.steps or shorten the mean time"
     )
 
 
@@ -119,10 +129,13 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
-    """The first of its steps in which it did not act; where some act was in no step, as far as it says (of what hits a
-    checkpoint, the step is that checkpoint's), the first after so many."""
+    """The first of its steps in which it did not act; where some act was in no step, as far as it
+    says (of what hits a checkpoint, the step is that checkpoint's), the first after so many.
+    """
     mine = [e for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
-    acts = [e.injected.step if e.injected and not e.target.get("checkpoint") else None for e in mine]
+    acts = [
+        e.injected.step if e.injected and not e.target.get("checkpoint") else None for e in mine
+    ]
     missing = [step for step in steps if step not in acts]
     return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
 
@@ -134,13 +147,18 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
     if steps:
         due = _first_missing(evidence, fault, steps, fired)
         if due > done and history.cut_short:
-            return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
+            return (
+                f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
+            )
         if due > done:
-            return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+            return (
+                f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+            )
         if evidence.cell.scenario.workload.points:
             return (
-                f"{fault.id} was due at step {due}, and nobody it was for came to its point: call chaos.beacon.point "
-                f"there, in the process of the rank, with the step as it is reported"
+                f"{fault.id} was due at step {due}, and nobody it was for came to its point: call"
+                " chaos.beacon.point there, in the process of the rank, with the step as it is"
+                " reported"
             )
         return f"{fault.id} was due at step {due}, {_why_not(evidence, at, due)}"
     if fault.at.time is not None:
@@ -148,4 +166,7 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
             f"{fault.id} was due {fault.at.time:g} s after the first step, the run took "
             f"{history.wall_s:.1f} s: {cure.format('time')}"
         )
-    return f"{fault.id} waited for {fault.at.event} number {fault.at.nth}, which never came: {cure.format('nth')}"
+    return (
+        f"{fault.id} waited for {fault.at.event} number {fault.at.nth}, which never came:"
+        f" {cure.format('nth')}"
+    )

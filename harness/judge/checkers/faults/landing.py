@@ -1,11 +1,11 @@
 """Whether faults really landed, derived again from what others than the injector wrote.
 
-An occurrence that was injected is said to have landed or to have failed, and what failed left no evidence.
-Two questions for each that the log says landed. Does the log, as far as it goes up to there, hold the
-evidence of it (the fault's own pure ``landed``, asked once more), and is it the evidence that is stated? And
-did what has to follow then follow (``Fault.follows``, ``chaos.fault.aftermath``)? A log that answers no
-contradicts itself. Where the evidence was on a machine that is lost with its last lines, or is older than
-what is asked of it, nothing is proved.
+An occurrence that was injected is said to have landed or to have failed, and what failed left no
+evidence. Two questions for each that the log says landed. Does the log, as far as it goes up to
+there, hold the evidence of it (the fault's own pure ``landed``, asked once more), and is it the
+evidence that is stated? And did what has to follow then follow (``Fault.follows``,
+``chaos.fault.aftermath``)? A log that answers no contradicts itself. Where the evidence was on a
+machine that is lost with its last lines, or is older than what is asked of it, nothing is proved.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def _kinds() -> Mapping[str, type[Fault]]:
 
 
 def landing(evidence: Evidence) -> Finding:
-    """Every fault that landed did so by the evidence of others, which says the same, and what must follow followed: who
-    was killed ended by that signal and wrote nothing more, who was stopped stood still.
+    """Every fault that landed did so by the evidence of others, which says the same, and what must
+    follow followed: who was killed ended by that signal and wrote nothing more, who was stopped
+    stood still.
     """
     if evidence.is_control or not evidence.cell.scenario.faults:
         return passed("nothing to check: no fault")
@@ -60,7 +61,9 @@ def landing(evidence: Evidence) -> Finding:
         return failed(some(wrong))
     if lacking:
         return unknown(some(lacking))
-    return passed(f"{count} derived again from the log" if count else "nothing to check: no fault landed")
+    return passed(
+        f"{count} derived again from the log" if count else "nothing to check: no fault landed"
+    )
 
 
 def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
@@ -76,16 +79,23 @@ def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Br
     unheard = _unheard(evidence, occurrence)
     found = _again(evidence, episode, fault, occurrence)
     if not found:
-        text = f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said to have seen"
+        text = (
+            f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said"
+            " to have seen"
+        )
         yield Breach(
-            text=f"{text}{unheard}", sure=not unheard and not evidence.log.clocks.bound_ns(episode.landed)
+            text=f"{text}{unheard}",
+            sure=not unheard and not evidence.log.clocks.bound_ns(episode.landed),
         )
     elif differs := min((_differs(episode.landed, one) for one in found), key=len):
         yield Breach(text=f"{differs}{unheard}", sure=not unheard)
     after = Aftermath(
-        occurrence=occurrence, landed=episode.landed, healed=episode.healed, log=evidence.log,
+        occurrence=occurrence,
+        landed=episode.landed,
+        healed=episode.healed,
+        log=evidence.log,
         observed=evidence.history.info.observed,
-    )  # fmt: skip
+    )
     for consequence in fault.follows():
         yield from consequence.breaches(after)
 
@@ -108,7 +118,9 @@ def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Brea
     if found is not None:
         # A process's own lines are read from its file, which may lag behind what they say.
         early = [
-            e for e in told if e.actor == ORCHESTRATOR or episode.failed.time_ns - e.time_ns > READ_LATE_NS
+            e
+            for e in told
+            if e.actor == ORCHESTRATOR or episode.failed.time_ns - e.time_ns > READ_LATE_NS
         ]
         known = not unheard and not log.clocks.bound_ns(episode.failed)
         text = f"it is said to have failed ({reason}), and {found.witness} saw it land"
@@ -125,21 +137,34 @@ def occurrence_of(episode: Episode) -> Occurrence:
         links = target.get("links") or [[None]]
         rank = links[0][0]
         first = ends.get(str(rank))
-        processes = tuple(name for name in (first, *(n for n in ends.values() if n != first)) if name)
+        processes = tuple(
+            name for name in (first, *(n for n in ends.values() if n != first)) if name
+        )
     return Occurrence(
-        fault=episode.fault, number=episode.occurrence, process=processes[0] if processes else None, rank=rank,
-        processes=processes, checkpoint=target.get("checkpoint"), step=injected.step, target=target,
+        fault=episode.fault,
+        number=episode.occurrence,
+        process=processes[0] if processes else None,
+        rank=rank,
+        processes=processes,
+        checkpoint=target.get("checkpoint"),
+        step=injected.step,
+        target=target,
         time_ns=injected.time_ns,
-    )  # fmt: skip
+    )
 
 
-def _again(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence) -> list[Landed]:
-    """What the fault takes for evidence, in the log up to where it is said to have landed; where clocks leave room, of
-    an act a little earlier or later too."""
+def _again(
+    evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence
+) -> list[Landed]:
+    """What the fault takes for evidence, in the log up to where it is said to have landed; where
+    clocks leave room, of an act a little earlier or later too.
+    """
     assert episode.landed is not None
     assert episode.injected is not None
     events = list(_seen(evidence, occurrence, fault, episode.injected, episode.landed))
-    bound_ns = max((evidence.log.clocks.bound_ns(e) for e in events if e.actor != ORCHESTRATOR), default=0)
+    bound_ns = max(
+        (evidence.log.clocks.bound_ns(e) for e in events if e.actor != ORCHESTRATOR), default=0
+    )
     found = []
     for shift_ns in dict.fromkeys((0, -bound_ns, bound_ns)):
         one = fault.landed(replace(occurrence, time_ns=occurrence.time_ns + shift_ns), events)
@@ -151,12 +176,15 @@ def _again(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occur
 def _seen(
     evidence: Evidence, occurrence: Occurrence, fault: Fault, injected: Event, told: Event
 ) -> Iterator[Event]:
-    """What the injector could know when it ``told`` of it: the coordinator's lines since the injection, and all of
-    whoever was hit."""
+    """What the injector could know when it ``told`` of it: the coordinator's lines since the
+    injection, and all of whoever was hit.
+    """
     log = evidence.log
     anybodys = fault.where is Where.COORDINATOR or fault.everywhere
     whose = log.actors if anybodys else {ORCHESTRATOR, *occurrence.processes}
-    for event in heapq.merge(*(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)):
+    for event in heapq.merge(
+        *(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)
+    ):
         if event.actor == ORCHESTRATOR:
             known = injected.seq <= event.seq < told.seq
         else:
@@ -184,7 +212,10 @@ def _differs(landed: Event, found: Landed) -> str:
     """What is stated and is not what the log shows; nothing if it is the same."""
     stated = landed.data["evidence"]
     if landed.data["witness"] != found.witness:
-        return f"{landed.data['witness']} is said to have seen it, and the log has it from {found.witness}"
+        return (
+            f"{landed.data['witness']} is said to have seen it, and the log has it from"
+            f" {found.witness}"
+        )
     for key, value in found.evidence.items():
         if not isinstance(stated, dict) or not _names(key, value):
             continue

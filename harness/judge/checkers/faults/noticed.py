@@ -20,7 +20,9 @@ STATE = ("parameters", "optimizer")
 
 
 def fault_landed(evidence: Evidence) -> Finding:
-    """Every planned fault fired as often as planned, and somebody other than the injector saw its effect."""
+    """Every planned fault fired as often as planned, and somebody other than the injector saw its
+    effect.
+    """
     episodes = evidence.measures.episodes
     fired = [episode for episode in episodes if episode.injected]
     if evidence.is_control:
@@ -34,7 +36,9 @@ def fault_landed(evidence: Evidence) -> Finding:
         if lacks := shortfall(evidence, fault, len(mine)):
             missing.append(lacks)
     if all_declined(evidence):
-        missing.append("no fault fired: their probabilities ruled all of them out; use another seed")
+        missing.append(
+            "no fault fired: their probabilities ruled all of them out; use another seed"
+        )
     for episode in fired:
         name = f"{episode.fault} (occurrence {episode.occurrence})"
         if excused(evidence, episode):
@@ -45,11 +49,19 @@ def fault_landed(evidence: Evidence) -> Finding:
             missing.append(f"{name} was injected, but nobody saw it land")
         elif episode.landed.data["witness"] in (None, "", "injector"):
             missing.append(f"{name} has no witness but its injector")
-        elif episode.injected and episode.injected.data.get("missed") and not evidence.history.info.observed:
+        elif (
+            episode.injected
+            and episode.injected.data.get("missed")
+            and not evidence.history.info.observed
+        ):
             missing.append(f"{name} acted{_lateness(episode)}")
     if missing:
         return unknown(some(missing))
-    seen = [f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}" for e in fired if e.landed]
+    seen = [
+        f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}"
+        for e in fired
+        if e.landed
+    ]
     return passed(some(seen))
 
 
@@ -62,8 +74,8 @@ def _lateness(episode: Episode, before: str = "") -> str:
 
 
 def detection(evidence: Evidence) -> Finding:
-    """Every failure declared blames the process that a fault hit, for the expected cause; without a fault
-    there is none, and no keeper of checkpoints ends.
+    """Every failure declared blames the process that a fault hit, for the expected cause; without a
+    fault there is none, and no keeper of checkpoints ends.
     """
     failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
     if evidence.is_control:
@@ -72,22 +84,31 @@ def detection(evidence: Evidence) -> Finding:
         )
         if exits and evidence.history.info.observed:
             return unknown(
-                f"the command fails without any fault: {_describe(exits[0])}, {exits[0].data['detail']}"
+                f"the command fails without any fault: {_describe(exits[0])},"
+                f" {exits[0].data['detail']}"
             )
-        alarms = [f"false alarm: {_describe(event)}" for event in failures] + lost_keepers(evidence.log, ())
+        alarms = [f"false alarm: {_describe(event)}" for event in failures] + lost_keepers(
+            evidence.log, ()
+        )
         return verdict_of(alarms, "no failure was declared in the control arm")
     problems = [
-        f"{one}, and no fault explains it" for one in lost_keepers(evidence.log, evidence.measures.episodes)
+        f"{one}, and no fault explains it"
+        for one in lost_keepers(evidence.log, evidence.measures.episodes)
     ]
     claimed: dict[int, Episode] = {
-        id(failure): e for e in evidence.measures.episodes for failure in (e.failure, *e.others) if failure
+        id(failure): e
+        for e in evidence.measures.episodes
+        for failure in (e.failure, *e.others)
+        if failure
     }
     for event in failures:
         episode = claimed.get(id(event))
         if episode is None and _follows(evidence, event, claimed):
             continue
         if episode is None:
-            problems.append(f"a failure that no fault explains: {_describe(event)}, {event.data['detail']}")
+            problems.append(
+                f"a failure that no fault explains: {_describe(event)}, {event.data['detail']}"
+            )
         else:
             problems += _wrong_blame(evidence, episode, event)
     for episode in evidence.measures.episodes:
@@ -103,11 +124,13 @@ def detection(evidence: Evidence) -> Finding:
 
 
 def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
-    """Whether a command's failure follows from one that a fault explains, as far as can be told from outside.
+    """Whether a command's failure follows from one that a fault explains, as far as can be told
+    from outside.
 
-    Until the job has recovered from that: its launcher kills the peers of a rank that died, which looks like a
-    second blow, and starts them again on a checkpoint that cannot be read. Or in a generation that began while the
-    fault lasted: a script that tries again on a full disk fails again.
+    Until the job has recovered from that: its launcher kills the peers of a rank that died, which
+    looks like a second blow, and starts them again on a checkpoint that cannot be read. Or in a
+    generation that began while the fault lasted: a script that tries again on a full disk fails
+    again.
     """
     history = evidence.history
     if not history.info.observed:
@@ -123,10 +146,12 @@ def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -
                 return True
     generation = history.generation(event.generation)
     return generation is not None and any(
-        e.injected and e.failure and e.healed
+        e.injected
+        and e.failure
+        and e.healed
         and e.injected.time_ns < generation.started_ns < e.healed.time_ns
         for e in evidence.measures.episodes
-    )  # fmt: skip
+    )
 
 
 def _describe(event: Event) -> str:
@@ -150,7 +175,9 @@ def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
     """Whether replicas of several ranks were hit, and each of those whole."""
     if generation is None or generation.shards == 1 or not struck:
         return False
-    hit = {rank // generation.shards for rank, name in enumerate(generation.members) if name in struck}
+    hit = {
+        rank // generation.shards for rank, name in enumerate(generation.members) if name in struck
+    }
     return len(struck) == len(hit) * generation.shards
 
 
@@ -159,18 +186,24 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     generation = evidence.history.generation_at(event.time_ns)
     members = generation.members if generation else ()
     cause, named = event.data["cause"], event.data["process"]
-    changed = changed_by(evidence.history, evidence.measures.episodes, event) if cause == "diverged" else ()
+    changed = (
+        changed_by(evidence.history, evidence.measures.episodes, event)
+        if cause == "diverged"
+        else ()
+    )
     if outvoted(changed, generation, named):
         return []
     hit = named if episode.may_be_blamed(event) or named in changed else episode.process
     rank = members.index(hit) if hit in members else None
     struck = _hit_together(evidence, episode) & set(members)
-    # Replicas that differ without a majority: nobody can be named.
-    # Nor can anybody where all members were hit alike, or as many as were not: neither side is the odd one.
+    # Replicas that differ without a majority: nobody can be named. Nor can anybody where all
+    # members were hit alike, or as many as were not: neither side is the odd one.
     alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
-    # Nor where a collective failed for replicas that were hit as a whole: none of their ranks is behind its replica.
+    # Nor where a collective failed for replicas that were hit as a whole: none of their ranks is
+    # behind its replica.
     whole = cause == "error" and _whole_replicas(struck, generation)
-    # Nor a rank that works and only seems to be still: it may be one that waits for bytes that others have.
+    # Nor a rank that works and only seems to be still: it may be one that waits for bytes that
+    # others have.
     still = episode.seems_still
     # Nor whoever sent what was finite, and too large for the norm over all.
     sum_alone = cause == "nonfinite" and _planted_finite(episode)
@@ -180,7 +213,9 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     if hit is not None and event.data["process"] != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
     elif rank is not None and event.data["rank"] not in (None, rank):
-        problems.append(f"{episode.fault} hit rank {rank}, but the blame fell on {_describe(event)}")
+        problems.append(
+            f"{episode.fault} hit rank {rank}, but the blame fell on {_describe(event)}"
+        )
     fault = evidence.fault(episode.fault)
     due = fault.expect.detected_by if fault else None
     if due and event is episode.failure and cause != due:
@@ -189,7 +224,9 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
 
 
 def _planted_finite(episode: Episode) -> bool:
-    """Whether what a fault wrote into a tensor was finite, by the account of the rank that it hit."""
+    """Whether what a fault wrote into a tensor was finite, by the account of the rank that
+    it hit.
+    """
     written = (
         episode.landed.data["evidence"].get("new")
         if episode.landed and episode.landed.data["evidence"]
@@ -199,9 +236,10 @@ def _planted_finite(episode: Episode) -> bool:
 
 
 def nan_containment(evidence: Evidence) -> Finding:
-    """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity was
-    caught, by itself or by the state it had spoilt, unless another failure ended the attempt that it was planted in,
-    or it changed nothing: all ranks then hold, bit for bit, what those of the control arm do.
+    """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity
+    was caught, by itself or by the state it had spoilt, unless another failure ended the attempt
+    that it was planted in, or it changed nothing: all ranks then hold, bit for bit, what those of
+    the control arm do.
     """
     problems = []
     idle: list[str] = []
@@ -227,7 +265,8 @@ def nan_containment(evidence: Evidence) -> Finding:
             same = _changed_nothing(evidence, episode)
             if same is not None and not any(event.time_ns < same.time_ns for event in mine):
                 idle.append(
-                    f"; {episode.fault} changed nothing: after step {same.step} all is as in the control arm"
+                    f"; {episode.fault} changed nothing: after step {same.step} all is as in the"
+                    " control arm"
                 )
             elif not mine and not _cut_off(evidence, episode.injected):
                 problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
@@ -237,14 +276,20 @@ def nan_containment(evidence: Evidence) -> Finding:
 
 
 def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
-    """Of the first digests that were taken in the generation it was planted in, the last, if those of all members are
-    the control arm's: what was planted is gone. None: they are not, or there are none to compare."""
+    """Of the first digests that were taken in the generation it was planted in, the last, if those
+    of all members are the control arm's: what was planted is gone. None: they are not, or there are
+    none to compare.
+    """
     injected, control, history = episode.injected, evidence.control_history, evidence.history
     if injected is None or control is None or control.info.seed != history.info.seed:
         return None
     taken: dict[int, dict[str, Event]] = {}
     for event in evidence.log.of(Kind.STATE_DIGEST):
-        if event.generation == injected.generation and event.time_ns > injected.time_ns and event.step:
+        if (
+            event.generation == injected.generation
+            and event.time_ns > injected.time_ns
+            and event.step
+        ):
             taken.setdefault(event.step, {})[event.actor] = event
     generation, step = history.generation(injected.generation), min(taken, default=0)
     if generation is None or not step or taken[step].keys() != set(generation.members):
@@ -252,16 +297,19 @@ def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
     theirs = by_shard(final_digests(control).get(step, {}), history.shards)
     for event in taken[step].values():
         others = theirs.get(int(event.data["rank"]) % history.shards, [])
-        if not others or any(event.data[name] != other.data[name] for name in STATE for other in others):
+        if not others or any(
+            event.data[name] != other.data[name] for name in STATE for other in others
+        ):
             return None
     return max(taken[step].values(), key=lambda event: event.time_ns)
 
 
 def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
-    """Whether what was refused can be what an episode planted: afterwards, and by one of those whom it hit, if they
-    were still there. Nobody is named where all were spoilt. Where somebody is blamed whom no fault hit, it was refused
-    all the same, and the blame is for ``detection`` to judge. With one state that is refused after the last step those
-    of all are, as all go back then."""
+    """Whether what was refused can be what an episode planted: afterwards, and by one of those whom
+    it hit, if they were still there. Nobody is named where all were spoilt. Where somebody is
+    blamed whom no fault hit, it was refused all the same, and the blame is for ``detection`` to
+    judge. With one state that is refused after the last step those of all are, as all go back then.
+    """
     if episode.injected is None or event.time_ns < episode.injected.time_ns:
         return False
     generation = evidence.history.generation(event.generation)
@@ -273,14 +321,20 @@ def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
         blamed = {members[rank] for rank in event.data["blamed"] if rank < len(members)}
     else:
         blamed = {event.data["process"]} - {None}
-    hit = {process for other in evidence.measures.episodes if other.injected for process in other.processes}
+    hit = {
+        process
+        for other in evidence.measures.episodes
+        if other.injected
+        for process in other.processes
+    }
     return not there or bool(there & blamed) or not blamed & hit
 
 
 def _cut_off(evidence: Evidence, injected: Event) -> bool:
-    """Whether another failure ended the attempt of an injection, which nobody then committed; or whose state nobody
-    came to use: it was the last step, after which a state is looked at when all is done, and was done again from an
-    earlier one."""
+    """Whether another failure ended the attempt of an injection, which nobody then committed; or
+    whose state nobody came to use: it was the last step, after which a state is looked at when all
+    is done, and was done again from an earlier one.
+    """
     generation, step, history = injected.generation, injected.step, evidence.history
     if any((run.generation, run.step) == (generation, step) for run in history.runs):
         again = history.lineage.get(step or 0)
@@ -297,8 +351,8 @@ def _cut_off(evidence: Evidence, injected: Event) -> bool:
 
 
 def expectations(evidence: Evidence) -> Finding:
-    """Every incident ended as its fault's ``expect.outcome`` says, and whom it was blamed on as ``expect.blame``
-    does. "recovered" includes a smaller world at the end.
+    """Every incident ended as its fault's ``expect.outcome`` says, and whom it was blamed on as
+    ``expect.blame`` does. "recovered" includes a smaller world at the end.
     """
     if evidence.is_control:
         return passed("nothing to check: the control arm has no faults")
@@ -315,10 +369,16 @@ def expectations(evidence: Evidence) -> Finding:
             continue
         if incident.outcome == "hang" and due != "hang" and evidence.history.cut_short:
             missing.append(f"the arm was cut short before {incident.fault} could end {due}")
-        elif due in ("masked", "sdc-escape") and evidence.control is None and not incident.detected_by:
+        elif (
+            due in ("masked", "sdc-escape")
+            and evidence.control is None
+            and not incident.detected_by
+        ):
             missing.append(f"{incident.fault}: {due} is told from a control arm, and there is none")
         elif incident.outcome not in accepted:
-            problems.append(f"{incident.fault} was expected to end {due}, and ended {incident.outcome}")
+            problems.append(
+                f"{incident.fault} was expected to end {due}, and ended {incident.outcome}"
+            )
         else:
             met.append(f"{incident.fault}: {incident.outcome}")
     if problems:
@@ -329,7 +389,9 @@ def expectations(evidence: Evidence) -> Finding:
 
 
 def _blame(evidence: Evidence) -> list[str]:
-    """What is wrong by ``expect.blame``: nobody blamed who was hit, or somebody where nobody should be."""
+    """What is wrong by ``expect.blame``: nobody blamed who was hit, or somebody where nobody should
+    be.
+    """
     problems = []
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
@@ -343,5 +405,7 @@ def _blame(evidence: Evidence) -> list[str]:
             problems.append(f"{episode.fault} should be blamed on the rank it hit, and nobody was")
         hit = episode.processes
         if due == "rank" and failure is not None and hit and failure.data["process"] not in hit:
-            problems.append(f"{episode.fault} hit {', '.join(hit)}, and {_describe(failure)} was blamed")
+            problems.append(
+                f"{episode.fault} hit {', '.join(hit)}, and {_describe(failure)} was blamed"
+            )
     return problems

@@ -14,10 +14,11 @@ from recovery.data.order import batch, without
 
 
 def sample_accounting(evidence: Evidence) -> Finding:
-    """Samples of the final lineage are those of the reference order, as a multiset and step by step.
+    """Samples of the final lineage are those of the reference order, as a multiset and step by
+    step.
 
-    With ``batch: shrink`` the samples of absent ranks are lost by design: allowed in a smaller world, and
-    counted aloud.
+    With ``batch: shrink`` the samples of absent ranks are lost by design: allowed in a smaller
+    world, and counted aloud.
     """
     history = evidence.history
     if not history.committed_step:
@@ -33,23 +34,28 @@ def sample_accounting(evidence: Evidence) -> Finding:
     numbers += f" in steps 1..{found.steps}"
     if found.witnessed:
         numbers += (
-            f"; {found.witnessed} of a lost node's last step are known by the reduced count of samples only"
+            f"; {found.witnessed} of a lost node's last step are known by the reduced count of"
+            " samples only"
         )
     if found.duplicated or found.unexpected:
         return failed(f"{numbers}; first at step {found.misplaced}")
     if found.misplaced is not None:
         return failed(
-            f"the right samples in the wrong steps: step {found.misplaced} holds some of another step"
+            f"the right samples in the wrong steps: step {found.misplaced} holds some of another"
+            " step"
         )
     if not found.lost:
         return passed(numbers)
     lineage = history.lineage
     full = [
-        step for step in found.lost_in if step not in lineage or lineage[step].world == history.info.ranks
+        step
+        for step in found.lost_in
+        if step not in lineage or lineage[step].world == history.info.ranks
     ]
     if evidence.shrinks_batch and not full:
         return passed(
-            f"{numbers}: lost by design (batch: shrink) in {len(found.lost_in)} steps of a smaller world"
+            f"{numbers}: lost by design (batch: shrink) in {len(found.lost_in)} steps of a smaller"
+            " world"
         )
     first = min(full or found.lost_in)
     if all(step in lineage and _cut_off(evidence, lineage[step]) for step in full or found.lost_in):
@@ -58,8 +64,8 @@ def sample_accounting(evidence: Evidence) -> Finding:
 
 
 def step_arithmetic(evidence: Evidence) -> Finding:
-    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree with one
-    another.
+    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree with
+    one another.
 
     The learning rate is compared with the control arm's at the same step, where there is one.
     """
@@ -67,7 +73,9 @@ def step_arithmetic(evidence: Evidence) -> Finding:
     if not history.runs:
         return unknown("no step was committed")
     lineage = history.lineage
-    problems = [f"step {s} is missing" for s in range(1, history.committed_step + 1) if s not in lineage]
+    problems = [
+        f"step {s} is missing" for s in range(1, history.committed_step + 1) if s not in lineage
+    ]
     for run in history.runs:
         problems += _counters(run)
         problems += _sample_count(evidence, run)
@@ -84,9 +92,10 @@ def step_arithmetic(evidence: Evidence) -> Finding:
 
 
 def _hidden(evidence: Evidence, claimed: int) -> bool:
-    """Whether a job that did not get to its end claims fewer steps because it could not see them: a fault hid what a
-    member had done until that was taken for hung, or until something else than a hang ended the job, and no generation
-    was ready after it, which would have told."""
+    """Whether a job that did not get to its end claims fewer steps because it could not see them: a
+    fault hid what a member had done until that was taken for hung, or until something else than a
+    hang ended the job, and no generation was ready after it, which would have told.
+    """
     history = evidence.history
     if claimed > history.committed_step or history.outcome == "completed":
         return False
@@ -116,13 +125,16 @@ def _counters(run: StepRun) -> list[str]:
         for name in ("optimizer_step", "scheduler_step"):
             value = event.data[name]
             if value is not None and value != run.step:
-                problems.append(f"{name} {value} after step {run.step} on rank {event.data['rank']}")
+                problems.append(
+                    f"{name} {value} after step {run.step} on rank {event.data['rank']}"
+                )
     return problems
 
 
 def _unjustified(history: History, times: int) -> list[str]:
-    """Samples left out although the step had not been refused so often: twice, or once where a whole share is left out
-    at once (``nonfinite: skip``)."""
+    """Samples left out although the step had not been refused so often: twice, or once where a
+    whole share is left out at once (``nonfinite: skip``).
+    """
     refused: dict[int, set[int]] = {}
     for event in history.log.of(Kind.NONFINITE_CAUGHT):
         refused.setdefault(event.step or 0, set()).add(event.generation)
@@ -135,7 +147,9 @@ def _unjustified(history: History, times: int) -> list[str]:
 
 
 def _cut_off(evidence: Evidence, run: StepRun) -> bool:
-    """Whether a member may have taken a share of which nothing is left, because its log has a hole or no end."""
+    """Whether a member may have taken a share of which nothing is left, because its log has a hole
+    or no end.
+    """
     takers = {event.actor for event in run.batches}
     broken = any(log.problems for name, log in evidence.log.actors.items() if name not in takers)
     return broken and len(takers) < run.world

@@ -1,4 +1,6 @@
-"""How it ended: every process by its exit status, the job at its full size, and something learned on the way."""
+"""How it ended: every process by its exit status, the job at its full size, and something learned
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ OURS = ("gpt", "mlp")
 
 
 def ending(evidence: Evidence) -> Finding:
-    """Every process ended as it was asked to, or as a fault explains; no survivor raised an error; nobody who could
-    have filled a job that ended too small was left waiting, or never started; and the job learned: gradients, learning
-    rates, losses and parameters are those of one that trains. Of a command: a job that is done had one whose last
-    attempt ended well.
+    """Every process ended as it was asked to, or as a fault explains; no survivor raised an error;
+    nobody who could have filled a job that ended too small was left waiting, or never started; and
+    the job learned: gradients, learning rates, losses and parameters are those of one that trains.
+    Of a command: a job that is done had one whose last attempt ended well.
     """
     history = evidence.history
     if history.info.observed:
@@ -38,14 +40,22 @@ def ending(evidence: Evidence) -> Finding:
     if idle:
         return unknown(f"{some(idle)}: whether the script trains anything is not known")
     world = history.worked[-1].world if history.worked else 0
-    size = f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
+    size = (
+        f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
+    )
     return passed(f"{len(ends)} processes ended as asked or explained; {size}")
 
 
 def _of_a_command(evidence: Evidence) -> Finding:
-    """How a command of a job that did not get to its end, or was ended by the harness, exits says nothing."""
+    """How a command of a job that did not get to its end, or was ended by the harness, exits says
+    nothing.
+    """
     ended = list(evidence.log.of(Kind.COMMAND_ENDED))
-    how = f"its command ended with {_how(ended[-1])}" if ended else "its command was never seen to end"
+    how = (
+        f"its command ended with {_how(ended[-1])}"
+        if ended
+        else "its command was never seen to end"
+    )
     problems = []
     if evidence.history.outcome == "completed":
         if not ended or ended[-1].data["exit_code"] != 0 or ended[-1].data["signal"] is not None:
@@ -62,8 +72,9 @@ def _of_a_command(evidence: Evidence) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """One process's exit. ``asked_ns``: when it was first asked to end, None: never, or not known; ``hit``: by a fault,
-    or declared failed."""
+    """One process's exit. ``asked_ns``: when it was first asked to end, None: never, or not known;
+    ``hit``: by a fault, or declared failed.
+    """
 
     event: Event
     asked_ns: int | None
@@ -76,9 +87,15 @@ class _End:
 
 def _ends(evidence: Evidence) -> dict[str, _End]:
     log = evidence.log
-    hit = {name for episode in evidence.measures.episodes for name in (*episode.processes, *episode.replica)}
+    hit = {
+        name
+        for episode in evidence.measures.episodes
+        for name in (*episode.processes, *episode.replica)
+    }
     hit |= {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
-    keepers = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("role") == KEEPER}
+    keepers = {
+        e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("role") == KEEPER
+    }
     return {
         event.data["process"]: _End(
             event=event, asked_ns=event.data.get("asked_ns"), hit=event.data["process"] in hit
@@ -102,23 +119,39 @@ def _exits(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
         log.first(Kind.COORDINATOR_ADOPTED) is not None
     )  # the next one knows of the dead, not who asked them
     gone = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
-    storage = any(episode.injected and not episode.processes for episode in evidence.measures.episodes)
+    storage = any(
+        episode.injected and not episode.processes for episode in evidence.measures.episodes
+    )
     for name, end in ends.items():
         data, how = end.event.data, _how(end.event)
         if data["expected"] and not adopted:
             if end.asked_ns is None and ("asked_ns" in data or name in gone):
-                yield f"{name} ended with {how}, which is said to be expected, and nobody had asked it to"
+                yield (
+                    f"{name} ended with {how}, which is said to be expected, and nobody had asked"
+                    " it to"
+                )
             elif end.asked_ns is not None and end.asked_ns > end.event.time_ns:
                 yield f"{name} ended with {how} before it was asked to"
         if not data["expected"] and end.asked_ns is None and not end.hit and not history.cut_short:
             yield f"{name} ended with {how}; no fault explains it, and nobody declared it failed"
-        odd = data["exit_code"] not in (None, 0) or data["signal"] not in (None, signal.SIGKILL.value)
-        if odd and data["expected"] and not end.hit and not storage and history.outcome == "completed":
+        odd = data["exit_code"] not in (None, 0) or data["signal"] not in (
+            None,
+            signal.SIGKILL.value,
+        )
+        if (
+            odd
+            and data["expected"]
+            and not end.hit
+            and not storage
+            and history.outcome == "completed"
+        ):
             yield f"{name} was asked to end, and ended with {how}"
 
 
 def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
-    """An error is the last that a process says, ends it, and is some fault's doing, or that of the job's end."""
+    """An error is the last that a process says, ends it, and is some fault's doing, or that of the
+    job's end.
+    """
     history = evidence.history
     for name, log in evidence.log.actors.items():
         for error, following in itertools.zip_longest(log.events, log.events[1:]):
@@ -130,7 +163,9 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
                 yield f"{what}, and went on"
             elif end is not None and end.event.data["exit_code"] == 0:
                 yield f"{what}, and ended with exit code 0"
-            elif not (asked or history.cut_short or history.unfinished or (end is not None and end.hit)):
+            elif not (
+                asked or history.cut_short or history.unfinished or (end is not None and end.hit)
+            ):
                 yield f"{what}, and no fault explains it"
 
 
@@ -142,7 +177,10 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
     for run in clean:
         norms = {event.data["grad_norm"] for event in run.commits}
         if norms & {None, 0.0}:
-            yield f"step {run.step} was committed with gradient norm {next(iter(norms & {None, 0.0}))}"
+            yield (
+                f"step {run.step} was committed with gradient norm"
+                f" {next(iter(norms & {None, 0.0}))}"
+            )
             break
     if len(clean) >= LEARNING_STEPS:
         if all(event.data["lr"] == 0 for run in clean for event in run.commits):
@@ -154,8 +192,9 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def _constant(evidence: Evidence) -> Iterator[str]:
-    """Parameters, or an optimizer's state, that are bit for bit the same after a step as after an earlier one, of one
-    rank in one generation."""
+    """Parameters, or an optimizer's state, that are bit for bit the same after a step as after an
+    earlier one, of one rank in one generation.
+    """
     history, spec = evidence.history, evidence.cell.scenario.workload
     # Plain gradient descent has no state; what else a script's optimizer keeps, nobody knows here.
     stateful = spec.kind in OURS and spec.params.get("momentum") != 0
@@ -166,9 +205,14 @@ def _constant(evidence: Evidence) -> Iterator[str]:
         key, step = (event.generation, event.data["rank"]), event.step or 0
         earlier = before.get(key)
         if earlier is not None and (earlier.step or 0) < step:
-            same = [word for part, word in watched.items() if earlier.data[part] == event.data[part]]
+            same = [
+                word for part, word in watched.items() if earlier.data[part] == event.data[part]
+            ]
             moved = any(rates.get(number) for number in range((earlier.step or 0) + 1, step + 1))
             if same and moved:
-                yield f"{event.actor} holds the same {same[0]} after step {step} as after step {earlier.step}"
+                yield (
+                    f"{event.actor} holds the same {same[0]} after step {step} as after step"
+                    f" {earlier.step}"
+                )
                 return
         before[key] = event

@@ -14,8 +14,9 @@ FEW = 2  # steps; who had done no more has lost nothing worth a word
 
 
 def kept_progress(evidence: Evidence) -> Finding | None:
-    """After a fault the job did not begin again from its first step. None where it never went back, where an SLA says
-    how many steps may be lost, or where its steps cannot be told."""
+    """After a fault the job did not begin again from its first step. None where it never went back,
+    where an SLA says how many steps may be lost, or where its steps cannot be told.
+    """
     history, bounded = evidence.history, "steps_lost" in evidence.cell.scenario.sla
     hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
     if evidence.is_control or bounded or hit is None or progress(evidence).verdict != "pass":
@@ -23,21 +24,29 @@ def kept_progress(evidence: Evidence) -> Finding | None:
     stride, back = stride_of(history), 0
     for generation in history.worked:
         done = history.high_water(generation.number - 1)
-        if generation.started_ns < hit or generation.resume_step is None or generation.resume_step >= done:
+        if (
+            generation.started_ns < hit
+            or generation.resume_step is None
+            or generation.resume_step >= done
+        ):
             continue
         back += 1
         if generation.resume_step > 0 or done < max(FEW + 1, 2 * stride):
             continue
-        cure = f"say how many may be lost, sla: {{steps_lost: [...]}}{LEAVE_OUT.format('kept-progress')}"
+        cure = (
+            "say how many may be lost, sla: {steps_lost:"
+            f" [...]}}{LEAVE_OUT.format('kept-progress')}"
+        )
         mine = (e for e in evidence.log.of(Kind.STEP_REPORTED) if e.generation == generation.number)
         told = min(event.step or 0 for event in mine)
         if told <= 1:
             return failed(
-                f"after a fault the job began again from step 1, and {done} steps had been done: {cure}"
+                f"after a fault the job began again from step 1, and {done} steps had been done:"
+                f" {cure}"
             )
         return unknown(
-            f"{done} steps had been done, and the first one reported after a restart was {told}: whether the job began "
-            f"again from step 1 is not known; {cure}"
+            f"{done} steps had been done, and the first one reported after a restart was {told}:"
+            f" whether the job began again from step 1 is not known; {cure}"
         )
     return passed(f"the job went back {back} times, never to its first step") if back else None
 
@@ -56,4 +65,8 @@ def full_strength(evidence: Evidence) -> Finding:
     found = strength_of(history)
     if lacking := half_known(history):
         return unknown(f"{lacking}: how many there were at the end is not known")
-    return failed(found.short) if found.short else passed(f"{found.ended} of {found.began} ranks at the end")
+    return (
+        failed(found.short)
+        if found.short
+        else passed(f"{found.ended} of {found.began} ranks at the end")
+    )

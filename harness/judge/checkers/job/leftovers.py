@@ -9,19 +9,26 @@ from harness.judge.results import Finding
 
 
 def no_orphans(evidence: Evidence) -> Finding:
-    """Nothing of ours is left, and the command, where it ended well, left no process running and no shared memory that
-    nobody uses; what a rank had that was killed is not held against it."""
+    """Nothing of ours is left, and the command, where it ended well, left no process running and no
+    shared memory that nobody uses; what a rank had that was killed is not held against it.
+    """
     ours = nothing_of_ours(evidence)
     problems = []
     for ended in evidence.log.of(Kind.COMMAND_ENDED):
         for one in ended.data.get("left") or ():
             how = ", in a session of its own" if one["detached"] else ""
-            problems.append(f"the command ended well and left {one['name']} (pid {one['pid']}) running{how}")
+            problems.append(
+                f"the command ended well and left {one['name']} (pid {one['pid']}) running{how}"
+            )
     killed = {
-        event.data["process"] for event in evidence.log.of(Kind.PROCESS_EXITED)
+        event.data["process"]
+        for event in evidence.log.of(Kind.PROCESS_EXITED)
         if event.data["exit_code"] is None or event.data.get("asked_ns")
-    }  # fmt: skip
-    well = all(e.data["exit_code"] == 0 and not e.data["asked"] for e in evidence.log.of(Kind.COMMAND_ENDED))
+    }
+    well = all(
+        e.data["exit_code"] == 0 and not e.data["asked"]
+        for e in evidence.log.of(Kind.COMMAND_ENDED)
+    )
     left = evidence.log.first(Kind.LEFTOVERS)
     memory = (left.data.get("of_command") or ()) if left is not None else ()
     excused = []

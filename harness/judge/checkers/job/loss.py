@@ -1,25 +1,27 @@
 """Is the result the one the unfaulted run has: bit for bit where promised, else within a band.
 
-The band compares trailing means (window w = max(5, steps / 20)) of the faulted arm's and its control's
-losses:
+The band compares trailing means (window w = max(5, steps / 20)) of the faulted arm's and its
+control's losses:
 
-- With control arms of at least two seeds, the largest difference may not exceed the largest difference, at
-  any step past the first window, between two control arms of different seeds, and the final one not their
-  largest difference in the last quarter of the steps. (A rank argument: a run no further from its control
-  than runs with another seed are from each other cannot be told from one of them.)
-- With one seed, the noise sigma of a single loss is taken from the control's successive differences, sigma^2
-  = sum (L[k+1] - L[k])^2 / (2 (n - 1)) (von Neumann et al., "The Mean Square Successive Difference", Annals
-  of Mathematical Statistics 12, 1941: insensitive to a slow trend). Two independent trailing means differ by
-  sigma sqrt(2/w) in standard deviation; 3 of these are allowed at the end and 4 at any step (about 200 looks
-  at 95 %, Bonferroni).
+- With control arms of at least two seeds, the largest difference may not exceed the largest
+  difference, at any step past the first window, between two control arms of different seeds, and
+  the final one not their largest difference in the last quarter of the steps. (A rank argument: a
+  run no further from its control than runs with another seed are from each other cannot be told
+  from one of them.)
+- With one seed, the noise sigma of a single loss is taken from the control's successive
+  differences, sigma^2 = sum (L[k+1] - L[k])^2 / (2 (n - 1)) (von Neumann et al., "The Mean Square
+  Successive Difference", Annals of Mathematical Statistics 12, 1941: insensitive to a slow trend).
+  Two independent trailing means differ by sigma sqrt(2/w) in standard deviation; 3 of these are
+  allowed at the end and 4 at any step (about 200 looks at 95 %, Bonferroni).
 
-Whatever the band: up to the first step with fewer ranks nothing was summed in another way than in the control arm, so
-that losses and states of these steps have to be the control's bit for bit, for any strategy. What is wrong and the same
-on all ranks shows there; from that step on it shows in the band only, unless the workload has ``determinism: elastic``,
-with which the number of ranks makes no difference to any bit.
+Whatever the band: up to the first step with fewer ranks nothing was summed in another way than in
+the control arm, so that losses and states of these steps have to be the control's bit for bit, for
+any strategy. What is wrong and the same on all ranks shows there; from that step on it shows in the
+band only, unless the workload has ``determinism: elastic``, with which the number of ranks makes no
+difference to any bit.
 
-Both ways: a loss that is too good is as suspicious (a sample seen twice, a step done twice) as one that is
-too bad.
+Both ways: a loss that is too good is as suspicious (a sample seen twice, a step done twice) as one
+that is too bad.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ DIGESTS = ("parameters", "optimizer", "scheduler")
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Largest difference of smoothed losses allowed at the end and anywhere; ``source``: where it comes
-    from.
+    """Largest difference of smoothed losses allowed at the end and anywhere; ``source``: where it
+    comes from.
     """
 
     final: float
@@ -52,9 +54,9 @@ class Band:
 
 
 def loss_equality(evidence: Evidence) -> Finding:
-    """Losses and final state equal the control arm's, bit for bit where the strategy promises it and the
-    world stayed full (or does not matter, with ``determinism: elastic``), else within the band of this module from the
-    first step with fewer ranks on.
+    """Losses and final state equal the control arm's, bit for bit where the strategy promises it
+    and the world stayed full (or does not matter, with ``determinism: elastic``), else within the
+    band of this module from the first step with fewer ranks on.
     """
     comparison, witness = compare(evidence)
     if comparison == "not compared":
@@ -79,7 +81,10 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
         )
     history = evidence.history
     if control.info.seed != history.info.seed:
-        return "not compared", f"the control arm has seed {control.info.seed}, this one {history.info.seed}"
+        return (
+            "not compared",
+            f"the control arm has seed {control.info.seed}, this one {history.info.seed}",
+        )
     mine, theirs = _losses(history), _losses(control)
     steps = sorted(mine.keys() & theirs.keys())
     if not steps:
@@ -95,11 +100,18 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
     skipped = min(skips_of(history).values(), default=None)
     corrupt = [failure.step for failure in diverged(history)]
     if evidence.promises_exact and corrupt:
-        why = f"judged by band (gradients of a corrupted state were in the sums until step {corrupt[0]}), "
+        why = (
+            "judged by band (gradients of a corrupted state were in the sums until step"
+            f" {corrupt[0]}), "
+        )
         return _by_band(evidence, mine, theirs, steps, why)
     if evidence.promises_exact and skipped is not None:
         return _by_band(
-            evidence, mine, theirs, steps, f"judged by band (samples left out from step {skipped} on), "
+            evidence,
+            mine,
+            theirs,
+            steps,
+            f"judged by band (samples left out from step {skipped} on), ",
         )
     if evidence.promises_exact and not shrunk:
         return "differs", different
@@ -107,7 +119,11 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
         early = _first_difference(history, control, before=min(shrunk))
         if early is not None:
             return "differs", f"{early}, before the world shrank at step {min(shrunk)}"
-    why = f"judged by band (the world shrank at step {min(shrunk)}), " if evidence.promises_exact else ""
+    why = (
+        f"judged by band (the world shrank at step {min(shrunk)}), "
+        if evidence.promises_exact
+        else ""
+    )
     return _by_band(evidence, mine, theirs, steps, why)
 
 
@@ -125,7 +141,10 @@ def _first_difference(history: History, control: History, before: float = math.i
     for step in sorted(step for step in ours.keys() & others.keys() if step < before):
         mine_by, theirs_by = (by_shard(found[step], history.shards) for found in (ours, others))
         for part, shard in itertools.product(DIGESTS, range(history.shards)):
-            if len({e.data[part] for e in (*mine_by.get(shard, ()), *theirs_by.get(shard, ()))}) > 1:
+            if (
+                len({e.data[part] for e in (*mine_by.get(shard, ()), *theirs_by.get(shard, ()))})
+                > 1
+            ):
                 return f"{part} differ from the control arm's after step {step}"
     return None
 
@@ -147,8 +166,9 @@ def _by_band(
     gaps = [a - b for a, b in zip(ours, others, strict=True)]
     widest = max(gaps, key=abs)
     witness = (
-        f"{why}final smoothed loss {gaps[-1]:+.4g} (band {band.final:.3g}), largest difference {widest:+.4g} "
-        f"(band {band.anywhere:.3g}) over {len(steps)} steps; band from {band.source}"
+        f"{why}final smoothed loss {gaps[-1]:+.4g} (band {band.final:.3g}), largest difference"
+        f" {widest:+.4g} (band {band.anywhere:.3g}) over {len(steps)} steps; band from"
+        f" {band.source}"
     )
     if abs(gaps[-1]) > band.final or abs(widest) > band.anywhere:
         return "differs", f"{'too good' if widest < 0 else 'too bad'}: {witness}"
@@ -157,7 +177,9 @@ def _by_band(
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:
     """Trailing means over full windows."""
-    return [math.fsum(values[end - window : end]) / window for end in range(window, len(values) + 1)]
+    return [
+        math.fsum(values[end - window : end]) / window for end in range(window, len(values) + 1)
+    ]
 
 
 def _band(evidence: Evidence, control: Sequence[float], window: int) -> Band:
@@ -170,12 +192,16 @@ def _band(evidence: Evidence, control: Sequence[float], window: int) -> Band:
     if len(curves) < 2:
         squares = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(control))
         spread = math.sqrt(squares / (2 * (len(control) - 1))) * math.sqrt(2 / window)
-        return Band(final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise")
+        return Band(
+            final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise"
+        )
     quarter = max(1, len(control) // 4)
     pairs = [
-        [abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in itertools.combinations(curves.values(), 2)
+        [abs(x - y) for x, y in zip(a, b, strict=True)]
+        for a, b in itertools.combinations(curves.values(), 2)
     ]
     return Band(
-        final=max(max(gap[-quarter:]) for gap in pairs), anywhere=max(max(gap) for gap in pairs),
+        final=max(max(gap[-quarter:]) for gap in pairs),
+        anywhere=max(max(gap) for gap in pairs),
         source=f"control arms of {len(curves)} seeds",
-    )  # fmt: skip
+    )

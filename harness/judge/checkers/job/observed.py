@@ -1,4 +1,6 @@
-"""Invariants of a command, of which only the outside is seen: which can be judged, and what the others lack."""
+"""Invariants of a command, of which only the outside is seen: which can be judged, and what the
+others lack.
+"""
 
 from __future__ import annotations
 
@@ -39,24 +41,33 @@ def lacking(name: str) -> Finding:
 
 
 def progress(evidence: Evidence) -> Finding:
-    """The command was seen at work: its ranks were found, and its steps reported from the first on."""
+    """The command was seen at work: its ranks were found, and its steps reported from the
+    first on.
+    """
     history = evidence.history
     reports = list(history.log.of(Kind.STEP_REPORTED))
-    end = history.finished.data["reason"] if history.finished else "the harness did not get to the end"
+    end = (
+        history.finished.data["reason"]
+        if history.finished
+        else "the harness did not get to the end"
+    )
     if not reports:
-        key = "workload.progress" if "workload.progress.regex matched" in end else "workload.command"
+        key = (
+            "workload.progress" if "workload.progress.regex matched" in end else "workload.command"
+        )
         return unknown(f"{evidence.place(key)}{end}")
     found = len(history.generations[0].members) if history.generations else 0
     if found != history.info.ranks:
         return unknown(
-            f"{evidence.place('workload.ranks')}{found} of {history.info.ranks} ranks were found among the command's "
-            "processes: each needs RANK (or LOCAL_RANK) in its environment, or a beacon that says it; or correct ranks"
+            f"{evidence.place('workload.ranks')}{found} of {history.info.ranks} ranks were found"
+            " among the command's processes: each needs RANK (or LOCAL_RANK) in its environment,"
+            " or a beacon that says it; or correct ranks"
         )
     first, stride = reports[0].step or 0, stride_of(history)
     if first > max(stride, 1):
         return unknown(
-            f"the first step reported was {first}: the script went on from an earlier run; give each arm a directory "
-            "of its own, $CHAOS_SCRATCH"
+            f"the first step reported was {first}: the script went on from an earlier run; give"
+            " each arm a directory of its own, $CHAOS_SCRATCH"
         )
     if many := _too_many_samples(evidence):
         return failed(many)
@@ -64,46 +75,54 @@ def progress(evidence: Evidence) -> Finding:
         return unknown(odd)
     if history.finished and history.finished.data.get("unused") and not evidence.is_control:
         return unknown(
-            "the command never wrote into $CHAOS_SCRATCH, where alone storage faults act: have it save its "
-            "checkpoints there"
+            "the command never wrote into $CHAOS_SCRATCH, where alone storage faults act: have it"
+            " save its checkpoints there"
         )
     every = "" if stride == 1 else f", every {stride} steps"
     odd = f"; {shown}" if (shown := unread_shown(evidence)) else ""
     if refused := history.finished.data.get("refused") if history.finished else 0:
         odd += f"; {refused} reports were left out, as their step is no number"
-    return passed(f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}{odd}")
+    return passed(
+        f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}{odd}"
+    )
 
 
 def _too_many_samples(evidence: Evidence) -> str:
-    """A step of more samples than a batch has, and than any step of the control arm, where most had as many.
+    """A step of more samples than a batch has, and than any step of the control arm, where most had
+    as many.
 
-    Fewer are a batch that was not full, or fewer ranks; and who reports the whole batch on every rank does so in both
-    arms.
+    Fewer are a batch that was not full, or fewer ranks; and who reports the whole batch on every
+    rank does so in both arms.
     """
     batch, control = evidence.cell.scenario.workload.global_batch, evidence.control_history
     known = (
-        list(samples_of_steps(control).values()) if control is not None and not evidence.is_control else []
+        list(samples_of_steps(control).values())
+        if control is not None and not evidence.is_control
+        else []
     )
     if not known or statistics.median(known) < max(known):
         return ""
     for (generation, step), samples in samples_of_steps(evidence.history).items():
         if samples > max(*known, batch):
             return (
-                f"step {step} of generation {generation} is said to have trained on {samples} samples, and no step "
-                f"of the control arm on more than {max(known)}"
+                f"step {step} of generation {generation} is said to have trained on {samples}"
+                f" samples, and no step of the control arm on more than {max(known)}"
             )
     return ""
 
 
 def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:
-    """A step that the run cannot have; counted from 0 or from 1, the last one is ``steps`` or one more."""
+    """A step that the run cannot have; counted from 0 or from 1, the last one is ``steps`` or one
+    more.
+    """
     steps = evidence.history.info.steps
     first = next((event.step for event in reports if (event.step or 0) > steps + 1), None)
     if first is None:
         return ""
     return (
-        f"{evidence.place('workload.progress')}step {first} was reported, and workload.steps is {steps}: correct "
-        "workload.steps, or let progress find nothing but the step of the whole run"
+        f"{evidence.place('workload.progress')}step {first} was reported, and workload.steps is"
+        f" {steps}: correct workload.steps, or let progress find nothing but the step of the"
+        " whole run"
     )
 
 
@@ -129,18 +148,23 @@ def _went_back(evidence: Evidence) -> str:
             times[step, rank] += 1
         last[rank] = step
     again = [
-        step for (step, rank), count in times.items() if count > (history.info.ranks if rank is None else 1)
+        step
+        for (step, rank), count in times.items()
+        if count > (history.info.ranks if rank is None else 1)
     ]
     if len(again) < REPEATED or min(again) > (early[0].step or 0):
         return ""  # who goes back to a checkpoint does not begin anew
     return (
-        f"{evidence.place('workload.progress')}steps {min(again)} to {max(again)} were reported again without a "
-        "restart and without a fault: is this the step of the epoch? let progress find the step of the whole run"
+        f"{evidence.place('workload.progress')}steps {min(again)} to {max(again)} were reported"
+        " again without a restart and without a fault: is this the step of the epoch? let progress"
+        " find the step of the whole run"
     )
 
 
 def _outlived(history: History, stride: int) -> str:
-    """Steps that went on although the ranks that make them had ended, and nobody was seen to take their place."""
+    """Steps that went on although the ranks that make them had ended, and nobody was seen to take
+    their place.
+    """
     log = history.log
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     for failure in log.of(Kind.FAILURE_DETECTED):
@@ -154,15 +178,21 @@ def _outlived(history: History, stride: int) -> str:
         numbers = (failure.generation, failure.generation + bool(left))
         mine = [e for e in log.of(Kind.STEP_REPORTED) if e.generation in numbers]
         before = max((e.step or 0 for e in mine if e.time_ns <= failure.time_ns), default=0)
-        since = max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
+        since = (
+            max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
+        )
         for event in mine:
             # the ranks that are left may have new numbers, but none as high as this
-            own = failure.data["rank"] is not None and event.data["rank"] == failure.data["rank"] >= left
+            own = (
+                failure.data["rank"] is not None
+                and event.data["rank"] == failure.data["rank"] >= left
+            )
             late = event.time_ns > since + ECHO_S * NS and (event.step or 0) > before + stride
             if late and (own or alone):
                 who = failure.data["process"]
                 return (
-                    f"{who} ended, yet the steps went on to {event.step} and nobody had been started in its place: "
-                    "what was hit is not what trains; give each training process RANK in its environment, or a beacon"
+                    f"{who} ended, yet the steps went on to {event.step} and nobody had been"
+                    " started in its place: what was hit is not what trains; give each training"
+                    " process RANK in its environment, or a beacon"
                 )
     return ""

@@ -1,4 +1,6 @@
-"""Is each recovery that is claimed shown: somebody decided on it, whoever was lost is out, and the others took part."""
+"""Is each recovery that is claimed shown: somebody decided on it, whoever was lost is out, and the
+others took part.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ _NEW_ONES = (Kind.PROCESS_SPAWNED, Kind.COMMAND_STARTED, Kind.STEP_REPORTED)
 
 
 def recovery_shown(evidence: Evidence) -> Finding:
-    """After each failure of a member there is a generation that somebody decided on, without whoever was lost; who
-    stays left the one before, who is new got the state from another or a checkpoint, all start anew from a checkpoint
-    where the strategy says so, and steps follow. A command's rank is started anew, or its job goes on without it.
+    """After each failure of a member there is a generation that somebody decided on, without
+    whoever was lost; who stays left the one before, who is new got the state from another or a
+    checkpoint, all start anew from a checkpoint where the strategy says so, and steps follow. A
+    command's rank is started anew, or its job goes on without it.
     """
     history, log = evidence.history, evidence.log
     answered = [(failure, _answer(history, failure)) for failure in _of_members(history)]
@@ -40,12 +43,16 @@ def recovery_shown(evidence: Evidence) -> Finding:
         return unknown(some([*problems, *lacking, *log.problems[:1]]))
     count = sum(answer is not None for _, answer in answered)
     return passed(
-        f"{count} of {len(answered)} failures answered, as shown" if answered else "no member failed"
+        f"{count} of {len(answered)} failures answered, as shown"
+        if answered
+        else "no member failed"
     )
 
 
 def _of_members(history: History) -> Iterator[Event]:
-    """Failures that the job has to answer; who was only told that it will be ended is still there."""
+    """Failures that the job has to answer; who was only told that it will be ended is
+    still there.
+    """
     for failure in history.log.of(Kind.FAILURE_DETECTED):
         generation = history.generation(failure.generation)
         members = generation.members if generation else ()
@@ -63,13 +70,15 @@ def _answer(history: History, failure: Event) -> Generation | None:
 
 def _said(failure: Event) -> str:
     return (
-        f"failure {failure.data['failure']} ({failure.data['process'] or 'nobody'}, {failure.data['cause']})"
+        f"failure {failure.data['failure']} ({failure.data['process'] or 'nobody'},"
+        f" {failure.data['cause']})"
     )
 
 
 def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
-    """A job that is done with a failure that nobody answered; but for one whose next coordinator found it done, or that
-    had made its last step before."""
+    """A job that is done with a failure that nobody answered; but for one whose next coordinator
+    found it done, or that had made its last step before.
+    """
     history = evidence.history
     last = history.lineage.get(history.info.steps)
     if last is not None and last.committed_ns is not None and last.committed_ns < failure.time_ns:
@@ -82,7 +91,9 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
         return
     claimed = any(
         failure in (episode.failure, *episode.others) and incident.outcome == "recovered"
-        for episode, incident in zip(evidence.measures.episodes, evidence.measures.incidents, strict=False)
+        for episode, incident in zip(
+            evidence.measures.episodes, evidence.measures.incidents, strict=False
+        )
     )
     if claimed and not any(event.kind in _NEW_ONES for event in later):
         yield f"{_said(failure)} is said to be recovered, and nothing was started or done after it"
@@ -102,11 +113,17 @@ def _of_a_command(history: History, failure: Event, answer: Generation) -> Itera
     if answer.cause == "restart":
         fresh = {e.data["process"] for e in between if e.kind is Kind.PROCESS_SPAWNED}
         if not fresh & set(answer.members):
-            yield f"generation {number} is a restart after {_said(failure)}, and no member was started for it"
+            yield (
+                f"generation {number} is a restart after {_said(failure)}, and no member was"
+                " started for it"
+            )
     elif answer.cause in ("shrunk", "resumed") and not set(answer.members) <= old:
         yield f"generation {number} goes on after {_said(failure)} with others than were left"
     if answer.cause == "shrunk" and len(answer.members) >= len(old):
-        yield f"generation {number} is said to have shrunk after {_said(failure)}, from {len(old)} members to as many"
+        yield (
+            f"generation {number} is said to have shrunk after {_said(failure)}, from {len(old)}"
+            " members to as many"
+        )
 
 
 def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterator[str]:
@@ -119,7 +136,10 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
     if cause in LOST_FOR_GOOD and name in answer.members:
         yield f"{_said(failure)} is a member of generation {number}, which answers it"
     if history.info.strategy == RESTARTS and answer.state != "checkpoint":
-        yield f"generation {number} answers {_said(failure)} with state {answer.state}, and all were to restart"
+        yield (
+            f"generation {number} answers {_said(failure)} with state {answer.state}, and all were"
+            " to restart"
+        )
     yield from _went_on(history, failure, answer)
     yield from _members(history, failure, answer)
 
@@ -128,14 +148,17 @@ def _decided(own: Iterable[Event], failure: Event) -> Iterator[Event]:
     """Decisions since the first failure of its generation."""
     failed = False
     for event in own:
-        failed = failed or (event.kind is Kind.FAILURE_DETECTED and event.generation == failure.generation)
+        failed = failed or (
+            event.kind is Kind.FAILURE_DETECTED and event.generation == failure.generation
+        )
         if failed and event.kind is Kind.DECISION:
             yield event
 
 
 def _answers(decision: Event, failure: Event) -> bool:
-    """Whether it was made after a failure; or before, and to form a generation without that process, of which its end
-    changes nothing."""
+    """Whether it was made after a failure; or before, and to form a generation without that
+    process, of which its end changes nothing.
+    """
     if decision.seq > failure.seq:
         return True
     name = failure.data["process"]
@@ -152,7 +175,10 @@ def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[s
     resume = answer.resume_step or 0
     steps = any(run.generation >= answer.number for run in history.runs)
     if history.outcome == "completed" and not steps and resume < history.info.steps:
-        yield f"generation {answer.number} answers {_said(failure)}, and made no step from {resume} on"
+        yield (
+            f"generation {answer.number} answers {_said(failure)}, and made no step from"
+            f" {resume} on"
+        )
 
 
 def _members(history: History, failure: Event, answer: Generation) -> Iterator[str]:
@@ -164,12 +190,20 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
     for event in log.of(Kind.SURVIVORS_PARKED):
         left |= set(event.data["processes"]) if event.generation == failure.generation else set()
     joined = {e.actor for e in log.of(Kind.GROUP_FORMED) if e.generation == failure.generation}
-    origins = {e.actor: str(e.data["origin"]) for e in log.of(Kind.STATE_READY) if e.generation == number}
+    origins = {
+        e.actor: str(e.data["origin"]) for e in log.of(Kind.STATE_READY) if e.generation == number
+    }
     for name in answer.members:
         if name not in whole:
             continue
         if name in joined - left:
-            yield f"{name} is a member of generation {number}, and never left generation {failure.generation}"
+            yield (
+                f"{name} is a member of generation {number}, and never left generation"
+                f" {failure.generation}"
+            )
         fresh, origin = name not in earlier, origins.get(name, "")
         if fresh and origin in _HELD_BEFORE and (origin == "kept" or answer.resume_step):
-            yield f"{name} is new in generation {number}, and nobody gave it the state of step {answer.resume_step}"
+            yield (
+                f"{name} is new in generation {number}, and nobody gave it the state of step"
+                f" {answer.resume_step}"
+            )

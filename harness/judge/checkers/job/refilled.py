@@ -11,19 +11,25 @@ from recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20
 IDLE_S = 5.0
-"""So long, in steps and in seconds, a process that is ready may wait while the job is short of ranks."""
+"""So long, in steps and in seconds, a process that is ready may wait while the job is short of
+ranks.
+"""
 LOST_STEPS = 10
 LOST_S = 3.0
-"""So long, in steps and in seconds, a place may be empty before somebody is started for it: that is decided after the
-first step of a generation."""
+"""So long, in steps and in seconds, a place may be empty before somebody is started for it: that is
+decided after the first step of a generation.
+"""
 _LIVES_ON = ("nonfinite", "diverged")
 _STARTS_ANEW: Mapping[str, str] = {"drop-replica": "rejoin", "hot-spare": "replenish"}
-"""Strategies that go on with fewer ranks -> their parameter without which nobody is started in place of the lost."""
+"""Strategies that go on with fewer ranks -> their parameter without which nobody is started in
+place of the lost.
+"""
 
 
 def too_small(evidence: Evidence) -> Iterator[str]:
-    """Processes that were ready to fill a replica for long, and places for which nobody was started, in a job that
-    ended with too few ranks."""
+    """Processes that were ready to fill a replica for long, and places for which nobody was
+    started, in a job that ended with too few ranks.
+    """
     history = evidence.history
     if history.outcome != "completed" or not history.worked:
         return
@@ -41,19 +47,26 @@ def too_small(evidence: Evidence) -> Iterator[str]:
     if wanted is not None and spec.params.get(wanted, True) is not False:
         steps = _steps_short(history, last)
         if steps:
-            yield f"{ended}, and nobody was started for those that it lost in the {steps} steps that followed"
+            yield (
+                f"{ended}, and nobody was started for those that it lost in the {steps} steps that"
+                " followed"
+            )
 
 
 def _too_few_spares(evidence: Evidence, last: Generation) -> Iterator[str]:
-    """Spares that took ranks, and in whose place nobody was started. Those that died while they waited are started
-    later and later, and a machine that is gone may have no room for any."""
+    """Spares that took ranks, and in whose place nobody was started. Those that died while they
+    waited are started later and later, and a machine that is gone may have no room for any.
+    """
     history, spec = evidence.history, evidence.cell.scenario.recovery
     spares = history.info.spares
     if not spares or spec.params.get("replenish", True) is False or _excused(history, last):
         return
     steps = _steps_without(history, last, spares)
     if steps:
-        yield f"spares took ranks, and nobody was started in their place in the {steps} steps that followed"
+        yield (
+            f"spares took ranks, and nobody was started in their place in the {steps} steps that"
+            " followed"
+        )
 
 
 def _done(history: History, last: Generation, since_ns: int) -> list[int]:
@@ -81,7 +94,10 @@ def _idle(history: History, last: Generation) -> dict[str, int]:
 
 def _left_before(exited: Event | None, time_ns: int) -> bool:
     """Whether a process had ended, or been asked to, by then."""
-    return exited is not None and min(exited.data.get("asked_ns") or exited.time_ns, exited.time_ns) < time_ns
+    return (
+        exited is not None
+        and min(exited.data.get("asked_ns") or exited.time_ns, exited.time_ns) < time_ns
+    )
 
 
 def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
@@ -90,18 +106,22 @@ def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
     for generation in history.generations:
         held |= {name: rank % generation.shards for rank, name in enumerate(generation.members)}
     fresh = sum(name not in held for name in idle)
-    return bool(idle) and fresh + len({held[name] for name in idle if name in held}) >= history.shards
+    return (
+        bool(idle) and fresh + len({held[name] for name in idle if name in held}) >= history.shards
+    )
 
 
 def _steps_short(history: History, last: Generation) -> int:
-    """For how many steps the last generation lacked somebody whom nobody had decided to start; 0 where that was so for
-    too short, or there was a reason."""
+    """For how many steps the last generation lacked somebody whom nobody had decided to start; 0
+    where that was so for too short, or there was a reason.
+    """
     return 0 if _excused(history, last) else _steps_without(history, last, 0)
 
 
 def _steps_without(history: History, last: Generation, spares: int) -> int:
-    """For how many steps of the last generation there were fewer processes than ranks and ``spares``, and nobody had
-    decided to start one since a rank was lost; 0: too few steps to tell."""
+    """For how many steps of the last generation there were fewer processes than ranks and
+    ``spares``, and nobody had decided to start one since a rank was lost; 0: too few steps to tell.
+    """
     log, since_ns = history.log, last.ready_ns or last.started_ns
     done = _done(history, last, since_ns)
     if len(done) < LOST_STEPS or (done[-1] - since_ns) / 1e9 < LOST_S:
@@ -113,14 +133,19 @@ def _steps_without(history: History, last: Generation, spares: int) -> int:
         return 0
     started = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] != KEEPER}
     gone = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if _left_before(e, done[-1])}
-    gone |= {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in _LIVES_ON}
+    gone |= {
+        e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in _LIVES_ON
+    }
     there = last.world + len(started - gone - {*last.members})
     return len(done) if there < history.info.ranks + spares else 0
 
 
 def _excused(history: History, last: Generation) -> bool:
-    """Who died without ever holding a rank, or did not fit, is replaced later and later; and a coordinator that was
-    lost decides nothing."""
+    """Who died without ever holding a rank, or did not fit, is replaced later and later; and a
+    coordinator that was lost decides nothing.
+    """
     log = history.log
-    outside = any(e.data["process"] and e.data["rank"] is None for e in log.of(Kind.FAILURE_DETECTED))
+    outside = any(
+        e.data["process"] and e.data["rank"] is None for e in log.of(Kind.FAILURE_DETECTED)
+    )
     return outside or any(e.time_ns >= last.started_ns for e in log.of(Kind.COORDINATOR_ADOPTED))

@@ -1,4 +1,6 @@
-"""Whether the job was in its steady state before the first fault; if not, the run has shown nothing."""
+"""Whether the job was in its steady state before the first fault; if not, the run has shown
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _seen(rule: SteadyRule, history: History, until_ns: int) -> float | None:
     began_ns = min(g.ready_ns or 0 for g in ready)
     if rule.within_s is not None:
         until_ns = min(until_ns, began_ns + int(rule.within_s * NS))
-    runs = [run for run in history.runs if run.committed_ns is not None and run.committed_ns <= until_ns]
+    runs = [
+        run for run in history.runs if run.committed_ns is not None and run.committed_ns <= until_ns
+    ]
     if rule.name == "committed_steps":
         return float(len({run.step for run in runs}))
     if rule.name == "healthy_replicas":

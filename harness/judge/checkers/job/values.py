@@ -13,8 +13,9 @@ LEAVE_OUT = "; leave it out by saying so, invariants: {{leave_out: [{}]}}"
 
 
 def finite_losses(evidence: Evidence) -> Finding | None:
-    """The job did not end on losses that are no numbers, and all that were reported could be read. None where none
-    were."""
+    """The job did not end on losses that are no numbers, and all that were reported could be read.
+    None where none were.
+    """
     history = evidence.history
     losses = losses_of(history)
     since = spoilt_since(history)
@@ -22,10 +23,15 @@ def finite_losses(evidence: Evidence) -> Finding | None:
         last = [value for found in losses[max(losses)].values() for value in found]
         what = next((value for value in last if not math.isfinite(value)), math.nan)
         witness = (
-            f"the job ended on losses that are no numbers: {what} at step {max(losses)}, from step {since} on"
+            f"the job ended on losses that are no numbers: {what} at step {max(losses)}, from step"
+            f" {since} on"
         )
         expected = [] if evidence.is_control else evidence.expects("sdc-escape")
-        return passed(f"{witness}, as {expected[0]} is expected to make it") if expected else failed(witness)
+        return (
+            passed(f"{witness}, as {expected[0]} is expected to make it")
+            if expected
+            else failed(witness)
+        )
     if lacking := _unread(evidence):
         return unknown(lacking)
     if not losses:
@@ -34,8 +40,9 @@ def finite_losses(evidence: Evidence) -> Finding | None:
 
 
 def loss_equality(evidence: Evidence) -> Finding:
-    """The losses that each rank reported are those it reported in the control arm, step by step, values that are no
-    numbers included; nothing is known of the state."""
+    """The losses that each rank reported are those it reported in the control arm, step by step,
+    values that are no numbers included; nothing is known of the state.
+    """
     control = evidence.control_history
     if control is None:
         return passed("nothing to check: this is the control arm, or there is none")
@@ -51,9 +58,14 @@ def loss_equality(evidence: Evidence) -> Finding:
     broken = next((pair for pair in pairs if not _finite(pair[2]) and _finite(pair[3])), None)
     if broken is not None:
         step, rank, ours, others = broken
-        witness = f"{_whose(rank)}loss {_shown(ours)} at step {step}, the control arm had {_shown(others)}"
+        witness = (
+            f"{_whose(rank)}loss {_shown(ours)} at step {step}, the control arm had"
+            f" {_shown(others)}"
+        )
         escapes = evidence.expects("sdc-escape")
-        return passed(f"{witness}; {escapes[0]} is expected to escape") if escapes else failed(witness)
+        return (
+            passed(f"{witness}; {escapes[0]} is expected to escape") if escapes else failed(witness)
+        )
     if lacking := _unread(evidence):
         return unknown(f"{lacking}{cure}")
     if not pairs:
@@ -62,11 +74,13 @@ def loss_equality(evidence: Evidence) -> Finding:
         )
     different = next((pair for pair in pairs if not _same(pair[2], pair[3])), None)
     if different is None:
-        return passed(f"the reported losses are the same in {len({step for step, *_ in pairs})} steps")
+        return passed(
+            f"the reported losses are the same in {len({step for step, *_ in pairs})} steps"
+        )
     step, rank, ours, others = different
     return unknown(
-        f"{_whose(rank)}reported loss {_shown(ours)} at step {step}, the control arm had {_shown(others)}: whether "
-        f"the script is deterministic is not known{cure}"
+        f"{_whose(rank)}reported loss {_shown(ours)} at step {step}, the control arm had"
+        f" {_shown(others)}: whether the script is deterministic is not known{cure}"
     )
 
 
@@ -80,18 +94,23 @@ def unread_shown(evidence: Evidence) -> str:
 
 def _unread(evidence: Evidence) -> str:
     """Why nothing about losses can pass: some could not be read, in this arm or its control."""
-    for history, whose in ((evidence.history, ""), (evidence.control_history, " of the control arm")):
+    for history, whose in (
+        (evidence.history, ""),
+        (evidence.control_history, " of the control arm"),
+    ):
         one = unread_of(history).get("loss") if history is not None else None
         if one is not None:
             return (
-                f"{one.count} losses{whose} could not be read, such as {one.example!r}: have the group loss of "
-                "workload.progress.regex match one number, or print one"
+                f"{one.count} losses{whose} could not be read, such as {one.example!r}: have the"
+                " group loss of workload.progress.regex match one number, or print one"
             )
     return ""
 
 
 def _same(mine: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether a rank said the same of a step. Ranks that do not say who they are may be heard more or less often."""
+    """Whether a rank said the same of a step. Ranks that do not say who they are may be heard more
+    or less often.
+    """
     ours, others = {repr(value) for value in mine}, {repr(value) for value in theirs}
     return ours <= others or others <= ours
 

@@ -23,10 +23,11 @@ HEALTHY_RATE = 0.5
 
 
 def membership(evidence: Evidence) -> Finding:
-    """Generations have the members, ranks and sizes they announce; ranks and spares are as provisioned.
+    """Generations have the members, ranks and sizes they announce; ranks and spares are as
+    provisioned.
 
-    A strategy that promises an exact result keeps the full world until it has lost more members than it had
-    spares.
+    A strategy that promises an exact result keeps the full world until it has lost more members
+    than it had spares.
     """
     history = evidence.history
     if not history.generations:
@@ -34,7 +35,9 @@ def membership(evidence: Evidence) -> Finding:
     problems = _spares(history)
     first = history.generations[0]
     if first.world != history.info.ranks:
-        problems.append(f"the first generation has {first.world} ranks instead of {history.info.ranks}")
+        problems.append(
+            f"the first generation has {first.world} ranks instead of {history.info.ranks}"
+        )
     for generation in history.generations:
         problems += _announced(evidence, generation)
     problems += [p for run in history.runs for p in _claimed(history, run)]
@@ -46,7 +49,9 @@ def membership(evidence: Evidence) -> Finding:
 def _spares(history: History) -> list[str]:
     first = next((g.ready_ns for g in history.worked if g.ready_ns), history.end_ns)
     started = [
-        e for e in history.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare" and e.time_ns <= first
+        e
+        for e in history.log.of(Kind.PROCESS_SPAWNED)
+        if e.data["role"] == "spare" and e.time_ns <= first
     ]
     if len(started) == history.info.spares:
         return []
@@ -59,14 +64,19 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
     if len(set(generation.members)) < generation.world:
         problems.append(f"generation {number} has one process twice")
     dead = {
-        e.data["process"] for e in history.log.of(Kind.PROCESS_EXITED) if e.time_ns < generation.started_ns
+        e.data["process"]
+        for e in history.log.of(Kind.PROCESS_EXITED)
+        if e.time_ns < generation.started_ns
     }
     problems += [
-        f"generation {number} counts {name}, which is dead" for name in generation.members if name in dead
+        f"generation {number} counts {name}, which is dead"
+        for name in generation.members
+        if name in dead
     ]
     if not 1 <= generation.world <= history.info.ranks:
         problems.append(
-            f"generation {number} has {generation.world} ranks, provisioned were {history.info.ranks}"
+            f"generation {number} has {generation.world} ranks, provisioned were"
+            f" {history.info.ranks}"
         )
     if generation.world < history.info.ranks and evidence.keeps_world:
         lost = _losses(history, generation)
@@ -82,15 +92,17 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
 
 
 def _losses(history: History, generation: Generation) -> int:
-    """Members that failed and left between generations up to this one, members that had to leave a job that began anew
-    (so that its first replica has never trained, spares take places of living ones), and spares that died, or were
-    about to, while waiting."""
+    """Members that failed and left between generations up to this one, members that had to leave a
+    job that began anew (so that its first replica has never trained, spares take places of living
+    ones), and spares that died, or were about to, while waiting.
+    """
     rows = [g for g in history.generations if g.number <= generation.number]
     members = {name for row in rows for name in row.members}
     gone = {
-        e.data["process"] for e in history.log.of(Kind.PROCESS_EXITED, Kind.FAILURE_DETECTED)
+        e.data["process"]
+        for e in history.log.of(Kind.PROCESS_EXITED, Kind.FAILURE_DETECTED)
         if e.time_ns < generation.started_ns and not e.data.get("expected")
-    }  # fmt: skip
+    }
     gone -= keepers(history.log).keys()
     spares = {name for name in gone if name is not None and name not in members}
     left = 0
@@ -105,23 +117,30 @@ def _begins_anew(history: History, generation: Generation) -> bool:
     if generation.ready_ns is not None:
         found = generation.checkpoint is not None
     else:
-        found = any(e.time_ns < generation.started_ns for e in history.log.of(Kind.CHECKPOINT_COMMITTED))
+        found = any(
+            e.time_ns < generation.started_ns for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
+        )
     return generation.state == "checkpoint" and not found
 
 
 def _claimed(history: History, run: StepRun) -> list[str]:
     generation = history.generation(run.generation)
-    return [p for event in run.commits for p in _wrong_rank(generation, event)] if generation else []
+    return (
+        [p for event in run.commits for p in _wrong_rank(generation, event)] if generation else []
+    )
 
 
 def _ranks_taken(history: History) -> list[str]:
     """Lines of members that name another rank than their generation gave them."""
-    places = {g.number: {name: rank for rank, name in enumerate(g.members)} for g in history.generations}
+    places = {
+        g.number: {name: rank for rank, name in enumerate(g.members)} for g in history.generations
+    }
     wrong = {
-        f"{event.actor} wrote {event.kind.value} as rank {event.data['rank']}, generation {event.generation} gave it "
-        "another"
+        f"{event.actor} wrote {event.kind.value} as rank {event.data['rank']}, generation"
+        f" {event.generation} gave it another"
         for event in history.log.of(Kind.BATCH_TAKEN, Kind.STATE_DIGEST)
-        if event.data["rank"] != places.get(event.generation, {}).get(event.actor, event.data["rank"])
+        if event.data["rank"]
+        != places.get(event.generation, {}).get(event.actor, event.data["rank"])
     }
     return sorted(wrong)
 
@@ -129,7 +148,9 @@ def _ranks_taken(history: History) -> list[str]:
 def _wrong_rank(generation: Generation, event: Event) -> list[str]:
     rank, world, number = event.data["rank"], event.data["world"], generation.number
     if world != generation.world:
-        return [f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"]
+        return [
+            f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"
+        ]
     if event.actor not in generation.members:
         return [f"{event.actor} joined generation {number}, of which it is no member"]
     if generation.members.index(event.actor) != rank:
@@ -138,17 +159,20 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
 
 
 def replica_equality(evidence: Evidence) -> Finding:
-    """All ranks that hold the same part of the model hold the same parameters, optimizer and scheduler state after a
-    step, and all report the same loss; but for those that the supervisor named for holding another state at it.
+    """All ranks that hold the same part of the model hold the same parameters, optimizer and
+    scheduler state after a step, and all report the same loss; but for those that the supervisor
+    named for holding another state at it.
 
-    Random generators belong to a rank: their digest must be the same whenever that rank does that step in a
-    world of that size, in this arm and in the control arm (they are derived from seed, rank and step).
+    Random generators belong to a rank: their digest must be the same whenever that rank does that
+    step in a world of that size, in this arm and in the control arm (they are derived from seed,
+    rank and step).
     """
     history = evidence.history
     problems = [
-        f"step {run.step}: ranks disagree on the loss" for run in history.runs
+        f"step {run.step}: ranks disagree on the loss"
+        for run in history.runs
         if len({repr(event.data["loss"]) for event in run.commits}) > 1
-    ]  # fmt: skip
+    ]
     groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
     for event in sound_digests(history):
         shard = event.data["rank"] % history.shards
@@ -165,8 +189,13 @@ def replica_equality(evidence: Evidence) -> Finding:
     named = len(diverged(history, history.committed_step))
     if history.outcome == "completed" and run is not None and len(last) + named < run.world:
         return unknown(f"{len(last)} of {run.world} ranks left a digest of the last step")
-    if not any(len(events) > 1 for events in groups.values()) and history.info.ranks > history.shards:
-        return unknown("no step has digests from two ranks: lower workload.checkpoint.every, or raise steps")
+    if (
+        not any(len(events) > 1 for events in groups.values())
+        and history.info.ranks > history.shards
+    ):
+        return unknown(
+            "no step has digests from two ranks: lower workload.checkpoint.every, or raise steps"
+        )
     return passed(f"{len(groups)} sets of digests agree")
 
 
@@ -185,16 +214,17 @@ def _generators(evidence: Evidence) -> list[str]:
 
 
 def liveness(evidence: Evidence) -> Finding:
-    """The job finished, and at the end ran at half the control arm's rate or better, in proportion to its
-    world.
+    """The job finished, and at the end ran at half the control arm's rate or better, in proportion
+    to its world.
 
-    The rate is the median of the surviving steps after the last injection with no lasting fault active: of
-    the last second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise
-    only. Below half it fails, unless that proves nothing: where its ranks waited longer for a processor, for
-    each second that they ran, than those it is compared with (``harness.judge.measure.pressure``; what that
-    explains is taken off), where the arm was as slow in the last second before its first fault (so was the
-    machine, for the whole arm), or where there is less than a second to judge by. A job that is expected to
-    stop (``expect.outcome: fail-stop``) has to stop in good order.
+    The rate is the median of the surviving steps after the last injection with no lasting fault
+    active: of the last second of them, and of 5 at least, as a few steps of milliseconds tell of
+    the machine's noise only. Below half it fails, unless that proves nothing: where its ranks
+    waited longer for a processor, for each second that they ran, than those it is compared with
+    (``harness.judge.measure.pressure``; what that explains is taken off), where the arm was as slow
+    in the last second before its first fault (so was the machine, for the whole arm), or where
+    there is less than a second to judge by. A job that is expected to stop (``expect.outcome:
+    fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -217,7 +247,10 @@ def liveness(evidence: Evidence) -> Finding:
     tail = _last_of(runs)
     step_s = _step_s(history, tail)
     rate = ideal.step_s / step_s
-    witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate, for their world"
+    witness = (
+        f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate,"
+        " for their world"
+    )
     if rate >= HEALTHY_RATE:
         return passed(witness)
     witness += f", {HEALTHY_RATE:.2f} is due"
@@ -226,16 +259,20 @@ def liveness(evidence: Evidence) -> Finding:
             return passed(f"{witness}; it is {likely:.2f} net of {net.why}")
         if (most := ideal.step_s / net.least_s) >= HEALTHY_RATE:
             return unknown(
-                f"{TOO_BUSY}{net.why}: {witness}, and net of that {likely:.2f} to {_at_most_all(most)}"
+                f"{TOO_BUSY}{net.why}: {witness}, and net of that {likely:.2f} to"
+                f" {_at_most_all(most)}"
             )
         witness += f" (and net of {net.why} it is {most:.2f} at most)"
     before = _last_of(_before(evidence))
     if len(before) >= HEALTHY_STEPS and (own := _step_s(history, before) / step_s) >= HEALTHY_RATE:
         return unknown(
-            f"{witness}; but at {own:.2f} of its own before the first fault: run it on a quieter machine"
+            f"{witness}; but at {own:.2f} of its own before the first fault: run it on a quieter"
+            " machine"
         )
     if (seconds := sum(run.seconds for run in tail)) < HEALTHY_S:
-        return unknown(f"{witness}; but in {seconds:.2f} s in all, too short to tell: raise workload.steps")
+        return unknown(
+            f"{witness}; but in {seconds:.2f} s in all, too short to tell: raise workload.steps"
+        )
     return failed(witness + busy.unrecorded(evidence))
 
 
@@ -245,8 +282,8 @@ def _at_most_all(rate: float) -> str:
 
 
 def finished(evidence: Evidence) -> Finding | None:
-    """The finding on a job that did not finish although no fault is expected to make it; None where there is nothing
-    to say. Whatever else was asked for holds of what it did until then only.
+    """The finding on a job that did not finish although no fault is expected to make it; None where
+    there is nothing to say. Whatever else was asked for holds of what it did until then only.
     """
     history = evidence.history
     meant = evidence.expects("fail-stop") or evidence.expects("hang")
@@ -256,20 +293,28 @@ def finished(evidence: Evidence) -> Finding | None:
         return None  # nothing was seen of it: ``progress`` says so
     observed = history.info.observed
     why = f": {history.finished.data['reason']}" if observed and history.finished else ""
-    done = f"the job did not finish: {history.outcome} at step {history.committed_step} of {history.info.steps}{why}"
+    done = (
+        f"the job did not finish: {history.outcome} at step {history.committed_step} of"
+        f" {history.info.steps}{why}"
+    )
     control = history if evidence.is_control else evidence.control_history
     if observed and control is not None and control.unfinished:
         alone = "" if evidence.is_control else ", and the control arm did not either"
-        return unknown(f"{done}{alone}: correct the command first, until it ends well without a fault")
+        return unknown(
+            f"{done}{alone}: correct the command first, until it ends well without a fault"
+        )
     return failed(done)
 
 
 def _step_s(history: History, runs: Sequence[StepRun]) -> float:
-    """Median seconds of a step, without checkpoints and evaluations (the ideal step has none either); for a full world,
-    as a smaller one has more to do for each step."""
+    """Median seconds of a step, without checkpoints and evaluations (the ideal step has none
+    either); for a full world, as a smaller one has more to do for each step.
+    """
     paused = pauses(history)
     seconds = [
-        (run.seconds - paused.get((run.generation, run.step - 1), 0.0)) * run.world / history.info.ranks
+        (run.seconds - paused.get((run.generation, run.step - 1), 0.0))
+        * run.world
+        / history.info.ranks
         for run in runs
     ]
     return max(statistics.median(seconds), 1e-9)
@@ -289,13 +334,17 @@ def _healthy(evidence: Evidence) -> list[StepRun]:
     episodes = evidence.measures.episodes
     last = max((e.injected.time_ns for e in episodes if e.injected), default=0)
     return [
-        run for run in evidence.history.lineage.values()
-        if run.start_ns >= last and not any(e.lasts_over(run.start_ns, run.end_ns) for e in episodes)
-    ]  # fmt: skip
+        run
+        for run in evidence.history.lineage.values()
+        if run.start_ns >= last
+        and not any(e.lasts_over(run.start_ns, run.end_ns) for e in episodes)
+    ]
 
 
 def _before(evidence: Evidence) -> list[StepRun]:
-    """Surviving steps before the first injection, without the first of all, which pays for lazy initialisation."""
+    """Surviving steps before the first injection, without the first of all, which pays for lazy
+    initialisation.
+    """
     injected = [e.injected.time_ns for e in evidence.measures.episodes if e.injected]
     first = min(injected, default=0)
     return [run for run in evidence.history.lineage.values() if run.end_ns < first and run.step > 1]

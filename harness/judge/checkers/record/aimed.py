@@ -1,4 +1,6 @@
-"""Did an occurrence of a fault act on what the plan names, at the step and the point of it that the plan names."""
+"""Did an occurrence of a fault act on what the plan names, at the step and the point of it that the
+plan names.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ _Facts = Mapping[str, Any]
 
 
 def aimed(evidence: Evidence, event: Event, planned: _Facts, *, missed: bool) -> Iterator[str]:
-    """What is wrong with an injection, as far as its plan names ranks, spares, nodes, links, a checkpoint and steps.
-    ``missed``: it failed, so that it may have found nothing to act on."""
+    """What is wrong with an injection, as far as its plan names ranks, spares, nodes, links, a
+    checkpoint and steps. ``missed``: it failed, so that it may have found nothing to act on.
+    """
     history, name, target = evidence.history, event.data["fault"], event.data["target"] or {}
     yield from _when(history, event, planned)
     due = {key: [*planned["target"][key], *_of_each(planned, key)] for key in _WHO}
@@ -43,7 +46,9 @@ def _list(values: Iterable[Any]) -> str:
 
 
 def _others(name: str, what: str, hit: Iterable[Any], due: list[Any]) -> Iterator[str]:
-    yield from (f"{name} hit {what} {one}, planned is {_list(due)}" for one in hit if one not in due)
+    yield from (
+        f"{name} hit {what} {one}, planned is {_list(due)}" for one in hit if one not in due
+    )
 
 
 def _when(history: History, event: Event, planned: _Facts) -> Iterator[str]:
@@ -56,7 +61,10 @@ def _when(history: History, event: Event, planned: _Facts) -> Iterator[str]:
     name, step = event.data["fault"], event.step - event.data.get("late_steps", 0)
     phase = event.data.get("phase")  # older logs have none
     if step not in {point[0] for point in points}:
-        yield f"{name} was injected in step {event.step}, planned is {_list(point[0] for point in points)}"
+        yield (
+            f"{name} was injected in step {event.step}, planned is"
+            f" {_list(point[0] for point in points)}"
+        )
     elif phase is not None and [step, phase] not in points:
         due = _list(point[1] for point in points if point[0] == step)
         yield f"{name} was injected in phase {phase} of step {event.step}, planned is {due}"
@@ -79,21 +87,26 @@ def _rank(history: History, event: Event, planned: _Facts, ranks: list[int]) -> 
     if held and rank not in held:
         yield f"{name} hit {process} as rank {rank}, which was rank {_list(held)}"
     elif not held:
-        yield f"{name} hit {process} as rank {rank}, which was no member of generation {generation.number}"
+        yield (
+            f"{name} hit {process} as rank {rank}, which was no member of generation"
+            f" {generation.number}"
+        )
 
 
 def _held(history: History, generation: Generation, process: str) -> set[int]:
-    """The ranks that a member may have had: of a command, members are in the order of their ranks, some of which may be
-    lost or never were found, and each was found with a rank of its own."""
+    """The ranks that a member may have had: of a command, members are in the order of their ranks,
+    some of which may be lost or never were found, and each was found with a rank of its own.
+    """
     if process not in generation.members:
         return set()
     place = {generation.members.index(process)}
     if not history.info.observed:
         return place
     found = {
-        int(event.data["rank"]) for event in history.log.of(Kind.PROCESS_SPAWNED)
+        int(event.data["rank"])
+        for event in history.log.of(Kind.PROCESS_SPAWNED)
         if event.data["process"] == process and event.data.get("rank") is not None
-    }  # fmt: skip
+    }
     return place | found
 
 
@@ -111,7 +124,9 @@ def _process(history: History, event: Event, spares: list[int]) -> Iterator[str]
                 yield f"{name} hit {who} as rank {rank}, which it was not"
     elif isinstance(several, list) and target.get("everywhere"):
         yield from (
-            f"{name} hit {who}, which was no rank" for who in several if members and who not in members
+            f"{name} hit {who}, which was no rank"
+            for who in several
+            if members and who not in members
         )
 
 
@@ -124,12 +139,15 @@ def _on_nodes(history: History, event: Event, nodes: list[int]) -> Iterator[str]
     for process in several:
         if homes.get(process) is not None and homes[process] not in nodes:
             name = event.data["fault"]
-            yield f"{name} hit {process} with node {_list(nodes)}, which was on node {homes[process]}"
+            yield (
+                f"{name} hit {process} with node {_list(nodes)}, which was on node {homes[process]}"
+            )
 
 
 def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iterator[str]:
-    """The one of that step was hit; or the newest: no other that must have been there, and is not known to be gone, is
-    of a later step."""
+    """The one of that step was hit; or the newest: no other that must have been there, and is not
+    known to be gone, is of a later step.
+    """
     log, name = evidence.log, event.data["fault"]
     hit = (event.data["target"] or {}).get("checkpoint")
     if hit is None or due is None:
@@ -141,7 +159,9 @@ def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iter
     spec = evidence.cell.scenario.workload.checkpoint
     still = "phase" in event.data and spec.mode == "sync"  # all hold, and nobody saves
     far = log.first(Kind.NODE_JOINED) is not None or spec.memory
-    there = {} if far else _on_disk(log.events, event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
+    there = (
+        {} if far else _on_disk(log.events, event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
+    )
     newer = [other for other, step in there.items() if step > (event.step or 0)]
     if newer:
         yield f"{name} hit {hit}, and {newer[-1]} was newer"

@@ -21,12 +21,15 @@ from harness.judge.results import Finding, Incident
 
 
 def happens_before(evidence: Evidence) -> Finding:
-    """Causes come before their effects, commits in order, everything within the life of its process, no clock runs at
-    a rate of its own, and no duration is negative; as far as the clocks of the machines can tell.
+    """Causes come before their effects, commits in order, everything within the life of its
+    process, no clock runs at a rate of its own, and no duration is negative; as far as the clocks
+    of the machines can tell.
     """
     history, measures = evidence.history, evidence.measures
     blur_s = 2 * history.log.clock_bound_s + SAME_CLOCK_S
-    spans = {f"{one.fault} (occurrence {one.occurrence})": _spans(one) for one in measures.incidents}
+    spans = {
+        f"{one.fault} (occurrence {one.occurrence})": _spans(one) for one in measures.incidents
+    }
     negative = durations(spans, blur_s) + _saves(evidence)
     order = slips(history)
     sure = [_in_words(slip) for slip in (*order, *negative) if slip.sure]
@@ -36,10 +39,12 @@ def happens_before(evidence: Evidence) -> Finding:
     doubtful = [_in_words(slip) for slip in negative if slip.near]
     if doubtful:
         return unknown(
-            f"{some(doubtful)}; the clocks are right to within {history.log.clock_bound_s * 1e3:.3f} ms"
+            f"{some(doubtful)}; the clocks are right to within"
+            f" {history.log.clock_bound_s * 1e3:.3f} ms"
         )
     lines = (
-        f"{len(evidence.log.events)} lines of {len(evidence.log.actors)} actors are in an order that can be"
+        f"{len(evidence.log.events)} lines of {len(evidence.log.actors)} actors are in an order"
+        " that can be"
     )
     near, blind = sum(slip.near for slip in order), list(unmeasured(history))
     lines += f"; {near} pairs within the error of the clocks" if near else ""
@@ -53,7 +58,9 @@ def _in_words(slip: Slip) -> str:
 
 def _spans(incident: Incident) -> Iterator[tuple[str, float]]:
     named = [("detection", incident.detection_time), ("recovery", incident.recovery_time)]
-    yield from ((name, value) for name, value in named if value is not None and math.isfinite(value))
+    yield from (
+        (name, value) for name, value in named if value is not None and math.isfinite(value)
+    )
     yield from ((f"phase {span.name}", span.seconds) for span in incident.phases)
 
 
@@ -61,6 +68,7 @@ def _saves(evidence: Evidence) -> list[Slip]:
     """Actions that are said to have taken less than no time."""
     kinds = (Kind.GROUP_FORMED, Kind.STATE_READY, Kind.CHECKPOINT_COMMITTED)
     rows = [
-        (f"{e.actor} at seq {e.seq}", float(e.data["seconds"]), e.kind.value) for e in evidence.log.of(*kinds)
+        (f"{e.actor} at seq {e.seq}", float(e.data["seconds"]), e.kind.value)
+        for e in evidence.log.of(*kinds)
     ]
     return durations({of: [(what, seconds)] for of, seconds, what in rows if seconds < 0}, 0.0)

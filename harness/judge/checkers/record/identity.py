@@ -1,4 +1,6 @@
-"""Is the log the one of this arm: of this cell, strategy and seed, with the processes and the faults it should have."""
+"""Is the log the one of this arm: of this cell, strategy and seed, with the processes and the
+faults it should have.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ _PARTS = {
 
 
 def identity(evidence: Evidence) -> Finding:
-    """The log says of itself what the resolved scenario says of the arm, no other arm has the same content, as many
-    ranks and spares were started as are promised, and faults are those that the seed draws, where and when it says.
+    """The log says of itself what the resolved scenario says of the arm, no other arm has the same
+    content, as many ranks and spares were started as are promised, and faults are those that the
+    seed draws, where and when it says.
     """
     expected = evidence.expected
     problems = [f"its log is that of {other}, under another name" for other in expected.twins]
@@ -41,7 +44,8 @@ def identity(evidence: Evidence) -> Finding:
     info = evidence.history.info
     faults = f", {len(expected.plan)} faults as drawn" if expected.plan else ""
     return passed(
-        f"{info.arm} of {info.cell}, repeat {info.repeat}, seed {info.seed}: {info.strategy}{faults}"
+        f"{info.arm} of {info.cell}, repeat {info.repeat}, seed {info.seed}:"
+        f" {info.strategy}{faults}"
     )
 
 
@@ -74,14 +78,21 @@ def _provisioned(evidence: Evidence) -> Iterator[str]:
     first = log.first(Kind.GENERATION_STARTED)
     if first is None:
         return
-    roles = Counter(e.data["role"] for e in log.of(Kind.PROCESS_SPAWNED) if e.time_ns <= first.time_ns)
+    roles = Counter(
+        e.data["role"] for e in log.of(Kind.PROCESS_SPAWNED) if e.time_ns <= first.time_ns
+    )
     if roles["worker"] != info.ranks:
         yield f"{roles['worker']} ranks were started at first, provisioned are {info.ranks}"
     if expected.spares is not None and roles["spare"] != expected.spares:
-        yield f"{roles['spare']} spares were started at first, the strategy holds {expected.spares} ready"
+        yield (
+            f"{roles['spare']} spares were started at first, the strategy holds {expected.spares}"
+            " ready"
+        )
 
 
-def _drawn(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+def _drawn(
+    evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Mapping[str, Any]]:
     """The plan, with a fault on one of a replica where that is what was announced, and may be."""
     found = dict(plan)
     for event in evidence.log.of(Kind.FAULT_PLANNED):
@@ -105,7 +116,10 @@ def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Itera
             for key in keys:
                 drawn = plan[name][part][key]
                 if key in said and _plain(said[key]) != drawn:
-                    yield f"{part}.{key} of {name} is {said[key]} in the log, and the seed draws {drawn}"
+                    yield (
+                        f"{part}.{key} of {name} is {said[key]} in the log, and the seed draws"
+                        f" {drawn}"
+                    )
     missing = plan.keys() - {event.data["fault"] for event in announced}
     if evidence.history.runs:
         yield from (f"fault {name} was never announced" for name in sorted(missing))
@@ -128,7 +142,9 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
         name, number = then.data["fault"], then.data["occurrence"]
         if name == one.data["fault"] and number < one.data["occurrence"]:
             yield f"occurrence {number} of {name} came after occurrence {one.data['occurrence']}"
-    failed_ones = {(e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_FAILED)}
+    failed_ones = {
+        (e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_FAILED)
+    }
     for event in evidence.log.of(Kind.FAULT_INJECTED):
         name = event.data["fault"]
         fired[name] += 1
@@ -139,15 +155,18 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
         else:
             missed = (name, event.data["occurrence"]) in failed_ones
             yield from aimed(evidence, event, plan[name], missed=missed)
-    void = Counter(e.data["fault"] for e in evidence.log.of(Kind.FAULT_FAILED) if e.data.get("again"))
+    void = Counter(
+        e.data["fault"] for e in evidence.log.of(Kind.FAULT_FAILED) if e.data.get("again")
+    )
     for name, most in (evidence.expected.most or {}).items():
         if fired[name] - void[name] > most:
             yield f"{name} was injected {fired[name]} times, {most} are planned"
 
 
 def _acts(evidence: Evidence) -> Iterator[str]:
-    """Hits that are said to be of one act were so, and what hit several at once is said to be one: incidents are
-    counted by it."""
+    """Hits that are said to be of one act were so, and what hit several at once is said to be one:
+    incidents are counted by it.
+    """
     log = evidence.log
     plans = {event.data["fault"]: event.data["at"] or {} for event in log.of(Kind.FAULT_PLANNED)}
     # One that was armed again keeps its act, wherever it comes to hit.
@@ -176,7 +195,10 @@ def _acts(evidence: Evidence) -> Iterator[str]:
             continue
         if (other := steps.setdefault((name, act), step)) != step:
             yield f"{name} in step {other} and in step {step} is said to be one act"
-        if plans[name].get("fires") == 1 and acts.setdefault((name, event.generation, step), act) != act:
+        if (
+            plans[name].get("fires") == 1
+            and acts.setdefault((name, event.generation, step), act) != act
+        ):
             yield f"{name} hit several at once in step {step}, and is said to be several acts"
 
 

@@ -1,4 +1,6 @@
-"""Does everything in the log go through the states it must: processes, generations, checkpoints and failures."""
+"""Does everything in the log go through the states it must: processes, generations, checkpoints and
+failures.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from recovery.policy.interval import steps_of
 
 
 def lifecycle(evidence: Evidence) -> Finding:
-    """What ends was started, what joins a generation was ready, generations and failures are numbered without a gap,
-    who trains has joined its group and holds its state, each failure's cause is the one that its process's end shows,
-    saves begin before they end, each that is due begins, and what was restored is what its members say.
+    """What ends was started, what joins a generation was ready, generations and failures are
+    numbered without a gap, who trains has joined its group and holds its state, each failure's
+    cause is the one that its process's end shows, saves begin before they end, each that is due
+    begins, and what was restored is what its members say.
     """
     history, log = evidence.history, evidence.log
     problems = list(dict.fromkeys(_problems(evidence)))
@@ -23,7 +26,9 @@ def lifecycle(evidence: Evidence) -> Finding:
     if problems:
         return failed(some(problems))
     count = sum(1 for _ in log.of(Kind.PROCESS_SPAWNED))
-    return passed(f"{count} processes and {len(history.generations)} generations, each step by step")
+    return passed(
+        f"{count} processes and {len(history.generations)} generations, each step by step"
+    )
 
 
 def _problems(evidence: Evidence) -> Iterator[str]:
@@ -42,5 +47,6 @@ def _problems(evidence: Evidence) -> Iterator[str]:
         yield from saves.due_in_memory(history, memory.every)
     started = evidence.log.first(Kind.RUN_STARTED)
     every = steps_of(started.data.get("checkpoint_every") or "") if started else None
-    if every and evidence.cell.scenario.workload.checkpoint.mode != "async":  # there a busy disk puts one off
+    # there a busy disk puts one off
+    if every and evidence.cell.scenario.workload.checkpoint.mode != "async":
         yield from saves.due(history, every)

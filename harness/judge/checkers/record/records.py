@@ -13,8 +13,8 @@ CLOCK_SLACK_S = 0.001
 
 
 def time_closure(evidence: Evidence) -> Finding:
-    """Times add up: goodput and badput make the wall time within 1 %, no clock runs backwards, phases sum to
-    the recovery time, and no rank accounts for more time in its steps than passed.
+    """Times add up: goodput and badput make the wall time within 1 %, no clock runs backwards,
+    phases sum to the recovery time, and no rank accounts for more time in its steps than passed.
     """
     measures, history = evidence.measures, evidence.history
     problems = []
@@ -33,7 +33,8 @@ def time_closure(evidence: Evidence) -> Finding:
         # infinite is a judgement of what the recovery came to, and no time
         if incident.phases and math.isfinite(recovery_s) and abs(total - recovery_s) > 1e-6:
             problems.append(
-                f"{incident.fault}: phases sum to {total:.6f} s, recovery took {incident.recovery_time} s"
+                f"{incident.fault}: phases sum to {total:.6f} s, recovery took"
+                f" {incident.recovery_time} s"
             )
     problems += _overdrawn(evidence)
     return verdict_of(problems, f"residual {residual:+.3f} s of {wall:.3f} s")
@@ -48,12 +49,17 @@ def _overdrawn(evidence: Evidence) -> list[str]:
             events = [event for run in runs for event in run.commits if event.actor == actor]
             if not events:
                 continue
-            claimed = sum(float(value) for event in events for value in event.data["seconds"].values())
+            claimed = sum(
+                float(value) for event in events for value in event.data["seconds"].values()
+            )
             passed_s = (
-                events[-1].time_ns - min(runs[0].start_ns, _first_batch(evidence, actor, generation.number))
+                events[-1].time_ns
+                - min(runs[0].start_ns, _first_batch(evidence, actor, generation.number))
             ) / 1e9
             if claimed > passed_s * (1 + CLOSURE) + CLOCK_SLACK_S * len(events):
-                problems.append(f"{actor} accounts for {claimed:.3f} s of steps in {passed_s:.3f} s")
+                problems.append(
+                    f"{actor} accounts for {claimed:.3f} s of steps in {passed_s:.3f} s"
+                )
     return problems
 
 
@@ -63,8 +69,8 @@ def _first_batch(evidence: Evidence, actor: str, generation: int) -> int:
 
 
 def no_orphans(evidence: Evidence) -> Finding:
-    """Nothing of ours is left: no process, port or shared memory, every process seen to exit, every fault
-    healed.
+    """Nothing of ours is left: no process, port or shared memory, every process seen to exit, every
+    fault healed.
     """
     left = evidence.log.first(Kind.LEFTOVERS)
     if left is None:
@@ -84,16 +90,19 @@ def no_orphans(evidence: Evidence) -> Finding:
 
 
 def evidence_complete(evidence: Evidence) -> Finding:
-    """No gap, torn line or unexplained end in any log; the orchestrator's has its beginning and its end."""
+    """No gap, torn line or unexplained end in any log; the orchestrator's has its beginning and its
+    end.
+    """
     problems = list(evidence.log.problems)
     if evidence.log.first(Kind.RUN_STARTED) is None:
         problems.append("no run_started")
     if evidence.log.first(Kind.RUN_FINISHED) is None:
         problems.append("no run_finished: the harness did not get to the end")
     silent = [
-        event.data["process"] for event in evidence.log.of(Kind.PROCESS_READY)
+        event.data["process"]
+        for event in evidence.log.of(Kind.PROCESS_READY)
         if event.data["process"] not in evidence.log.actors
-    ]  # fmt: skip
+    ]
     problems += [f"no log of {name}" for name in silent]
     if problems:
         return unknown(some(problems))

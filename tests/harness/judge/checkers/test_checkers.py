@@ -41,7 +41,9 @@ def test_a_machine_that_is_slow_for_the_whole_arm_proves_nothing_of_liveness() -
     finding = judged(evidence_of(script, [KILL]))["liveness"]
     assert finding.verdict == OPEN
     assert "at 0.33 of the control arm's rate" in finding.witness
-    assert "at 1.00 of its own before the first fault: run it on a quieter machine" in finding.witness
+    assert (
+        "at 1.00 of its own before the first fault: run it on a quieter machine" in finding.witness
+    )
 
 
 @pytest.mark.parametrize(("shorter", "verdict"), [(1, FAIL), (500, OPEN)])
@@ -188,7 +190,9 @@ def test_gap_in_a_log(tmp_path: Any) -> None:
 
 def test_killed_harness_proves_nothing_and_breaks_nothing() -> None:
     script = arms.hot_spare()
-    script.lines = [line for line in script.lines if line.time_ns < script.find(Kind.DECISION)[0].time_ns]
+    script.lines = [
+        line for line in script.lines if line.time_ns < script.find(Kind.DECISION)[0].time_ns
+    ]
     found = check_all(evidence_of(script, [KILL]))
     assert {finding.verdict for finding in found.values()} == {OPEN}
 
@@ -280,6 +284,8 @@ def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> Non
         detail="a collective failed",
     )
     found = judged(
-        evidence_of(script, [{**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}])
+        evidence_of(
+            script, [{**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}]
+        )
     )
     assert found["detection"].verdict == (FAIL if hit == 3 else "pass"), found["detection"].witness

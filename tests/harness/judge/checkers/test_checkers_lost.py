@@ -14,7 +14,9 @@ FRESH = ("w4", "w5", "w6", "w7")
 
 
 def lost_while_it_restored(*, resume: int = 20, stated: bool = True) -> Script:
-    """All die, and one of those that restored the checkpoint dies too; the others go on with what they restored."""
+    """All die, and one of those that restored the checkpoint dies too; the others go on with what
+    they restored.
+    """
     script = arms.interrupted("checkpoint-restart")
     script.orchestrator(
         Kind.DECISION, actions=["spawn warm worker"] * 4, reason="restart all from a checkpoint"
@@ -23,7 +25,9 @@ def lost_while_it_restored(*, resume: int = 20, stated: bool = True) -> Script:
         script.exit(name, signal=9, expected=True)
     for name in FRESH:
         script.spawn(name)
-    script.form(FRESH, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}")
+    script.form(
+        FRESH, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}"
+    )
     script.lines.remove(script.find(Kind.GENERATION_READY)[-1])
     for line in script.find(Kind.STATE_READY)[-4:] if not stated else ():
         script.lines.remove(line)

@@ -1,4 +1,6 @@
-"""What checkers make of checkpoints in memory: bound by them as long as a keeper that holds them lives."""
+"""What checkers make of checkpoints in memory: bound by them as long as a keeper that holds them
+lives.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,19 @@ from tests.support.logs import MS, Line, Script
 SAVED = 24  # in memory; the disk has step 20, and step 26 was the last
 
 
-def job(resume: int, *, ends: tuple[str, ...] = (), copies: tuple[int, ...] = (1,), shards: tuple[int, ...] = (0,),
-        of: int = 1, refused: bool = False, lost: bool = True) -> Script:  # fmt: skip
-    """A restart after which training goes on at ``resume``. Rank 0 is on node 0 and saved step SAVED in memory; the
-    keepers in ``ends`` die before the restart, ``lost``: as their nodes are."""
+def job(
+    resume: int,
+    *,
+    ends: tuple[str, ...] = (),
+    copies: tuple[int, ...] = (1,),
+    shards: tuple[int, ...] = (0,),
+    of: int = 1,
+    refused: bool = False,
+    lost: bool = True,
+) -> Script:
+    """A restart after which training goes on at ``resume``. Rank 0 is on node 0 and saved step
+    SAVED in memory; the keepers in ``ends`` die before the restart, ``lost``: as their nodes are.
+    """
     script = arms.restart(resume=resume)
     first = script.lines[0].time_ns
     detected = script.find(Kind.FAILURE_DETECTED)[0].time_ns
@@ -77,7 +88,9 @@ def job(resume: int, *, ends: tuple[str, ...] = (), copies: tuple[int, ...] = (1
 def _placed(line: Line) -> Line:
     if line.kind is not Kind.PROCESS_SPAWNED:
         return line
-    return replace(line, data={**line.data, "node": 0 if line.data["process"] in ("w0", "w1") else 1})
+    return replace(
+        line, data={**line.data, "node": 0 if line.data["process"] in ("w0", "w1") else 1}
+    )
 
 
 def verdicts(script: Script) -> dict[str, str]:
@@ -104,7 +117,10 @@ def test_a_keeper_that_ends_and_nobody_knows_why_is_a_failure_as_a_ranks_end_is(
     script = job(SAVED, ends=("k0",), lost=False)
     assert verdicts(script) == {"detection": FAIL}
     finding = arms.judged(evidence_of(script, [KILL]))["detection"]
-    assert "k0, the keeper of node 0, ended by itself: signal 9, and no fault explains it" in finding.witness
+    assert (
+        "k0, the keeper of node 0, ended by itself: signal 9, and no fault explains it"
+        in finding.witness
+    )
 
 
 def test_a_part_is_not_a_checkpoint() -> None:
@@ -145,7 +161,10 @@ def test_a_keeper_that_is_stopped_does_not_answer_until_it_goes_on(
     when = script.find(Kind.FAILURE_DETECTED)[0].time_ns
     about: dict[str, Any] = {"fault": "stop", "occurrence": 0}
     lines: list[tuple[Kind, dict[str, Any]]] = [
-        (Kind.FAULT_INJECTED, {"kind": "node-stop", "target": {"nodes": [0], "processes": stopped}}),
+        (
+            Kind.FAULT_INJECTED,
+            {"kind": "node-stop", "target": {"nodes": [0], "processes": stopped}},
+        ),
         (Kind.FAULT_LANDED, {"witness": "kernel: process state", "evidence": {"os_state": "T"}}),
         (Kind.FAULT_HEALED, {"how": how}),
     ]

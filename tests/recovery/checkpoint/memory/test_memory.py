@@ -1,4 +1,6 @@
-"""Keepers of checkpoints in memory, without training: what they take, refuse, copy, hand over and let go."""
+"""Keepers of checkpoints in memory, without training: what they take, refuse, copy, hand over and
+let go.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from recovery.checkpoint.memory import peers as peering
 from recovery.checkpoint.memory import talk
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.files import MemoryFile, create
-from recovery.checkpoint.memory.header import VERSION, Header, Key, Part, complete, mismatch, sums_of
+from recovery.checkpoint.memory.header import (
+    VERSION,
+    Header,
+    Key,
+    Part,
+    complete,
+    mismatch,
+    sums_of,
+)
 from recovery.checkpoint.memory.holdings import Holdings, Refusal
 from recovery.checkpoint.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
 from recovery.transport import auth
@@ -47,11 +57,20 @@ def part(
     """Something to keep: bytes that follow from step and shard."""
     memory = create(size, name="test")
     memory.data[:] = bytes((step * 7 + shard * 13 + n // 4096) % 256 for n in range(size))
-    table = Part(name="w", dtype="uint8", shape=(size,), start=(0,), sizes=(size,), offset=0, bytes=size)
+    table = Part(
+        name="w", dtype="uint8", shape=(size,), start=(0,), sizes=(size,), offset=0, bytes=size
+    )
     header = Header(
-        job=job, key=key(step, shard=shard, shards=shards, generation=generation), bytes=size, piece_bytes=4096,
-        sums=sums_of(memory.data, 4096), parts=(table,), scalars={"step": step}, seat=f"w{shard}", buffer=buffer,
-    )  # fmt: skip
+        job=job,
+        key=key(step, shard=shard, shards=shards, generation=generation),
+        bytes=size,
+        piece_bytes=4096,
+        sums=sums_of(memory.data, 4096),
+        parts=(table,),
+        scalars={"step": step},
+        seat=f"w{shard}",
+        buffer=buffer,
+    )
     return header, memory
 
 
@@ -64,7 +83,12 @@ def start(capfd: pytest.CaptureFixture[str]) -> Iterator[Start]:
     running: list[Keeper] = []
 
     def begin(node: int = 0, **more: Any) -> Keeper:
-        given: dict[str, Any] = {"limit_bytes": 1 << 20, "token": TOKEN, "name": secrets.token_hex(8), **more}
+        given: dict[str, Any] = {
+            "limit_bytes": 1 << 20,
+            "token": TOKEN,
+            "name": secrets.token_hex(8),
+            **more,
+        }
         config = KeeperConfig(parent=os.getpid(), node=node, job=JOB, **given)
         running.append(Keeper(config))
         running[-1].socket = config.name  # type: ignore[attr-defined]
@@ -76,7 +100,9 @@ def start(capfd: pytest.CaptureFixture[str]) -> Iterator[Start]:
 
 
 def introduce(*keepers: Keeper) -> None:
-    """Tell keepers, in the order of their nodes, where they are, and wait until they have spoken."""
+    """Tell keepers, in the order of their nodes, where they are, and wait until they have
+    spoken.
+    """
     addresses = {node: ("127.0.0.1", keeper.port) for node, keeper in enumerate(keepers)}
     for node, keeper in enumerate(keepers):
         speaking = keeper.know({n: address for n, address in addresses.items() if n != node})
@@ -326,7 +352,9 @@ def peer_of(keeper: Keeper, *, token: str = TOKEN) -> peering.Peers:
     return peering.Peers(9, bytes.fromhex(token), {0: ("127.0.0.1", keeper.port)})
 
 
-def test_who_does_not_know_the_token_is_turned_away(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_does_not_know_the_token_is_turned_away(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     keeper = start()
     with pytest.raises((OSError, talk.TalkError)):
         peer_of(keeper, token="cd" * 32).open(0)
@@ -386,7 +414,13 @@ class _Recorded:
 
 @pytest.mark.parametrize(
     "words",
-    [b"\xff" * 4, b"GET / HTTP/1.0\r\n\r\n", b"\x00\x00\x00\x05hello", b"\x00\x00\x00\x02{}", b"\x00"],
+    [
+        b"\xff" * 4,
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\x00\x00\x00\x05hello",
+        b"\x00\x00\x00\x02{}",
+        b"\x00",
+    ],
     ids=["huge", "http", "no-json", "empty", "half"],
 )
 def test_garbage_ends_its_connection_only(start: Start, words: bytes) -> None:

@@ -1,4 +1,6 @@
-"""What one keeper holds all others hear of, once, over few connections; keepers on threads of this process."""
+"""What one keeper holds all others hear of, once, over few connections; keepers on threads of this
+process.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,15 @@ def ring() -> Iterator[Callable[..., list[Keeper]]]:
     def begin(count: int, **more: Any) -> list[Keeper]:
         for node in range(count):
             config = KeeperConfig(
-                parent=os.getpid(), node=node, nodes=count, job=JOB, token=TOKEN, name=secrets.token_hex(8),
-                limit_bytes=1 << 20, **{"replicate": False, **more},
-            )  # fmt: skip
+                parent=os.getpid(),
+                node=node,
+                nodes=count,
+                job=JOB,
+                token=TOKEN,
+                name=secrets.token_hex(8),
+                limit_bytes=1 << 20,
+                **{"replicate": False, **more},
+            )
             running.append(Keeper(config))
             running[-1].socket = config.name  # type: ignore[attr-defined]
         introduce(*running)
@@ -155,7 +163,9 @@ def test_whom_a_lost_keeper_would_have_told_hears_it_all_the_same(
     assert "node 4 does not answer" in capfd.readouterr().err
 
 
-def test_an_older_word_never_takes_the_place_of_a_newer_one(ring: Callable[..., list[Keeper]]) -> None:
+def test_an_older_word_never_takes_the_place_of_a_newer_one(
+    ring: Callable[..., list[Keeper]],
+) -> None:
     one, two = ring(2)
     with Peers(1, bytes.fromhex(TOKEN), {0: ("127.0.0.1", one.port)}).open(0) as sock:
         for version, step in ((10**19, 5), (10**19 - 1, 4)):
@@ -166,10 +176,14 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(ring: Callable[..., 
     assert one._holdings.known_at(1) == (), "one that is gone holds nothing"
     one.know({1: ("127.0.0.1", two.port)})
     offer(client_of(two), 6)
-    assert eventually(lambda: one._holdings.known_at(1) == (key(6),)), "another one there begins anew"
+    assert eventually(lambda: one._holdings.known_at(1) == (key(6),)), (
+        "another one there begins anew"
+    )
 
 
-def test_more_ranks_than_sixty_four_of_a_node_reach_their_keeper(ring: Callable[..., list[Keeper]]) -> None:
+def test_more_ranks_than_sixty_four_of_a_node_reach_their_keeper(
+    ring: Callable[..., list[Keeper]],
+) -> None:
     (keeper,) = ring(1)
     clients = [client_of(keeper) for _ in range(200)]
     assert all(client.listing(connect_s=0).nodes == {0: ()} for client in clients)
@@ -198,7 +212,9 @@ class Yard:
         return 1
 
     def ready(self, process: str, port: int) -> None:
-        self.reports.append(Said(process=process, message=Extra(topic=TOPIC, payload={"port": port})))
+        self.reports.append(
+            Said(process=process, message=Extra(topic=TOPIC, payload={"port": port}))
+        )
 
     def alive(self, process: str) -> bool:
         return True
@@ -229,6 +245,8 @@ def test_keepers_are_told_once_who_is_there_and_then_only_what_changes() -> None
     assert all(len(peers) == 3 for _, peers in yard.sent)
     assert dict(yard.sent)["k1"]["3"] == ["10.0.0.3", 7003]
     yard.sent.clear()
-    yard.reports += [Exited(process=name, exit_code=1, signal=None, time_ns=1) for name in ("k1", "k2")]
+    yard.reports += [
+        Exited(process=name, exit_code=1, signal=None, time_ns=1) for name in ("k1", "k2")
+    ]
     keepers.look()
     assert yard.sent == [(name, {"1": None, "2": None}) for name in ("k0", "k3")]

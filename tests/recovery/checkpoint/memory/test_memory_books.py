@@ -1,4 +1,6 @@
-"""Books of keepers, and of who supervises them, stay as long as they are, however many there were and whoever saved."""
+"""Books of keepers, and of who supervises them, stay as long as they are, however many there were
+and whoever saved.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.recovery.checkpoint.memory.test_memory import JOB, key, part
 from tests.recovery.nodes.test_nodes_books import entries
 
 
-def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(supervising, "KEPT_GONE", 8)
     housing = FakeHousing()
     keepers = keepers_of(housing)
@@ -31,7 +35,9 @@ def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(monkeypatch: pyt
         if number >= 50:
             sizes.append(entries(keepers))
     assert max(sizes[50:]) <= max(sizes[:50])
-    assert not keepers.owns("k0") and keepers.owns("k1"), "one that lives is known however old it is"
+    assert not keepers.owns("k0") and keepers.owns("k1"), (
+        "one that lives is known however old it is"
+    )
     keepers.look()
     assert keepers.keeper_of(1) == "k1"
 
@@ -59,7 +65,9 @@ def save(held: Holdings, step: int, *, seat: str, generation: int) -> None:
 def test_a_keeper_knows_no_more_after_a_thousand_generations_each_of_another_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody of whom asks for its buffers any more; and after as many states that may have been corrupted."""
+    """Nobody of whom asks for its buffers any more; and after as many states that may have been
+    corrupted.
+    """
     monkeypatch.setattr(module, "MOST_SEATS", 20)
     held, sizes = holdings(), []
     for generation in range(1, 1001):

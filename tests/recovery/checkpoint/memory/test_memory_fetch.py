@@ -1,4 +1,6 @@
-"""A part that another node hands over: waited for as long as it comes, and no longer than anybody wants it."""
+"""A part that another node hands over: waited for as long as it comes, and no longer than anybody
+wants it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checkpoints on the disk and in memory side by side: which is restored, and what is said of each."""
+"""Checkpoints on the disk and in memory side by side: which is restored, and what is said
+of each.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NAME = "places-" + secrets.token_hex(8)
 @pytest.fixture
 def keeper() -> Iterator[Keeper]:
     kept = Keeper(
-        KeeperConfig(parent=os.getpid(), node=0, job="job", name=NAME, token="ab" * 32, limit_bytes=1 << 24)
+        KeeperConfig(
+            parent=os.getpid(), node=0, job="job", name=NAME, token="ab" * 32, limit_bytes=1 << 24
+        )
     )
     yield kept
     kept.close()
@@ -61,7 +65,11 @@ def _holdings(one: Rank) -> Any:
 
 @pytest.mark.parametrize(
     ("disk", "memory", "steps", "expected"),
-    [(10, 3, 14, "memory-step-00000012"), (5, 4, 15, "step-00000015"), (6, 3, 12, "memory-step-00000012")],
+    [
+        (10, 3, 14, "memory-step-00000012"),
+        (5, 4, 15, "step-00000015"),
+        (6, 3, 12, "memory-step-00000012"),
+    ],
     ids=["memory is newer", "the disk is newer", "both alike"],
 )
 def test_the_newer_of_memory_and_disk_is_restored(
@@ -132,7 +140,9 @@ def test_without_a_keeper_the_disk_serves_and_it_is_said(
     one.step()
     failed = [d["error"] for k, d in one.events if k is Kind.CHECKPOINT_FAILED]
     assert len(failed) == 4 and "the keeper of this node" in failed[0]
-    assert len([note for note in one.notes if note.state == "failed"]) == 1, "people hear of it once"
+    assert len([note for note in one.notes if note.state == "failed"]) == 1, (
+        "people hear of it once"
+    )
     fresh = rank(tmp_path)
     assert restored(fresh) == "step-00000004"
     assert [d["checkpoint"] for k, d in fresh.events if k is Kind.CHECKPOINT_REFUSED] == ["memory"]
@@ -145,8 +155,16 @@ def test_what_is_said_of_a_save_in_memory_names_place_and_cost(keeper: Keeper) -
     settle(one)
     one.step()
     begun, kept = one.events
-    assert begun == (Kind.CHECKPOINT_SAVING, {"step": 2, "checkpoint": "memory-step-00000002", "place": "memory",
-                                              "shard": 0, "shards": 1})  # fmt: skip
+    assert begun == (
+        Kind.CHECKPOINT_SAVING,
+        {
+            "step": 2,
+            "checkpoint": "memory-step-00000002",
+            "place": "memory",
+            "shard": 0,
+            "shards": 1,
+        },
+    )
     assert kept[0] is Kind.CHECKPOINT_COMMITTED and kept[1]["copies"] == [] and kept[1]["bytes"] > 0
     assert 0 < kept[1]["blocked_s"] <= kept[1]["seconds"]
     one.saver.close()
@@ -176,7 +194,9 @@ class Votes:
         return [vote, *self.others]
 
 
-@pytest.mark.parametrize("others", [[0], [1], [2]], ids=["good", "damaged there", "does not fit there"])
+@pytest.mark.parametrize(
+    "others", [[0], [1], [2]], ids=["good", "damaged there", "does not fit there"]
+)
 def test_all_ranks_of_a_sharded_model_load_the_same_or_none(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, others: list[int]
 ) -> None:
@@ -185,7 +205,7 @@ def test_all_ranks_of_a_sharded_model_load_the_same_or_none(
     settle(one)
     fresh, group = rank(None), Votes(others)
     monkeypatch.setattr("recovery.checkpoint.memory_checkpointer.votes", group.given)
-    (newest, _) = memory_of(fresh)._memory.candidates()
+    newest, _ = memory_of(fresh)._memory.candidates()
     before = fresh.state.digests()
     pair = Layout(world=2, shards=2)
     if others == [2]:

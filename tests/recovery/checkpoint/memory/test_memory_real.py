@@ -22,7 +22,9 @@ ONLY_MEMORY = ("--strategy", "checkpoint-restart", "--every", "100000", "--memor
 
 
 def sockets() -> dict[str, str]:
-    """Keepers' sockets that somebody listens on, those of other runs of this machine too: inode -> name."""
+    """Keepers' sockets that somebody listens on, those of other runs of this machine too: inode ->
+    name.
+    """
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines())
     return {row[6]: row[7] for row in rows if row[-1].startswith("@trainchaos-")}
 
@@ -49,7 +51,9 @@ def test_killed_ranks_are_restored_from_memory_and_a_killed_keeper_is_followed(
     names = sockets_of(job.pid_of("k0"))
     assert names
     kill(job.pid_of("k0"))
-    job.wait_for(lambda: any(e.data["process"] == "k1" for e in job.of("orchestrator", Kind.PROCESS_SPAWNED)))
+    job.wait_for(
+        lambda: any(e.data["process"] == "k1" for e in job.of("orchestrator", Kind.PROCESS_SPAWNED))
+    )
     job.wait_for(lambda: any(e.step and e.step > 40 for e in kept(job)))
     kill(job.pid_of("w2"))
     assert job.end() == 0, job.said
@@ -70,7 +74,9 @@ def kept(job: Running) -> list[Event]:
 
 @pytest.mark.real
 @pytest.mark.soak
-def test_memory_that_is_too_small_is_said_and_training_goes_on(start: Callable[..., Running]) -> None:
+def test_memory_that_is_too_small_is_said_and_training_goes_on(
+    start: Callable[..., Running],
+) -> None:
     job = start("--ranks", "2", *ONLY_MEMORY, "5", "--memory-limit", "0.1", RECOVERABLE, "2")
     assert job.end() == 0, job.said
     assert "could not be saved, training goes on: the memory for checkpoints is full" in job.said
@@ -85,11 +91,13 @@ def played(
 ) -> tuple[Results, list[Event]]:
     """A run on two nodes, and the events of its faulted arm."""
     code, results = run(
-        tmp_path, workload=f"{{kind: mlp, ranks: 4, steps: 60, global_batch: 16, checkpoint: {CHECKPOINT}, "
-        f"parallelism: {parallelism}}}", recovery=strategy,
+        tmp_path,
+        workload=f"{{kind: mlp, ranks: 4, steps: 60, global_batch: 16, checkpoint: {CHECKPOINT}, "
+        f"parallelism: {parallelism}}}",
+        recovery=strategy,
         faults=f"[{{id: f, at: {{step: 33}}, {fault}}}]",
         more="launcher: {kind: local, nodes: 2}\nsla: {steps_lost: ['max <= 4']}",
-    )  # fmt: skip
+    )
     assert code == 0, results.reason
     (folder,) = (tmp_path / "runs" / "real" / "latest" / "events").glob("*faulted")
     return results, list(read_log(folder).events)
@@ -97,7 +105,11 @@ def played(
 
 def restored(events: list[Event]) -> list[str]:
     """What generations began with."""
-    return [e.data["checkpoint"] for e in events if e.kind is Kind.GENERATION_READY and e.data["checkpoint"]]
+    return [
+        e.data["checkpoint"]
+        for e in events
+        if e.kind is Kind.GENERATION_READY and e.data["checkpoint"]
+    ]
 
 
 @pytest.mark.real
@@ -127,5 +139,7 @@ def test_a_sharded_model_of_which_there_is_one_copy_is_filled_from_memory(
 ) -> None:
     _, events = played(tmp_path, "kind: process-kill, target: {rank: 2}", strategy, "fsdp")
     assert [is_memory(name) for name in restored(events)] == [True]
-    shards = {e.data["shard"] for e in events if e.kind is Kind.CHECKPOINT_COMMITTED and "shard" in e.data}
+    shards = {
+        e.data["shard"] for e in events if e.kind is Kind.CHECKPOINT_COMMITTED and "shard" in e.data
+    }
     assert shards == {0, 1, 2, 3}, "each rank saved its own"

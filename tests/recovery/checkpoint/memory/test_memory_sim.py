@@ -1,4 +1,6 @@
-"""Simulated checkpoints in memory: they survive ranks, a node takes its own with it, and every checker agrees."""
+"""Simulated checkpoints in memory: they survive ranks, a node takes its own with it, and every
+checker agrees.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,19 @@ def room(memory: Path) -> Path:
 
 
 def arm(
-    root: Path, fault: dict[str, Any], *, recovery: str = "checkpoint-restart", memory: Any = True, seed: int = 3,
+    root: Path,
+    fault: dict[str, Any],
+    *,
+    recovery: str = "checkpoint-restart",
+    memory: Any = True,
+    seed: int = 3,
     parallelism: Any = "ddp",
-) -> Played:  # fmt: skip
+) -> Played:
     """A faulted arm with which every checker agrees."""
     faults = [{"id": "f", "at": {"step": 33}, **fault}]
-    cell = cell_of(recovery, faults, launcher=NODES, every=25, memory=memory, parallelism=parallelism)
+    cell = cell_of(
+        recovery, faults, launcher=NODES, every=25, memory=memory, parallelism=parallelism
+    )
     faulted, control = play(cell, root, seed=seed), play(cell, root, seed=seed, arm="control")
     found = evidence(faulted, control)
     assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
@@ -48,7 +57,9 @@ NODE = {"kind": "node-kill", "target": {"node": 0}}
 
 
 @pytest.mark.parametrize(("every", "at"), [(1, 32), (5, 30), (10, 30)])
-def test_a_restart_reads_memory_and_loses_less_than_two_intervals(room: Path, every: int, at: int) -> None:
+def test_a_restart_reads_memory_and_loses_less_than_two_intervals(
+    room: Path, every: int, at: int
+) -> None:
     ((name, step),) = restored(arm(room, KILL, memory={"every": every}))
     assert is_memory(name) and at - every <= step <= 32
 

@@ -1,4 +1,6 @@
-"""A rank's state in memory: saved by a copy, kept by a keeper on a thread of this process, restored bit by bit."""
+"""A rank's state in memory: saved by a copy, kept by a keeper on a thread of this process, restored
+bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def save(memory: Memory, *, layout: Layout = ALONE, rank: int = 0, generation: i
     return list(memory.results())[-1]
 
 
-def restore(memory: Memory, state: TrainState, *, layout: Layout = ALONE, rank: int = 0) -> Candidate:
+def restore(
+    memory: Memory, state: TrainState, *, layout: Layout = ALONE, rank: int = 0
+) -> Candidate:
     candidate = memory.candidates()[0]
     with memory.reading(candidate, layout, rank) as reading:
         reading.verify()
@@ -125,14 +129,17 @@ def test_damage_in_memory_is_found_before_anything_live_is_touched(keeper: Keepe
     fresh = trained(0, seed=1)
     before = fresh.digests()
     with pytest.raises(
-        CorruptCheckpoint, match=r"step 2 of generation 1 in memory is damaged: bytes 0 to \d+ do not"
+        CorruptCheckpoint,
+        match=r"step 2 of generation 1 in memory is damaged: bytes 0 to \d+ do not",
     ):
         restore(memory_of(fresh), fresh)
     assert fresh.digests() == before
     memory.close()
 
 
-def test_damage_is_found_by_several_threads_too(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_found_by_several_threads_too(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memories, "AT_ONCE", 0)
     monkeypatch.setattr(memories.pieces, "workers", lambda: 3)
     state = trained(2, width=200_000)  # several pieces
@@ -153,7 +160,8 @@ def test_another_model_and_another_seed_are_named(keeper: Keeper) -> None:
     save(memory_of(state))
     wider = trained(0, width=9)
     with pytest.raises(
-        CheckpointMismatch, match=r"model.0.weight is float32 \[16, 8\] there, float32 \[16, 9\] here"
+        CheckpointMismatch,
+        match=r"model.0.weight is float32 \[16, 8\] there, float32 \[16, 9\] here",
     ):
         restore(memory_of(wider), wider)
     other = trained(0)
@@ -246,7 +254,9 @@ def as_shard(state: TrainState, shard: int, shards: int) -> list[Chunk]:
     return chunks
 
 
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(4, 4), (4, 2), (2, 4), (3, 1), (1, 3), (5, 2)])
+@pytest.mark.parametrize(
+    ("saved_by", "loaded_by"), [(4, 4), (4, 2), (2, 4), (3, 1), (1, 3), (5, 2)]
+)
 def test_shards_saved_by_some_ranks_are_loaded_by_any_number(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, saved_by: int, loaded_by: int
 ) -> None:
@@ -266,7 +276,9 @@ def test_shards_saved_by_some_ranks_are_loaded_by_any_number(
     fresh = trained(0, seed=1)
     for rank in range(loaded_by):
         holder[0] = (rank, loaded_by)
-        restore(memory_of(fresh), fresh, layout=Layout(world=loaded_by, shards=loaded_by), rank=rank)
+        restore(
+            memory_of(fresh), fresh, layout=Layout(world=loaded_by, shards=loaded_by), rank=rank
+        )
     assert fresh.digests() == state.digests()
 
 
@@ -278,7 +290,9 @@ class _Of:
         return self._tensors
 
 
-def test_a_shard_that_is_nowhere_makes_no_checkpoint(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_nowhere_makes_no_checkpoint(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = trained(3)
     monkeypatch.setattr(memories, "chunks_of", lambda tensors, *_: as_shard(_Of(tensors), 0, 2))  # type: ignore[arg-type]
     memory = memory_of(state)

@@ -390,7 +390,7 @@ def _show(
     results: Results, directory: RunDirectory, *, form: str, quiet: bool, verbose: bool
 ) -> None:
     """The outcome on standard output: the closing summary, one line, or all of ``results.json``."""
-    from reports._text import summary
+    from reports.outlets.terminal import summary
 
     if form == "json":
         say(results.model_dump_json(indent=2))

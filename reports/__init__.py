@@ -13,8 +13,8 @@ from harness.judge.results import Results
 
 
 def names() -> list[str]:
-    """Names of all reports: the modules of this package without a leading underscore."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    """Names of all reports: the modules of this package; packages hold what they share."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
 
 
 def render(name: str, run: RunDirectory, results: Results) -> Path:

@@ -11,11 +11,11 @@ from markupsafe import Markup
 from chaos.files import write_whole
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
-from reports import _plots, _tables
-from reports._facts import analyze_command, failing_slas, place, tallies
-from reports._facts import labels as cell_labels
-from reports._format import flatten, visible, with_unit
-from reports._series import Pair, read_pairs
+from reports.content.facts import analyze_command, failing_slas, place, tallies
+from reports.content.facts import labels as cell_labels
+from reports.content.figures import flatten, visible, with_unit
+from reports.content.series import Pair, read_pairs
+from reports.page import plots, table, tables, wall, wall_plot
 
 MAX_PLOTTED_CELLS = 12
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -40,8 +40,8 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
     labels = cell_labels(results)
-    wall = _tables.wall_seconds(results)
-    wall_names = {(cell, kind): f"{labels.get(cell, cell)}, {kind}" for cell, kind in wall.index}
+    seconds = wall.wall_seconds(results)
+    wall_names = {(cell, kind): f"{labels.get(cell, cell)}, {kind}" for cell, kind in seconds.index}
     plotted = results.cells[:MAX_PLOTTED_CELLS]
     pairs = read_pairs(run, results, MAX_PLOTTED_CELLS)
     return {
@@ -50,26 +50,26 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
         "marks": {"pass": "✓", "fail": "✗"},
         "tallies": tallies(results),
         "failures": _failures(results),
-        "comparison": _tables.comparison(results),
-        "slas": _tables.slas(results),
-        "invariants": _tables.invariants(results),
-        "mark": _tables.mark,
+        "comparison": tables.comparison(results),
+        "slas": tables.slas(results),
+        "invariants": tables.invariants(results),
+        "mark": table.mark,
         "labels": labels,
-        "faults": _tables.faults(results),
-        "phases": _tables.phases(results),
-        "metrics": _tables.metrics(results),
-        "rates": _tables.rates(results),
-        "waterfall": _plots.waterfall(
+        "faults": tables.faults(results),
+        "phases": tables.phases(results),
+        "metrics": tables.metrics(results),
+        "rates": tables.rates(results),
+        "waterfall": plots.waterfall(
             results, [c.id for c in plotted], [labels[c.id] for c in plotted]
         ),
-        "wall": _tables.wall_table(wall, labels) if len(wall) else None,
-        "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names)
-        if len(wall)
+        "wall": wall.wall_table(seconds, labels) if len(seconds) else None,
+        "wall_plot": wall_plot.wall_clock(seconds.head(2 * MAX_PLOTTED_CELLS), wall_names)
+        if len(seconds)
         else None,
         "series": _series(pairs, labels),
         "undrawn": _undrawn(results, pairs, labels),
-        "nodes": _tables.machines(results),
-        "arms": _tables.arms(results),
+        "nodes": tables.machines(results),
+        "arms": tables.arms(results),
         "facts": [("machine", flatten(results.system)), ("workload", flatten(results.workload))],
         "analyze": analyze_command(run),
     }
@@ -92,13 +92,13 @@ def _series(pairs: list[Pair], labels: dict[str, str]) -> list[dict[str, Any]]:
     """One entry per plotted cell: its name, the arm shown, throughput and loss."""
     if not pairs:
         return []
-    limits = _plots.throughput_limits(pairs)
+    limits = plots.throughput_limits(pairs)
     return [
         {
             "label": labels[pair.cell],
             "arm": pair.faulted.arm.id,
-            "throughput": _plots.throughput(pair, index, limits),
-            "loss": _plots.loss(pair, index),
+            "throughput": plots.throughput(pair, index, limits),
+            "loss": plots.loss(pair, index),
         }
         for index, pair in enumerate(pairs)
     ]

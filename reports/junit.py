@@ -12,8 +12,8 @@ from chaos.files import replacing
 from harness.host.rundir import RunDirectory
 from harness.judge.measure.measure import METRICS
 from harness.judge.results import Finding, Incident, Results, SlaResult, Verdict
-from reports._facts import analyze_command, incidents_of, phase_medians
-from reports._format import flatten, number, pairs, quantity, with_unit
+from reports.content.facts import analyze_command, incidents_of, phase_medians
+from reports.content.figures import flatten, number, pairs, quantity, with_unit
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

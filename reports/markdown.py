@@ -8,8 +8,8 @@ from pathlib import Path
 from chaos.files import write_whole
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
-from reports import _metrics
-from reports._facts import (
+from reports.content import metric_rows
+from reports.content.facts import (
     VERDICT_MARKS,
     Strategy,
     analyze_command,
@@ -22,8 +22,8 @@ from reports._facts import (
     strategies,
     tallies,
 )
-from reports._format import MISSING, count_of, median_of, number, range_of, with_unit
-from reports._pipe import code_lines, escape, section, table
+from reports.content.figures import MISSING, count_of, median_of, number, range_of, with_unit
+from reports.content.markdown_text import code_lines, escape, section, table
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
 MAX_BYTES = 900 * 1024 - 1024
@@ -74,15 +74,15 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if results.skipped:
         yield from section("Skipped")
         yield from table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
-    if measured := list(_metrics.rows(results)):
+    if measured := list(metric_rows.rows(results)):
         yield from section("Metrics")
-        yield from table(_metrics.HEAD, measured, _metrics.SIDES)
-        for line in _metrics.absent(results):
+        yield from table(metric_rows.HEAD, measured, metric_rows.SIDES)
+        for line in metric_rows.absent(results):
             yield ""
             yield escape(line)
-    if rated := list(_metrics.rates(results)):
+    if rated := list(metric_rows.rates(results)):
         yield from section("Rates over all arms")
-        yield from table(_metrics.RATES, rated, _metrics.RATE_SIDES)
+        yield from table(metric_rows.RATES, rated, metric_rows.RATE_SIDES)
     yield from _nodes(results)
     if results.fidelity:
         yield from section("Not real")

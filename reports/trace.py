@@ -22,7 +22,7 @@ from chaos.files import replacing
 from harness.host.rundir import RunDirectory
 from harness.judge.record.lineage import history_of
 from harness.judge.results import ArmResult, Incident, Results
-from reports._series import start_ns
+from reports.content.series import start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
 # Importers become slow beyond some hundred megabytes; an arm past this keeps only the lanes without

@@ -464,7 +464,7 @@ def _duration(seconds: float) -> str:
 
 
 def _written(made: Any, target: Path, *, quiet: bool) -> int:
-    from reports._compare import write_all
+    from reports.compare import write_all
 
     for caution in made.cautions:
         say(f"not alike: {caution}", err=True)

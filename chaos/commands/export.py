@@ -25,12 +25,12 @@ def otel(run: Path) -> int:
     """
     from harness.host.rundir import open_run
     from harness.judge.verdict.judge import judge
-    from reports import _otel
+    from reports.outlets import opentelemetry
 
     directory = open_run(run)
     results = judge(directory)
-    found, left_out = _otel.spans(directory, results)
-    sent = _otel.export(found, results)
+    found, left_out = opentelemetry.spans(directory, results)
+    sent = opentelemetry.export(found, results)
     say(f"{sent} spans of {len(found)} arms")
     for line in left_out:
         say(f"left out: {line}", err=True)

@@ -215,17 +215,17 @@ def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
     """Annotations on standard error, where GitHub reads them as well; the summary where it asks for
     one.
     """
-    from reports import _github
+    from reports.outlets import github
 
     if wanted is None:
-        wanted = _github.in_actions(os.environ)
+        wanted = github.in_actions(os.environ)
     if not wanted:
         return
-    for annotation in _github.remarks(results, os.environ):
+    for annotation in github.remarks(results, os.environ):
         say(str(annotation), err=True)
     target = os.environ.get("GITHUB_STEP_SUMMARY", "")
     if target and summary.is_file():
-        _github.append_summary(summary.read_text(encoding="utf-8"), Path(target))
+        github.append_summary(summary.read_text(encoding="utf-8"), Path(target))
 
 
 def _against(results: Results, directory: RunDirectory, choices: dict[str, Any]) -> Against | None:

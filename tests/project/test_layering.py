@@ -61,11 +61,15 @@ AS_THEIR_USERS_DO = ("harness.peers",)
 """
 
 PLOTS_AT_TOP = (
-    "reports._plots",
-    "reports._series",
-    "reports._strips",
-    "reports._svg",
-    "reports._tables",
+    "reports.page.plot",
+    "reports.page.plots",
+    "reports.content.series",
+    "reports.page.strips",
+    "reports.page.svg",
+    "reports.page.table",
+    "reports.page.tables",
+    "reports.page.wall",
+    "reports.page.wall_plot",
 )
 """Private modules of reports, imported by the functions that draw."""
 
@@ -130,8 +134,9 @@ def may_not(name: str, wanted: str) -> str:
         return ""
     for room in PLUGINS:
         if within(name, (room,)) and name != room and within(wanted, (room,)) and wanted != room:
-            helper = wanted.split(".")[len(room.split("."))]
-            if not helper.startswith("_") and not wanted.startswith(name):
+            sibling = wanted.split(".")[len(room.split("."))]
+            shared = sibling.startswith("_") or Path(ROOT, *room.split("."), sibling).is_dir()
+            if not shared and not wanted.startswith(name):
                 return f"plugins do not know their siblings: move what both need beside {room}"
     if package == other:
         return ""

@@ -19,7 +19,8 @@ from ruamel.yaml import YAML
 from harness.gating.gate import gate, gated
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Finding, Results
-from reports import _github, _otel, junit, openmetrics
+from reports import junit, openmetrics
+from reports.outlets import github, opentelemetry
 from tests.support.sample_results import HOSTILE, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +102,7 @@ EVIL = "50%25 of it\r\n::set-output name=x::y\n::error::no, really: 100%,a=b"
 
 def test_annotations_are_on_the_lines_of_the_clauses(finished: Finished) -> None:
     _, results = finished
-    said = [read_command(str(one)) for one in _github.remarks(results, {})]
+    said = [read_command(str(one)) for one in github.remarks(results, {})]
     failed = next(s for s in results.slas if s.verdict == "fail" and s.severity == "fail")
     name, place, data = next(one for one in said if one[1].get("line"))
     assert (name, place["file"], place["line"]) == ("error", results.source, str(failed.line))
@@ -113,7 +114,7 @@ def test_annotations_are_on_the_lines_of_the_clauses(finished: Finished) -> None
 def test_annotations_carry_hostile_text_and_obey_none_of_it(finished: Finished) -> None:
     _, results = finished
     slas = [results.slas[0].model_copy(update={"verdict": "fail", "detail": EVIL, "clause": EVIL})]
-    for one in _github.remarks(
+    for one in github.remarks(
         results.model_copy(update={"slas": slas, "cells": [], "source": "a,b::c=%.yaml"}), {}
     ):
         line = str(one)
@@ -126,7 +127,7 @@ def test_annotations_carry_hostile_text_and_obey_none_of_it(finished: Finished) 
 def test_more_annotations_than_are_shown_say_so(finished: Finished) -> None:
     _, results = finished
     many = [results.slas[0].model_copy(update={"verdict": "fail", "line": n}) for n in range(1, 40)]
-    said = _github.remarks(results.model_copy(update={"slas": many, "cells": []}), {})
+    said = github.remarks(results.model_copy(update={"slas": many, "cells": []}), {})
     assert len(said) == 10 and said[-1].title == "30 more"
 
 
@@ -134,9 +135,9 @@ def test_a_file_is_named_from_the_repository(finished: Finished, tmp_path: Path)
     _, results = finished
     moved = results.model_copy(update={"source": str(tmp_path / "repo" / "scenarios" / "x.yaml")})
     env = {"GITHUB_WORKSPACE": str(tmp_path / "repo")}
-    assert _github.remarks(moved, env)[0].file == os.path.join("scenarios", "x.yaml")
+    assert github.remarks(moved, env)[0].file == os.path.join("scenarios", "x.yaml")
     assert (
-        _github.remarks(moved, {"GITHUB_WORKSPACE": str(tmp_path / "else")})[0].file == moved.source
+        github.remarks(moved, {"GITHUB_WORKSPACE": str(tmp_path / "else")})[0].file == moved.source
     )
 
 
@@ -145,18 +146,18 @@ def test_a_run_that_broke_is_annotated(finished: Finished) -> None:
     broken = results.model_copy(
         update={"verdict": "broken", "cells": [], "slas": [], "reason": "no disk"}
     )
-    (only,) = _github.remarks(broken, {})
+    (only,) = github.remarks(broken, {})
     assert (only.level, only.message) == ("error", "no disk")
-    assert _github.remarks(broken.model_copy(update={"verdict": "pass"}), {}) == []
+    assert github.remarks(broken.model_copy(update={"verdict": "pass"}), {}) == []
 
 
 def test_the_summary_is_added_and_stays_below_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "summary"
     path.write_text("before\n")
-    _github.append_summary("## ours", path)
+    github.append_summary("## ours", path)
     assert path.read_text() == "before\n## ours\n"
     for _ in range(3):
-        _github.append_summary("\n".join(["a line of ümlauts"] * 30_000), path)
+        github.append_summary("\n".join(["a line of ümlauts"] * 30_000), path)
     assert path.stat().st_size <= 900 * 1024
     assert path.read_text(encoding="utf-8").count("Cut here") == 1
 
@@ -380,7 +381,7 @@ def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:
 
 def test_spans_lie_within_each_other(finished: Finished) -> None:
     run, results = finished
-    arms, left_out = _otel.spans(run, results)
+    arms, left_out = opentelemetry.spans(run, results)
     assert left_out == [] and len(arms) == len([a for a in results.arms if a.arm == "faulted"])
     incidents = [one for arm in arms for one in arm.children]
     assert len(incidents) == len(results.faults)
@@ -396,18 +397,18 @@ def test_spans_lie_within_each_other(finished: Finished) -> None:
 
 def test_spans_are_in_unix_time_whenever_the_machine_was_started(tmp_path: Path) -> None:
     run, results = build(tmp_path / "run")
-    before, _ = _otel.spans(run, results)
+    before, _ = opentelemetry.spans(run, results)
     for path in run.root.glob("events/*/*.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text(
             "".join(json.dumps(e | {"time_ns": e["time_ns"] + 10**15}) + "\n" for e in events)
         )
-    assert _otel.spans(run, results)[0] == before
+    assert opentelemetry.spans(run, results)[0] == before
 
 
 def test_an_arm_without_its_log_is_left_out_by_name(tmp_path: Path) -> None:
     run, results = build(tmp_path / "run", logs=False)
-    arms, left_out = _otel.spans(run, results)
+    arms, left_out = opentelemetry.spans(run, results)
     assert arms == [] and len(left_out) == len([a for a in results.arms if a.arm == "faulted"])
 
 
@@ -416,10 +417,10 @@ def test_spans_are_sent_as_they_are(finished: Finished) -> None:
         "opentelemetry.sdk.trace.export.in_memory_span_exporter"
     ).InMemorySpanExporter()
     run, results = finished
-    arms, _ = _otel.spans(run, results)
+    arms, _ = opentelemetry.spans(run, results)
     taken: list[Any] = []
     memory.export = lambda spans: taken.extend(spans) or _success()
-    sent = _otel.export(arms, results, memory)
+    sent = opentelemetry.export(arms, results, memory)
     assert (
         sent
         == len(taken)
@@ -446,4 +447,4 @@ def test_without_opentelemetry_it_says_how_to_get_it(
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(MissingCapability, match=r"trainchaos\[otel\]"):
-        _otel.export([], finished[1])
+        opentelemetry.export([], finished[1])

@@ -17,11 +17,11 @@ import pytest
 
 from chaos.events.figures import number
 from harness.compare.result.model import Comparison
-from reports._compare import load, write_all
-from reports._compare.facts import OUTCOMES, Facts
-from reports._compare.shapes import Scale
-from reports._compare.words import findings
-from reports._format import percent
+from reports.compare import load, write_all
+from reports.compare.facts import OUTCOMES, Facts
+from reports.compare.shapes import Scale
+from reports.compare.words import findings
+from reports.content.figures import percent
 from tests.support.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

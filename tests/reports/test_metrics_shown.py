@@ -15,9 +15,9 @@ from harness.host.rundir import RunDirectory
 from harness.judge.measure.measure import summarise
 from harness.judge.measure.samples import Chances
 from harness.judge.results import FalseAlarms, Reliability, Results, Spares, Survival
-from reports._format import MISSING, alarms, median_of
-from reports._tables import lost_steps
-from reports._text import summary
+from reports.content.figures import MISSING, alarms, median_of
+from reports.outlets.terminal import summary
+from reports.page.tables import lost_steps
 from tests.support.sample_results import build
 
 RATES = Reliability(

@@ -24,9 +24,9 @@ from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Finding, Results
 from reports import markdown, trace
-from reports._format import align, number, parse_clause, range_of
-from reports._series import ArmSeries
-from reports._text import summary
+from reports.content.figures import align, number, parse_clause, range_of
+from reports.content.series import ArmSeries
+from reports.outlets.terminal import summary
 from tests.support.sample_results import HOSTILE, build, empty, metric
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -95,7 +95,7 @@ def page_of(run: RunDirectory) -> tuple[str, Page]:
 def test_package_finds_its_reports_and_stays_light() -> None:
     assert reports.names() == ["html", "junit", "markdown", "openmetrics", "trace"]
     heavy = "{'pandas', 'matplotlib', 'jinja2', 'torch'}"
-    code = f"import sys, reports, reports._text; print({heavy} & set(sys.modules))"
+    code = f"import sys, reports, reports.outlets.terminal; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -158,7 +158,7 @@ def test_html_is_the_same_every_time(finished: Finished) -> None:
 
 
 def test_wall_clock_table_adds_up(finished: Finished) -> None:
-    from reports._tables import wall_seconds
+    from reports.page.wall import wall_seconds
 
     _, results = finished
     frame = wall_seconds(results)

@@ -15,7 +15,7 @@ from chaos.events.log import Kind
 from harness.compare.plan.directory import Directory
 from harness.compare.result.believed import CONTRADICTS
 from harness.compare.result.gather import gather
-from reports._compare import markdown
+from reports.compare import markdown
 from tests.harness.compare.test_compare_rules import comparison, run
 from tests.harness.judge.test_mutations import CORPUS
 from tests.mutations.tape import FAIL, Mutation, Tape

@@ -31,8 +31,8 @@ from harness.compare.result.summary import ratios_of
 from harness.compare.stacks.hot_spare import HotSpare
 from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from harness.compare.tuning import candidates, score, sweep_of
-from reports._compare.facts import Facts
-from reports._compare.words import findings
+from reports.compare.facts import Facts
+from reports.compare.words import findings
 from tests.support.sample_comparison import build
 
 pytestmark = pytest.mark.usefixtures("names_at_once")

@@ -14,7 +14,7 @@ import reports
 from chaos.cli import invoke
 from harness.compare.stored import compare_stored
 from harness.judge.measure.labels import Named, labels
-from reports._text import summary
+from reports.outlets.terminal import summary
 from tests.support.sample_results import build
 
 SPARES = {"strategy": "hot-spare", "spares": 2, "rebalance": True}

@@ -14,7 +14,8 @@ from harness.judge.measure.measure import measure
 from harness.judge.record.node_attribution import nodes_of
 from harness.judge.results import ArmResult, Incident, NodeResult, Results
 from harness.run.progress import describe
-from reports import _text, html, markdown, trace
+from reports import html, markdown, trace
+from reports.outlets import terminal
 from tests.support import arms, sample_results
 from tests.support.logs import MS, Line, Script
 from tests.support.nodelogs import Clock, on_nodes
@@ -106,7 +107,7 @@ def test_reports_name_the_nodes(stored: tuple[RunDirectory, Results, Incident]) 
     assert faults.count("node 1 (gpu01)") == len(results.faults)
     summary = markdown.render(run, results).read_text()
     assert "| 1 | gpu01 | 10.9.0.3 | w2, w3 | 0.4 |" in summary
-    assert f"  node 1 (gpu01) was lost in {arm} after 3.50 s: gone" in _text.summary(
+    assert f"  node 1 (gpu01) was lost in {arm} after 3.50 s: gone" in terminal.summary(
         results, run
     ).split("\n")
     records = json.loads(trace.render(run, results).read_text())["traceEvents"]

@@ -19,7 +19,7 @@ from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
 from harness.launch.storage import lacks_mount
 from harness.script.processes import leavings
-from reports._text import summary
+from reports.outlets.terminal import summary
 
 pytestmark = pytest.mark.real
 

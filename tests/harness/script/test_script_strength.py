@@ -16,7 +16,7 @@ from harness.judge.checkers import Evidence, check_all
 from harness.judge.measure.measure import measure
 from harness.judge.record.strength import strength_of
 from harness.judge.results import Finding, Incident
-from reports import _facts
+from reports.content import facts
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.harness.script.test_script_sustained import heal, inject
 from tests.support import arms
@@ -235,4 +235,4 @@ def test_reports_say_who_is_gone() -> None:
     gone(job, "w1", signum=signal.SIGKILL)
     train(job, 31, 100)
     shown: Any = SimpleNamespace(faults=[incident_of(job)])
-    assert _facts.degraded(shown) == ["hit in c, repeat 0: 1 of 2 ranks at the end: w1 gone"]
+    assert facts.degraded(shown) == ["hit in c, repeat 0: 1 of 2 ranks at the end: w1 gone"]

@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from harness.compare.result.model import Comparison
 from harness.compare.result.statistics import EVERY
-from reports._compare import at_rest, plots, tables
-from reports._compare.facts import Facts
-from reports._compare.shapes import HATCHES, patterns
-from reports._compare.words import findings
-from reports._format import flatten, number, pairs, plural, visible
+from reports.compare import at_rest, lists, plots, tables
+from reports.compare.facts import Facts
+from reports.compare.shapes import HATCHES, patterns
+from reports.compare.words import findings
+from reports.content.figures import flatten, number, pairs, plural, visible
 
 _MACHINE = ("processor", "cores", "memory_gib", "cuda_devices")
 _TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -69,11 +69,11 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "cost": tables.cost(facts),
         "at_rest": at_rest.at_rest(facts),
         "price": _price(comparison),
-        "witnesses": tables.witnesses(facts),
-        "settings": tables.settings(facts),
+        "witnesses": lists.witnesses(facts),
+        "settings": lists.settings(facts),
         "fidelity": [(s.label, s.fidelity) for s in comparison.stacks if s.fidelity],
-        "same": tables.same(facts),
-        "trials": tables.trials(facts),
+        "same": lists.same(facts),
+        "trials": lists.trials(facts),
         "systems": [
             ("machine", flatten(comparison.machine)),
             ("workload", flatten(comparison.workload)),

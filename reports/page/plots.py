@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from harness.judge.results import PHASE_NAMES, Incident, Results
-from reports._facts import incidents_of, median_incident
-from reports._format import number, percent, plural
-from reports._series import Pair
-from reports._svg import (
+from reports.content.facts import incidents_of, median_incident
+from reports.content.figures import number, percent, plural
+from reports.content.series import Pair
+from reports.page.plot import HALF, OTHER_LOOK, WIDE, Plot, legend
+from reports.page.svg import (
     FAULT,
     FAULT_WASH,
-    GREY_DARK,
-    GREY_LIGHT,
     GREY_MID,
     INK,
-    MUTED,
     PAPER,
     RECOVERY,
     RECOVERY_SOFT,
@@ -34,7 +29,6 @@ from reports._svg import (
     to_svg,
 )
 
-WIDE, HALF = 560.0, 400.0
 # Hatches carry the meaning where colour cannot; the fault's colour is the time before anybody
 # noticed it.
 PHASE_LOOKS = {
@@ -45,32 +39,7 @@ PHASE_LOOKS = {
     "redo": (RECOVERY_SOFT, "\\\\\\\\"),
     "first step": (RECOVERY_SOFT, ""),
 }
-CLASS_LOOKS = {
-    "useful": (GREY_LIGHT, ""),
-    "detection": (FAULT, ""),
-    "regroup": (RECOVERY, "////"),
-    "restore": (RECOVERY, ""),
-    "recomputation": (RECOVERY_SOFT, "\\\\\\\\"),
-    "degraded world": (RECOVERY_SOFT, ""),
-    "initialisation": (GREY_DARK, ""),
-    "data": (GREY_DARK, "||||"),
-    "checkpoint save": (GREY_MID, "////"),
-    "straggling": (GREY_MID, "xxxx"),
-    "spare idle": (GREY_LIGHT, "////"),
-    "shutdown": (GREY_DARK, "////"),
-    "other": (GREY_MID, ""),
-}
 STANDS_OUT = 5.0  # times the usual gap between two steps
-_OTHER_LOOK = (GREY_MID, "----")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """One drawing: an ``<svg>`` element, the finding it shows and a note on how to read it."""
-
-    title: str
-    svg: str
-    note: str = ""
 
 
 def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> Plot | None:
@@ -108,7 +77,7 @@ def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> 
             for p in PHASE_NAMES
             if any(s.name == p for _, _, found in rows for i in found for s in i.phases)
         ]
-        _legend(fig, [(p, *PHASE_LOOKS[p]) for p in used])
+        legend(fig, [(p, *PHASE_LOOKS[p]) for p in used])
         svg = to_svg(
             fig,
             "waterfall",
@@ -134,7 +103,7 @@ def _end(incident: Incident) -> float:
 
 def _phase_bar(ax: Axes, y: float, incident: Incident) -> None:
     for phase in incident.phases:
-        colour, hatch = PHASE_LOOKS.get(phase.name, _OTHER_LOOK)
+        colour, hatch = PHASE_LOOKS.get(phase.name, OTHER_LOOK)
         ax.barh(
             y,
             phase.seconds,
@@ -326,92 +295,3 @@ def _loss_finding(difference: pd.Series, *, printed: bool) -> str:
         return f"{same}, as printed" if printed else f"{same}, bit for bit"
     worst = number(float(apart.abs().max()), "lower")
     return f"differs from step {apart.index[0]} on, by at most {worst}{'' if printed else ' nats'}"
-
-
-def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot | None:
-    """Stacked bars of ``table``: index (cell, arm kind), mean seconds of each class, ``useful``
-    first.
-    """
-    if table.empty:
-        return None
-    title = _wall_finding(table)
-    with drawing():
-        fig = figure(WIDE, 96 + 44 * len(table))
-        ax = axes(fig, grid="x")
-        left = pd.Series(0.0, index=table.index)
-        rows = range(len(table))
-        for name in table.columns:
-            colour, hatch = CLASS_LOOKS.get(name, _OTHER_LOOK)
-            widths = table[name].clip(lower=0)
-            ax.barh(
-                rows,
-                widths,
-                left=left,
-                height=0.42,
-                color=colour,
-                hatch=hatch,
-                edgecolor=PAPER,
-                linewidth=0.6,
-            )
-            left += widths
-        for y, key in enumerate(table.index):
-            ax.text(
-                0,
-                y - 0.28,
-                labels[key],
-                va="bottom",
-                ha="left",
-                color=INK if key[1] == "faulted" else MUTED,
-            )
-        ax.set(xlim=(0, float(left.max()) * 1.02 or 1.0), ylim=(len(table) - 0.6, -0.72), yticks=[])
-        ax.set(xlabel="seconds of wall clock, mean over the repeats")
-        ax.spines["left"].set_visible(False)
-        _legend(
-            fig,
-            [(c, *CLASS_LOOKS.get(c, _OTHER_LOOK)) for c in table.columns if table[c].sum() > 0],
-        )
-        svg = to_svg(
-            fig,
-            "wallclock",
-            title,
-            f"Stacked bars of {', '.join(map(str, table.columns))} in seconds.",
-        )
-    note = (
-        "Useful time first, the rest is badput; waiting spares included; a bar ends at the wall"
-        " clock."
-    )
-    return Plot(title=title, svg=svg, note=note)
-
-
-def _wall_finding(table: pd.DataFrame) -> str:
-    faulted = table[[kind == "faulted" for _, kind in table.index]]
-    chosen = faulted if len(faulted) else table
-    share = chosen["useful"] / chosen.sum(axis=1)
-    rest = chosen.drop(columns="useful").sum()
-    low, high = percent(float(share.min())), percent(float(share.max()))
-    lead = (
-        f"Training that counts takes {low}"
-        + (f" to {high}" if high != low else "")
-        + " of the wall clock"
-    )
-    return f"{lead}; most of the rest is {rest.idxmax()}" if len(rest) and rest.max() > 0 else lead
-
-
-def _legend(fig: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
-    columns = 6 if len(entries) <= 6 else 4
-    # matplotlib fills column by column; people read row by row.
-    by_row = [entry for column in range(columns) for entry in entries[column::columns]]
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=name)
-        for name, colour, hatch in by_row
-    ]
-    fig.legend(
-        handles=handles,
-        loc="outside lower left",
-        ncols=columns,
-        columnspacing=1.1,
-        handlelength=1.4,
-        handletextpad=0.5,
-        borderpad=0.2,
-        alignment="left",
-    )

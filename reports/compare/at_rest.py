@@ -4,9 +4,9 @@ for page and text.
 
 from __future__ import annotations
 
-from reports._compare.facts import Facts
-from reports._compare.tables import Column, Table, table, text
-from reports._format import alarms, percent
+from reports.compare.facts import Facts
+from reports.compare.table import Column, Table, table, text
+from reports.content.figures import alarms, percent
 
 HEAD = (
     "stack",

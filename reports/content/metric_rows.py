@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from chaos.scenario.sla import samples_needed
 from harness.judge.measure.measure import per_arm
 from harness.judge.results import CellResult, Metric, Results, Spares, Survival
-from reports._facts import labels
-from reports._format import MISSING, alarms, counted, median_of, number, percent, quantity, survived
+from reports.content.facts import labels
+from reports.content.figures import (
+    MISSING,
+    alarms,
+    counted,
+    median_of,
+    number,
+    percent,
+    quantity,
+    survived,
+)
 
 HEAD = (
     "strategy",

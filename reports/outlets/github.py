@@ -14,8 +14,8 @@ from typing import Literal
 
 from chaos.errors import InfrastructureError
 from harness.judge.results import Results, SlaResult
-from reports._facts import incidents_of, phase_medians
-from reports._format import number
+from reports.content.facts import incidents_of, phase_medians
+from reports.content.figures import number
 
 MAX_EACH = 10
 """Annotations of a level that GitHub shows for one step; the rest would vanish unsaid."""

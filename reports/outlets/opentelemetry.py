@@ -17,7 +17,7 @@ from chaos.errors import InfrastructureError, LogError, MissingCapability
 from chaos.events.log import ORCHESTRATOR, Kind, read_log
 from harness.host.rundir import RunDirectory
 from harness.judge.results import ArmResult, Incident, Results
-from reports._format import scalar
+from reports.content.figures import scalar
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -12,7 +12,7 @@ def write_all(comparison: Comparison, directory: Path) -> list[Path]:
     """Write the three files into ``directory``, which exists, and return their paths. Raises
     OSError.
     """
-    from reports._compare import html, markdown
+    from reports.compare import html, markdown
 
     pages = {"compare.html": html.render, "compare.md": markdown.render, "compare.json": _json}
     written = []

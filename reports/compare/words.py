@@ -12,8 +12,8 @@ from markupsafe import Markup
 from harness.compare.result.statistics import EVERY
 from harness.judge.measure.measure import METRICS
 from harness.judge.results import Metric
-from reports._compare.facts import OUTCOMES, Facts, listed
-from reports._format import MISSING, NEVER, few, number, plural, quantity
+from reports.compare.facts import OUTCOMES, Facts, listed
+from reports.content.figures import MISSING, NEVER, few, number, plural, quantity
 
 COST_UNIT = METRICS["failure_cost"].unit
 """Of what a failure costs: a rank has a GPU where there are any, so the price of a GPU hour is that

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
-from reports import _metrics
-from reports._facts import (
+from reports.content import metric_rows
+from reports.content.facts import (
     Strategy,
     analyze_command,
     degraded,
@@ -21,7 +21,7 @@ from reports._facts import (
     strategies,
     tallies,
 )
-from reports._format import median_of, number, visible, with_unit
+from reports.content.figures import median_of, number, visible, with_unit
 
 MAX_FAILURES = 20
 _HEAD = (
@@ -45,7 +45,7 @@ def summary(results: Results, run: RunDirectory) -> str:
         *_failures(results),
         *_doubts(results),
         *_table(results),
-        *_metrics.short(results),
+        *metric_rows.short(results),
         *(f"degraded  {line}" for line in degraded(results)),
         *_lost_nodes(results),
         *(f"not real  {line}" for line in results.fidelity),

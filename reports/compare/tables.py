@@ -4,100 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from harness.compare.result.model import CellSummary, OutcomeClass, Trial
+from harness.compare.result.model import CellSummary
 from harness.compare.result.statistics import EVERY
-from harness.judge.results import PHASE_NAMES, Metric
-from reports._compare.facts import OUTCOMES, Facts
-from reports._compare.shapes import icon
-from reports._compare.words import COST_UNIT, exact, figure, interval, median
-from reports._format import MISSING, align, few, pairs, plural, survived
-
-MAX_ROWS = 2000
-FINEST_S = 1e-4
-_RANKS = {name: place for place, name in enumerate(OUTCOMES)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Content, and what sorts it: a number, words, or nothing (then it comes last)."""
-
-    content: Markup
-    key: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """Head of a column. ``kind``: text, number, wide (text that may wrap) or score (a block of
-    several lines).
-    """
-
-    name: str
-    unit: str = ""
-    kind: str = "text"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """``name``: what it is for readers that do not see it; ``left_out``: rows cut to keep the page
-    readable.
-    """
-
-    name: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
-    left_out: int = 0
-
-
-def table(
-    name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str
-) -> Table:
-    """A table of at most MAX_ROWS rows; the points of a column of numbers line up."""
-    kept = [list(row) for row in rows[:MAX_ROWS]]
-    for place, column in enumerate(columns):
-        if column.kind == "number":
-            texts = [row[place].content.striptags() for row in kept]
-            for row, plain, padded in zip(kept, texts, align(texts), strict=True):
-                row[place] = replace(row[place], content=row[place].content + padded[len(plain) :])
-    return Table(
-        name=name,
-        columns=tuple(columns),
-        rows=tuple(map(tuple, kept)),
-        notes=notes,
-        left_out=len(rows) - len(kept),
-    )
-
-
-def text(value: object, key: str | None = None) -> Cell:
-    """A cell of words."""
-    content = escape(value)
-    return Cell(content=content, key=str(value) if key is None else key)
-
-
-def count(
-    value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
-) -> Cell:
-    """A cell of one number."""
-    return Cell(content=figure(value, unit, better, finest), key=_key(value))
-
-
-def _key(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else repr(float(value))
-
-
-def outcome(name: OutcomeClass, note: str = "") -> Markup:
-    """Shape and word of an outcome."""
-    tone = "kept" if OUTCOMES[name].kept else "lost" if OUTCOMES[name].tried else "none"
-    return Markup('<span class="outcome {}">{}<span>{}{}</span></span>').format(
-        tone,
-        icon(name),
-        name,
-        Markup(' <small class="quiet">{}</small>').format(note) if note else "",
-    )
+from harness.judge.results import PHASE_NAMES
+from reports.compare.facts import OUTCOMES, Facts
+from reports.compare.table import (
+    FINEST_S,
+    Cell,
+    Column,
+    Table,
+    count,
+    middle,
+    outcome,
+    sort_key,
+    table,
+    text,
+)
+from reports.compare.words import COST_UNIT, exact, figure, interval, median
+from reports.content.figures import MISSING, plural
 
 
 def scorecard(facts: Facts, families: Sequence[str]) -> Table:
@@ -110,7 +37,7 @@ def scorecard(facts: Facts, families: Sequence[str]) -> Table:
     rows = []
     for label in facts.labels:
         cells = [_score(facts, label, family) for family in families]
-        rows.append([_stack(facts, label), *cells, _middle(facts.slowest_step(label))])
+        rows.append([_stack(facts, label), *cells, middle(facts.slowest_step(label))])
     return table("Scorecard: stacks by kind of fault", columns, rows)
 
 
@@ -141,7 +68,7 @@ def _score(facts: Facts, label: str, family: str) -> Cell:
     key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
     return Cell(
         content=Markup("").join(lines),
-        key=_key(0.0 if cell.worst == "masked" and key is None else key),
+        key=sort_key(0.0 if cell.worst == "masked" and key is None else key),
     )
 
 
@@ -229,7 +156,7 @@ def _ratio(facts: Facts, label: str, family: str) -> Cell:
     )
     rest += f" with {ratio.against}" if ratio.against != facts.reference else ""
     content = shown + said + Markup('<span class="quiet under">{}</span>').format(rest)
-    return Cell(content=content, key=_key(ratio.value))
+    return Cell(content=content, key=sort_key(ratio.value))
 
 
 def phases(facts: Facts, family: str) -> Table:
@@ -291,7 +218,7 @@ def _goodput(facts: Facts, label: str, family: str) -> Cell:
         without,
         _goodput_ratio(facts, label, family),
     )
-    return Cell(content=content, key=_key(cell.goodput.median))
+    return Cell(content=content, key=sort_key(cell.goodput.median))
 
 
 def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
@@ -329,7 +256,7 @@ def _cost(facts: Facts, label: str, family: str) -> Cell:
     if math.isinf(hours):
         return Cell(
             content=Markup('<span class="time never">{}</span>').format(exact(hours, "no end")),
-            key=_key(hours),
+            key=sort_key(hours),
         )
     money = facts.money(hours)
     lines = Markup('<span class="time">{}</span>').format(
@@ -341,160 +268,7 @@ def _cost(facts: Facts, label: str, family: str) -> Cell:
         lines += Markup('<span class="quiet under">{}</span>').format(
             figure(hours, COST_UNIT, "lower")
         )
-    return Cell(content=lines, key=_key(hours))
-
-
-def witnesses(facts: Facts) -> Table:
-    """What shows that each outcome is what it is said to be."""
-    columns = [
-        Column(name="fault"),
-        Column(name="stack"),
-        Column(name="outcome"),
-        Column(name="steps lost", kind="number"),
-        Column(name="samples lost", kind="number"),
-        Column(name="detected", unit="s, median", kind="number"),
-        Column(name="full rate", unit="s, median", kind="number"),
-        Column(name="redundant", unit="s, median", kind="number"),
-        Column(name="survived", unit="95 %"),
-        Column(name="ETTR", kind="number"),
-        Column(name="cost", unit=f"{COST_UNIT} a failure", kind="number"),
-        Column(name="witness", kind="wide"),
-    ]
-    rows = []
-    for family in facts.families:
-        for label in facts.labels:
-            cell = facts.cell(label, family)
-            if cell is not None:
-                rows.append(_witness(label, family, cell))
-    return table("Witnesses of the outcomes", columns, rows)
-
-
-def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
-    every = (
-        ", ".join(f"{name} {n}" for name, n in cell.outcomes.items())
-        if len(cell.outcomes) > 1
-        else ""
-    )
-    said = Markup("{}").format(cell.witness)
-    if cell.note:
-        said += Markup('<span class="quiet under">{}</span>').format(cell.note)
-    if cell.outliers:
-        seeds = ", ".join(map(str, cell.outliers))
-        said += Markup(
-            '<span class="quiet under">far from the others, kept: seed {}</span>'
-        ).format(seeds)
-    return [
-        text(family),
-        text(label),
-        Cell(content=outcome(cell.worst, every), key=str(_RANKS[cell.worst])),
-        _middle(cell.steps_lost),
-        _middle(cell.samples_lost),
-        _middle(cell.detection, FINEST_S),
-        _middle(cell.full_rate),
-        _middle(cell.redundancy),
-        text(survived(cell.survival) or MISSING),
-        _middle(cell.ettr),
-        count(cell.cost_gpu_hours, "", "lower"),
-        Cell(content=said),
-    ]
-
-
-def _middle(metric: Metric | None, finest: float = 0.0) -> Cell:
-    if metric is None:
-        return Cell(content=Markup(MISSING))
-    if finest:
-        shown = count(metric.median, "", metric.better, finest)
-        return replace(shown, content=shown.content + few(metric))
-    if metric.median == math.inf and metric.unit != "s":
-        return Cell(content=exact(metric.median, "all"), key=_key(metric.median))
-    return Cell(content=median(metric), key=_key(metric.median))
-
-
-def trials(facts: Facts) -> Table:
-    """Every trial, and the command that does it again."""
-    columns = [
-        Column(name="fault"),
-        Column(name="stack"),
-        Column(name="seed", kind="number"),
-        Column(name="outcome"),
-        Column(name="recovery", unit="s", kind="number"),
-        Column(name="detection", unit="s", kind="number"),
-        Column(name="full rate", unit="s", kind="number"),
-        Column(name="redundant", unit="s", kind="number"),
-        Column(name="lost", unit="steps", kind="number"),
-        Column(name="goodput", kind="number"),
-        Column(name="wall clock", unit="s", kind="number"),
-        Column(name="step", unit="s", kind="number"),
-        Column(name="verdict"),
-        Column(name="again, and where its record is", kind="wide"),
-    ]
-    known = facts.comparison.trials
-    return table("Every trial", columns, [_trial(trial) for trial in known])
-
-
-def _trial(t: Trial) -> list[Cell]:
-    record = " · ".join(
-        part for part in (t.run, t.control_run and f"control {t.control_run}", t.note) if part
-    )
-    again = Markup('<code>{}</code><span class="quiet under">{}</span>').format(t.reproduce, record)
-    return [
-        text(t.family),
-        text(t.label),
-        text(t.seed, _key(t.seed)),
-        Cell(content=outcome(t.outcome), key=str(_RANKS[t.outcome])),
-        count(t.recovery, "", "lower", FINEST_S),
-        count(t.detection, "", "lower", FINEST_S),
-        count(t.full_rate, "", "lower", FINEST_S),
-        count(t.redundancy, "", "lower", FINEST_S),
-        text(t.steps_lost, _key(t.steps_lost)),
-        count(t.goodput, "", "higher"),
-        count(t.wall, "", "lower"),
-        count(t.step_time, "", "lower", FINEST_S),
-        text(t.verdict),
-        Cell(content=again),
-    ]
-
-
-def settings(facts: Facts) -> Table:
-    """What was chosen for each stack, why, and in which version."""
-    columns = [
-        Column(name="stack"),
-        Column(name="what it is", kind="wide"),
-        Column(name="settings", kind="wide"),
-        Column(name="why these", kind="wide"),
-        Column(name="versions", kind="wide"),
-    ]
-    rows = []
-    for stack in facts.comparison.stacks:
-        chosen = pairs(stack.chosen) or "all as they come"
-        versions = pairs(dict(stack.versions)) or MISSING
-        told = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
-        rows.append([text(words) for words in told])
-    return table("Settings and versions", columns, rows)
-
-
-def same(facts: Facts) -> Table:
-    """The reference against itself."""
-    columns = [
-        Column(name="fault"),
-        Column(name="metric"),
-        Column(name="ratio", unit="median", kind="number"),
-        Column(name="interval", unit="95 %"),
-        Column(name="pairs", kind="number"),
-        Column(name="says"),
-    ]
-    rows = [
-        [
-            text(r.family),
-            text(r.metric),
-            count(r.value),
-            Cell(content=interval(r.interval)),
-            text(r.n, _key(r.n)),
-            text(r.says),
-        ]
-        for r in facts.comparison.same
-    ]
-    return table("The reference against itself", columns, rows)
+    return Cell(content=lines, key=sort_key(hours))
 
 
 def key_of_outcomes(facts: Facts) -> list[tuple[Markup, str]]:

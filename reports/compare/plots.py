@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from harness.compare.result.model import Trial
 from harness.judge.results import PHASE_NAMES
-from reports._compare.facts import Facts, listed
-from reports._compare.shapes import Scale, curves, points, ruler, shares, slug, spans
-from reports._compare.words import exact, median
-from reports._format import number, percent, plural
+from reports.compare.facts import Facts, listed
+from reports.compare.shapes import Scale, curves, points, ruler, shares, slug, spans
+from reports.compare.words import exact, median
+from reports.content.figures import number, percent, plural
 
 _CLASSES = (
     "useful",

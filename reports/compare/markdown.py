@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from harness.compare.result.model import CellSummary, Comparison
 from harness.judge.results import Metric
-from reports._compare import at_rest
-from reports._compare.facts import OUTCOMES, Facts
-from reports._compare.words import COST_UNIT, findings
-from reports._format import (
+from reports.compare import at_rest
+from reports.compare.facts import OUTCOMES, Facts
+from reports.compare.words import COST_UNIT, findings
+from reports.content.figures import (
     MISSING,
     few,
     flatten,
@@ -21,7 +21,7 @@ from reports._format import (
     survived,
     with_unit,
 )
-from reports._pipe import code_lines, escape, section, table
+from reports.content.markdown_text import code_lines, escape, section, table
 
 _REST = "compare.json"
 

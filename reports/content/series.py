@@ -11,7 +11,7 @@ from chaos.events.log import Event, Kind, Log, read_log
 from harness.host.rundir import RunDirectory
 from harness.judge.record.lineage import history_of
 from harness.judge.results import ArmResult, Incident, Results
-from reports._facts import arms_of, incidents_of, median_incident
+from reports.content.facts import arms_of, incidents_of, median_incident
 
 MAX_POINTS = 1500
 

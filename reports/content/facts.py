@@ -21,7 +21,7 @@ from harness.judge.results import (
     Results,
     SlaResult,
 )
-from reports._format import plural
+from reports.content.figures import plural
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from harness.judge.results import PHASE_NAMES, Finding, Incident, Results
-from reports import _metrics
-from reports._facts import (
-    VERDICT_MARKS,
+from reports.content import metric_rows
+from reports.content.facts import (
     Strategy,
     incidents_of,
     labels,
@@ -20,9 +17,8 @@ from reports._facts import (
     strategies,
     where,
 )
-from reports._format import (
+from reports.content.figures import (
     MISSING,
-    align,
     count_of,
     counted,
     median_of,
@@ -33,75 +29,10 @@ from reports._format import (
     range_of,
     with_unit,
 )
-from reports._strips import strip
+from reports.page.strips import strip
+from reports.page.table import Column, Table, mark, numeric, table, two_lines
 
-MAX_ROWS = 2000
 FINEST_S = 1e-4
-WALL_FINEST_S = 1e-3
-# The order of one arm's life: start, steady work, the fault and its repair, what is left.
-WALL_CLASSES = (
-    "useful",
-    "initialisation",
-    "data",
-    "checkpoint save",
-    "detection",
-    "regroup",
-    "restore",
-    "recomputation",
-    "degraded world",
-    "straggling",
-    "spare idle",
-    "shutdown",
-    "other",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """Head of a column; ``kind`` is text, number or wide (text that may wrap)."""
-
-    name: str
-    unit: str = ""
-    kind: str = "text"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Columns and rows of ready cells; ``left_out`` rows were cut to keep the page readable."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Markup, ...], ...]
-    notes: tuple[str, ...] = ()
-    left_out: int = 0
-
-
-def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
-) -> Table:
-    """Build a table: numbers of a column are aligned at the decimal point, plain strings are
-    escaped.
-    """
-    kept = [list(row) for row in rows[:MAX_ROWS]]
-    for i, column in enumerate(columns):
-        if column.kind == "number":
-            for row, text in zip(kept, align([row[i] for row in kept]), strict=True):
-                row[i] = text if not isinstance(row[i], Markup) else row[i]
-    cells = tuple(tuple(escape(cell) for cell in row) for row in kept)
-    return Table(
-        columns=tuple(columns), rows=cells, notes=tuple(notes), left_out=len(rows) - len(kept)
-    )
-
-
-def _number(name: str, unit: str = "") -> Column:
-    return Column(name=name, unit=unit, kind="number")
-
-
-def mark(verdict: str, label: str | None = None) -> Markup:
-    """A verdict that reads without colour: sign and word."""
-    sign = VERDICT_MARKS.get(verdict, "?")
-    return Markup('<span class="v {}">{} {}</span>').format(
-        verdict, sign, verdict if label is None else label
-    )
 
 
 def comparison(results: Results) -> Table:
@@ -109,18 +40,18 @@ def comparison(results: Results) -> Table:
     columns = (
         Column(name="strategy"),
         Column(name="verdict"),
-        _number("recovery", "s, median"),
+        numeric("recovery", "s, median"),
         Column(name="range", unit="s"),
-        _number("n"),
-        _number("full rate", "s, median"),
-        _number("redundant", "s, median"),
-        _number("cost", "rank-hours a failure"),
-        _number("lost steps", "median"),
-        _number("lost samples", "median"),
-        _number("goodput", "ratio, median"),
-        _number("badput", "s, median"),
+        numeric("n"),
+        numeric("full rate", "s, median"),
+        numeric("redundant", "s, median"),
+        numeric("cost", "rank-hours a failure"),
+        numeric("lost steps", "median"),
+        numeric("lost samples", "median"),
+        numeric("goodput", "ratio, median"),
+        numeric("badput", "s, median"),
         Column(name="same result as without the fault"),
-        _number("provisioned", "ranks"),
+        numeric("provisioned", "ranks"),
     )
     entries = strategies(results)
     notes = sorted({f"* {e.note}" for e in entries if e.note})
@@ -154,9 +85,9 @@ def slas(results: Results) -> Table:
         Column(name="metric"),
         Column(name="clause"),
         Column(name="verdict"),
-        _number("observed"),
+        numeric("observed"),
         Column(name="unit"),
-        _number("n"),
+        numeric("n"),
         Column(name="every point, limit as a line"),
         Column(name="detail", kind="wide"),
     )
@@ -208,11 +139,11 @@ def faults(results: Results) -> Table:
         Column(name="struck at"),
         Column(name="landed, seen by"),
         Column(name="detected by"),
-        _number("detection", "s"),
-        _number("recovery", "s"),
-        _number("full rate", "s"),
-        _number("redundant", "s"),
-        _number("lost steps"),
+        numeric("detection", "s"),
+        numeric("recovery", "s"),
+        numeric("full rate", "s"),
+        numeric("redundant", "s"),
+        numeric("lost steps"),
         Column(name="outcome"),
         Column(name="decision", kind="wide"),
     )
@@ -227,21 +158,21 @@ def _fault_row(cell: str, i: Incident, there: str) -> list[str]:
     again = f" #{i.occurrence}" if i.occurrence > 0 else ""
     blamed = f"blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
     step = MISSING if i.step is None else f"step {i.step}"
-    struck = _two(step, f"{number(i.injected_s)} s") if i.fired else MISSING
+    struck = two_lines(step, f"{number(i.injected_s)} s") if i.fired else MISSING
     landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
     return [
-        _two(cell, f"repeat {i.repeat}"),
-        _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind),
-        _two(pairs(i.target), there),
+        two_lines(cell, f"repeat {i.repeat}"),
+        two_lines(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind),
+        two_lines(pairs(i.target), there),
         struck,
-        _two(landed, pairs(i.evidence)),
-        _two(i.detected_by or MISSING, blamed),
+        two_lines(landed, pairs(i.evidence)),
+        two_lines(i.detected_by or MISSING, blamed),
         number(i.detection_time, "lower", FINEST_S),
         number(i.recovery_time, "lower", FINEST_S),
         number(i.time_to_full_rate, "lower", FINEST_S),
         number(i.time_to_redundancy, "lower", FINEST_S),
         lost_steps(i),
-        _two(i.outcome, _healed(i)),
+        two_lines(i.outcome, _healed(i)),
         i.decision,
     ]
 
@@ -255,20 +186,22 @@ def lost_steps(i: Incident) -> str:
 
 def metrics(results: Results) -> Table:
     """Every metric of every cell."""
-    kinds = ["number" if side == "r" else "text" for side in _metrics.SIDES]
+    kinds = ["number" if side == "r" else "text" for side in metric_rows.SIDES]
     columns = [
-        Column(name=name, kind=kind) for name, kind in zip(_metrics.HEAD, kinds, strict=True)
+        Column(name=name, kind=kind) for name, kind in zip(metric_rows.HEAD, kinds, strict=True)
     ]
-    return table(columns, [list(row) for row in _metrics.rows(results)], _metrics.absent(results))
+    return table(
+        columns, [list(row) for row in metric_rows.rows(results)], metric_rows.absent(results)
+    )
 
 
 def rates(results: Results) -> Table:
     """Survival, false alarms and spares of every cell."""
-    kinds = ["number" if side == "r" else "text" for side in _metrics.RATE_SIDES]
+    kinds = ["number" if side == "r" else "text" for side in metric_rows.RATE_SIDES]
     columns = [
-        Column(name=name, kind=kind) for name, kind in zip(_metrics.RATES, kinds, strict=True)
+        Column(name=name, kind=kind) for name, kind in zip(metric_rows.RATES, kinds, strict=True)
     ]
-    return table(columns, [list(row) for row in _metrics.rates(results)])
+    return table(columns, [list(row) for row in metric_rows.rates(results)])
 
 
 def _healed(i: Incident) -> str:
@@ -277,14 +210,9 @@ def _healed(i: Incident) -> str:
     return "healed" if i.healed else mark("fail", "not healed")
 
 
-def _two(first: str, second: str) -> Markup:
-    """A cell of two lines, the second one quiet."""
-    return Markup('{}<span class="quiet under">{}</span>').format(first, second)
-
-
 def phases(results: Results) -> Table:
     """Median seconds of each recovery phase."""
-    columns = [Column(name="strategy"), *(_number(p, "s") for p in PHASE_NAMES), _number("n")]
+    columns = [Column(name="strategy"), *(numeric(p, "s") for p in PHASE_NAMES), numeric("n")]
     names, rows = labels(results), []
     for cell in results.cells:
         found = incidents_of(results, cell.id)
@@ -297,40 +225,6 @@ def phases(results: Results) -> Table:
     return table(columns, rows)
 
 
-def wall_seconds(results: Results) -> pd.DataFrame:
-    """Mean seconds of each class, one row per (cell, arm kind); a row sums to the wall clock."""
-    rows = [
-        {"cell": arm.cell, "arm": arm.arm, "useful": arm.useful_s, "unexplained": arm.residual_s}
-        | {name.replace("_", " "): seconds for name, seconds in arm.badput.items()}
-        for arm in results.arms
-    ]
-    if not rows:
-        return pd.DataFrame()
-    frame = pd.DataFrame(rows).fillna(0.0).groupby(["cell", "arm"], sort=False).mean()
-    known = {cell.id: n for n, cell in enumerate(results.cells)}
-    order = sorted(
-        frame.index, key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted")
-    )
-    others = [c for c in frame.columns if c not in WALL_CLASSES and c != "unexplained"]
-    columns = [*(c for c in WALL_CLASSES if c in frame.columns), *others, "unexplained"]
-    return frame.loc[order, columns]
-
-
-def wall_table(frame: pd.DataFrame, names: dict[str, str]) -> Table:
-    """One column for each cell and arm kind, one row for each class, and the sum."""
-    columns = [
-        Column(name="class"),
-        *(_number(names.get(cell, cell), f"{kind}, s") for cell, kind in frame.index),
-    ]
-    rows = [
-        [str(name), *(number(float(v), finest=WALL_FINEST_S) for v in frame[name])]
-        for name in frame.columns
-        if frame[name].any()
-    ]
-    total = ["wall clock", *(number(float(v), finest=WALL_FINEST_S) for v in frame.sum(axis=1))]
-    return table(columns, [*rows, total])
-
-
 def machines(results: Results) -> Table:
     """Every node of the run: which machine it was, who ran there, how it was lost."""
     columns = (
@@ -339,7 +233,7 @@ def machines(results: Results) -> Table:
         Column(name="address"),
         Column(name="devices"),
         Column(name="processes", kind="wide"),
-        _number("clock", "±s"),
+        numeric("clock", "±s"),
         Column(name="lost", kind="wide"),
     )
     rows = [
@@ -361,16 +255,16 @@ def arms(results: Results) -> Table:
     """Every run of training, faulted and control."""
     columns = (
         Column(name="arm"),
-        _number("seed"),
+        numeric("seed"),
         Column(name="outcome"),
-        _number("steps", "committed"),
-        _number("asked", "steps"),
-        _number("wall clock", "s"),
-        _number("useful", "s"),
-        _number("goodput", "ratio"),
-        _number("unexplained", "s"),
-        _number("step time", "s, median"),
-        _number("provisioned", "ranks"),
+        numeric("steps", "committed"),
+        numeric("asked", "steps"),
+        numeric("wall clock", "s"),
+        numeric("useful", "s"),
+        numeric("goodput", "ratio"),
+        numeric("unexplained", "s"),
+        numeric("step time", "s, median"),
+        numeric("provisioned", "ranks"),
         Column(name="reason", kind="wide"),
     )
     rows = [

@@ -1,0 +1,165 @@
+"""The long tables of a comparison: witnesses, trials, settings, the reference against itself."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from harness.compare.result.model import CellSummary, Trial
+from reports.compare.facts import Facts
+from reports.compare.table import (
+    FINEST_S,
+    OUTCOME_ORDER,
+    Cell,
+    Column,
+    Table,
+    count,
+    middle,
+    outcome,
+    sort_key,
+    table,
+    text,
+)
+from reports.compare.words import COST_UNIT, interval
+from reports.content.figures import MISSING, pairs, survived
+
+
+def witnesses(facts: Facts) -> Table:
+    """What shows that each outcome is what it is said to be."""
+    columns = [
+        Column(name="fault"),
+        Column(name="stack"),
+        Column(name="outcome"),
+        Column(name="steps lost", kind="number"),
+        Column(name="samples lost", kind="number"),
+        Column(name="detected", unit="s, median", kind="number"),
+        Column(name="full rate", unit="s, median", kind="number"),
+        Column(name="redundant", unit="s, median", kind="number"),
+        Column(name="survived", unit="95 %"),
+        Column(name="ETTR", kind="number"),
+        Column(name="cost", unit=f"{COST_UNIT} a failure", kind="number"),
+        Column(name="witness", kind="wide"),
+    ]
+    rows = []
+    for family in facts.families:
+        for label in facts.labels:
+            cell = facts.cell(label, family)
+            if cell is not None:
+                rows.append(_witness(label, family, cell))
+    return table("Witnesses of the outcomes", columns, rows)
+
+
+def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
+    every = (
+        ", ".join(f"{name} {n}" for name, n in cell.outcomes.items())
+        if len(cell.outcomes) > 1
+        else ""
+    )
+    said = Markup("{}").format(cell.witness)
+    if cell.note:
+        said += Markup('<span class="quiet under">{}</span>').format(cell.note)
+    if cell.outliers:
+        seeds = ", ".join(map(str, cell.outliers))
+        said += Markup(
+            '<span class="quiet under">far from the others, kept: seed {}</span>'
+        ).format(seeds)
+    return [
+        text(family),
+        text(label),
+        Cell(content=outcome(cell.worst, every), key=str(OUTCOME_ORDER[cell.worst])),
+        middle(cell.steps_lost),
+        middle(cell.samples_lost),
+        middle(cell.detection, FINEST_S),
+        middle(cell.full_rate),
+        middle(cell.redundancy),
+        text(survived(cell.survival) or MISSING),
+        middle(cell.ettr),
+        count(cell.cost_gpu_hours, "", "lower"),
+        Cell(content=said),
+    ]
+
+
+def trials(facts: Facts) -> Table:
+    """Every trial, and the command that does it again."""
+    columns = [
+        Column(name="fault"),
+        Column(name="stack"),
+        Column(name="seed", kind="number"),
+        Column(name="outcome"),
+        Column(name="recovery", unit="s", kind="number"),
+        Column(name="detection", unit="s", kind="number"),
+        Column(name="full rate", unit="s", kind="number"),
+        Column(name="redundant", unit="s", kind="number"),
+        Column(name="lost", unit="steps", kind="number"),
+        Column(name="goodput", kind="number"),
+        Column(name="wall clock", unit="s", kind="number"),
+        Column(name="step", unit="s", kind="number"),
+        Column(name="verdict"),
+        Column(name="again, and where its record is", kind="wide"),
+    ]
+    known = facts.comparison.trials
+    return table("Every trial", columns, [_trial(trial) for trial in known])
+
+
+def _trial(t: Trial) -> list[Cell]:
+    record = " · ".join(
+        part for part in (t.run, t.control_run and f"control {t.control_run}", t.note) if part
+    )
+    again = Markup('<code>{}</code><span class="quiet under">{}</span>').format(t.reproduce, record)
+    return [
+        text(t.family),
+        text(t.label),
+        text(t.seed, sort_key(t.seed)),
+        Cell(content=outcome(t.outcome), key=str(OUTCOME_ORDER[t.outcome])),
+        count(t.recovery, "", "lower", FINEST_S),
+        count(t.detection, "", "lower", FINEST_S),
+        count(t.full_rate, "", "lower", FINEST_S),
+        count(t.redundancy, "", "lower", FINEST_S),
+        text(t.steps_lost, sort_key(t.steps_lost)),
+        count(t.goodput, "", "higher"),
+        count(t.wall, "", "lower"),
+        count(t.step_time, "", "lower", FINEST_S),
+        text(t.verdict),
+        Cell(content=again),
+    ]
+
+
+def settings(facts: Facts) -> Table:
+    """What was chosen for each stack, why, and in which version."""
+    columns = [
+        Column(name="stack"),
+        Column(name="what it is", kind="wide"),
+        Column(name="settings", kind="wide"),
+        Column(name="why these", kind="wide"),
+        Column(name="versions", kind="wide"),
+    ]
+    rows = []
+    for stack in facts.comparison.stacks:
+        chosen = pairs(stack.chosen) or "all as they come"
+        versions = pairs(dict(stack.versions)) or MISSING
+        told = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
+        rows.append([text(words) for words in told])
+    return table("Settings and versions", columns, rows)
+
+
+def same(facts: Facts) -> Table:
+    """The reference against itself."""
+    columns = [
+        Column(name="fault"),
+        Column(name="metric"),
+        Column(name="ratio", unit="median", kind="number"),
+        Column(name="interval", unit="95 %"),
+        Column(name="pairs", kind="number"),
+        Column(name="says"),
+    ]
+    rows = [
+        [
+            text(r.family),
+            text(r.metric),
+            count(r.value),
+            Cell(content=interval(r.interval)),
+            text(r.n, sort_key(r.n)),
+            text(r.says),
+        ]
+        for r in facts.comparison.same
+    ]
+    return table("The reference against itself", columns, rows)

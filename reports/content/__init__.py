@@ -1,0 +1,1 @@
+"""What reports say, before any page is drawn: facts, figures, rows of metrics, series."""

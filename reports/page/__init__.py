@@ -1,0 +1,1 @@
+"""Parts of the HTML report: tables, plots, and the SVG they are drawn with."""

@@ -21,8 +21,10 @@ from harness.compare.play import now
 from harness.compare.result import summary
 from harness.compare.result.at_rest import at_rest
 from harness.compare.result.believed import Record
-from harness.compare.result.gather import Source, gather, log_in, read_results, trial_of
+from harness.compare.result.gather import gather
 from harness.compare.result.model import AtRest, Comparison, StackInfo, Trial
+from harness.compare.result.runs import log_in, read_results
+from harness.compare.result.trials import Source, trial_of
 from harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
 from harness.judge.measure.labels import Named, labels
 from harness.judge.record.lineage import history_of

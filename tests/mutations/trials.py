@@ -9,8 +9,8 @@ from typing import Any
 
 from chaos.events.log import Log
 from harness.compare.result.believed import Record
-from harness.compare.result.gather import Source, trial_of
 from harness.compare.result.model import Trial
+from harness.compare.result.trials import Source, trial_of
 from tests.mutations.bases import ARMS, base
 from tests.mutations.recorded import resolved_of
 from tests.mutations.tape import Mutation, Tape

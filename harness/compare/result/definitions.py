@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from chaos.scenario.sla import QUANTILES, samples_needed
-from harness.compare.result import gather, outcome, summary
+from harness.compare.result import outcome, redone, summary, trials
 from harness.judge.measure import (
     acts,
     cost,
@@ -121,14 +121,14 @@ COMPARED: Mapping[str, Formula] = MappingProxyType(
             "t_reaction - t_injected, of the slowest fault, by what can be seen from outside",
             outcome.judged,
         ),
-        "samples lost": _of("samples of R that no rank reported", outcome.samples_lost),
+        "samples lost": _of("samples of R that no rank reported", redone.samples_lost),
         "goodput": _of(
             "U / W as above, x (N + spares of the arm) / P, with T of the stack none of the same"
             " seed where there is one; 0 where the job did not come to its end or trained on bad"
             " values",
-            gather.trial_of,
+            trials.trial_of,
         ),
-        "ettr": _of("as above; 0 where goodput is", gather.trial_of),
+        "ettr": _of("as above; 0 where goodput is", trials.trial_of),
         "overhead": _of("step_time / step_time of the stack none, same seed", summary.cells_of),
         "cost of a failure": _of("P x recovery / 3600, median over trials", cost.failure_cost),
         "survival": _of("as above, of trials whose fault landed", summary.survival_of),

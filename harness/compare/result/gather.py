@@ -5,112 +5,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
 from chaos.errors import LogError
-from chaos.events.budget import Budget
-from chaos.events.log import Kind, Log, read_log
-from chaos.files import read_model
 from harness.compare.plan.directory import Directory, Plan, PlannedStack, Played
 from harness.compare.plan.plan import AGAIN, Arm, control_of
 from harness.compare.result import rules, summary
 from harness.compare.result.at_rest import at_rest
-from harness.compare.result.believed import Record, without_twins
-from harness.compare.result.model import AtRest, Comparison, StackInfo, Trial
-from harness.compare.result.outcome import FOR_EVER, Judged, completed, ended, judged
+from harness.compare.result.model import AtRest, CellSummary, Comparison, StackInfo, Trial
+from harness.compare.result.outcome import completed, ended
+from harness.compare.result.runs import Runs, read_results
+from harness.compare.result.trials import Source, trial_of
 from harness.host import dns_check
-from harness.host.rundir import RunDirectory, read_resolved
-from harness.judge.measure.measure import ArmMeasures, goodput_of, measure
-from harness.judge.record.lineage import History, history_of
-from harness.judge.results import Results
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.measure import measure
+from harness.judge.record.lineage import history_of
 
-MOST_POINTS = 200
 BARE = "none"
 """The stack without recovery, whose fault-free step is the measure of all others'."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure
-    of goodput; ``beside``: processes provisioned beside the ranks; ``contradictions``: why its
-    record cannot be what happened, ``against``: what is to be said of those it is compared with
-    (``harness.compare.result.believed``).
-    """
-
-    label: str
-    family: str
-    seed: int
-    log: Log
-    control: Log | None
-    ideal: Log | None
-    run: str
-    control_run: str
-    verdict: str
-    reproduce: str
-    beside: int = 0
-    contradictions: Sequence[str] = ()
-    against: Sequence[str] = ()
-
-
-@dataclass(kw_only=True)
-class _Runs:
-    """The runs of a comparison, each log read once and judged once; all together are within one
-    budget.
-    """
-
-    directory: Directory
-    played: Mapping[Arm, Played]
-    logs: dict[Arm, Log | None] = field(default_factory=dict)
-    records: dict[Arm, Record | None] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
-
-    def log(self, arm: Arm | None) -> Log | None:
-        """None: not played, or nothing left to read."""
-        if arm is None or arm not in self.played:
-            return None
-        if arm not in self.logs:
-            self.logs[arm] = log_of(self._run(arm), self.budget)
-        return self.logs[arm]
-
-    def record(self, arm: Arm | None) -> Record | None:
-        """What the arm should be, beside its log; None: it has no log, or nobody says what it
-        should be.
-        """
-        log = self.log(arm)
-        if arm is None or log is None:
-            return None
-        if arm not in self.records:
-            self.records[arm] = _record(self._run(arm), log, arm)
-        return self.records[arm]
-
-    def contradictions(self, arm: Arm | None) -> list[str]:
-        """Why the arm's record cannot be what happened."""
-        record = self.record(arm)
-        return record.contradictions if record is not None else []
-
-    def trusted(self, arm: Arm | None) -> Log | None:
-        """The log of an arm that can be what happened."""
-        return None if self.contradictions(arm) else self.log(arm)
-
-    def set_apart(self) -> None:
-        """Find arms with the log of another one, of all that were played."""
-        known = {
-            arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None
-        }
-        told = without_twins({name: record for name, (_, record) in known.items()})
-        self.records |= {known[name][0]: record for name, record in told.items()}
-
-    def _run(self, arm: Arm) -> RunDirectory:
-        return RunDirectory(self.directory.root / self.played[arm].run)
 
 
 def gather(directory: Directory) -> Comparison:
     """What a comparison says so far. Raises NoRun or LogError when there is none."""
     plan = directory.read_plan()
     played = directory.played()
-    runs = _Runs(directory=directory, played=played)
+    runs = Runs(directory=directory, played=played)
     runs.set_apart()
     trials = [
         trial_of(source)
@@ -118,15 +37,6 @@ def gather(directory: Directory) -> Comparison:
         if arm.family is not None and (source := _source(arm, plan, runs)) is not None
     ]
     stacks = [info_of(stack) for stack in plan.stacks]
-    cells = summary.cells_of(
-        [stack.label for stack in stacks],
-        [f.name for f in plan.families],
-        trials,
-        bare=next((stack.label for stack in stacks if stack.stack == BARE), None),
-        not_offered={
-            (s.label, family): why for s in plan.stacks for family, why in s.not_offered.items()
-        },
-    )
     seed = plan.seeds[0] if plan.seeds else 0
     script = [family.name for family in plan.families if family.script]
     ratios = summary.ratios_of(
@@ -151,7 +61,7 @@ def gather(directory: Directory) -> Comparison:
         stacks=stacks,
         families={family.name: family.about for family in plan.families},
         trials=trials,
-        cells=cells,
+        cells=_cells(plan, stacks, trials),
         ratios=[ratio for ratio in ratios if ratio.label != again],
         reference=plan.reference,
         same=same,
@@ -170,7 +80,19 @@ def gather(directory: Directory) -> Comparison:
     )
 
 
-def _at_rest(plan: Plan, runs: _Runs) -> Iterator[AtRest]:
+def _cells(plan: Plan, stacks: Sequence[StackInfo], trials: Sequence[Trial]) -> list[CellSummary]:
+    return summary.cells_of(
+        [stack.label for stack in stacks],
+        [family.name for family in plan.families],
+        trials,
+        bare=next((stack.label for stack in stacks if stack.stack == BARE), None),
+        not_offered={
+            (s.label, family): why for s in plan.stacks for family, why in s.not_offered.items()
+        },
+    )
+
+
+def _at_rest(plan: Plan, runs: Runs) -> Iterator[AtRest]:
     for stack in plan.stacks:
         arms = [
             arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)
@@ -185,40 +107,7 @@ def _at_rest(plan: Plan, runs: _Runs) -> Iterator[AtRest]:
             yield one
 
 
-def log_of(run: RunDirectory, budget: Budget) -> Log | None:
-    """The log of the only arm of a run; None when there is none. Raises LogError when it was not
-    read to its end.
-    """
-    arms = run.arms()
-    return log_in(run.events(arms[0]), budget) if arms else None
-
-
-def log_in(events: Path, budget: Budget) -> Log | None:
-    """The log of one arm; None when there is none. Raises LogError when it was not read to its end:
-    a comparison without a trial that it has played would be another one.
-    """
-    try:
-        log = read_log(events, budget)
-    except LogError:
-        return None
-    if log.unread:
-        raise LogError(f"{events}: {log.unread}")
-    return log
-
-
-def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
-    """None where the run does not say what it was to be, or not in the words of this version."""
-    try:
-        resolved = read_resolved(run)
-    except LogError:
-        return None
-    if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
-        return None
-    name = arm.id.rpartition(".")[0]
-    return Record(log=log, resolved=resolved, cell=resolved.cells[0], name=name, seed=arm.seed)
-
-
-def _refuted(arms: Iterable[Arm], runs: _Runs) -> Iterator[str]:
+def _refuted(arms: Iterable[Arm], runs: Runs) -> Iterator[str]:
     """Arms whose record cannot be what happened, or that do not say what they were to be, for
     people.
     """
@@ -242,7 +131,7 @@ def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
 
 
 def _seen(directory: Directory, plan: Plan, played: Played) -> str:
-    runs = _Runs(directory=directory, played={**directory.played(), played.arm: played})
+    runs = Runs(directory=directory, played={**directory.played(), played.arm: played})
     if played.arm.family is None:
         log = runs.log(played.arm)
         history = history_of(log) if log else None
@@ -278,7 +167,7 @@ def info_of(stack: PlannedStack) -> StackInfo:
     )
 
 
-def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
+def _source(arm: Arm, plan: Plan, runs: Runs) -> Source | None:
     """None: not played yet."""
     log = runs.log(arm)
     if log is None or arm.family is None:
@@ -310,149 +199,6 @@ def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
             if (known := runs.record(one))
             for said in known.said_as(who)
         ],
-    )
-
-
-def trial_of(source: Source) -> Trial:
-    """One pair of arms, measured and judged; of a record that cannot be what happened
-    nothing is.
-    """
-    if source.contradictions:
-        return _nothing_of(source)
-    ideal, control = _usable(source.ideal), _usable(source.control)
-    measures = measure(source.log, ideal)
-    against = history_of(control) if control else None
-    own = measure(control, ideal) if control else None
-    result = judged(measures, against)
-    notes = [result.note, *source.against]
-    if source.control is not None and (against is None or not completed(against)):
-        notes.append("its control did not get to its end either: see control_run")
-    history = measures.history
-    info = history.info
-    provisioned = info.ranks + info.spares + source.beside
-    share = (info.ranks + info.spares) / provisioned
-    return Trial(
-        label=source.label,
-        family=source.family,
-        seed=source.seed,
-        outcome=result.outcome,
-        witness=result.witness,
-        recovery=result.recovery,
-        detection=result.detection,
-        phases=result.phases,
-        steps_lost=result.steps_lost,
-        samples_lost=result.samples_lost,
-        goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
-        ettr=0.0 if result.outcome == "committed bad values" else _ettr(measures),
-        control_goodput=_goodput(own, share) if own else None,
-        badput=_badput(measures, share),
-        step_time=own.step_time if own else None,
-        wall=history.wall_s,
-        ranks=provisioned,
-        verdict=source.verdict,
-        run=source.run,
-        control_run=source.control_run,
-        reproduce=source.reproduce,
-        note="; ".join(filter(None, notes)),
-        losses=losses_of(history),
-        control_losses=losses_of(against) if against else (),
-        **_until_whole(source.log, measures, ideal, control, result),
-    )
-
-
-def _nothing_of(source: Source) -> Trial:
-    info = history_of(source.log).info
-    return Trial(
-        label=source.label,
-        family=source.family,
-        seed=source.seed,
-        outcome="refuted",
-        witness="; ".join(source.contradictions),
-        recovery=None,
-        detection=None,
-        phases=[],
-        steps_lost=0,
-        samples_lost=None,
-        goodput=None,
-        control_goodput=None,
-        badput={},
-        step_time=None,
-        wall=0.0,
-        ranks=info.ranks + info.spares + source.beside,
-        verdict=source.verdict,
-        run=source.run,
-        control_run=source.control_run,
-        reproduce=source.reproduce,
-    )
-
-
-def _until_whole(
-    log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
-) -> dict[str, float | None]:
-    """Times until the job was at its full rate and as safe as before, of several faults the
-    slowest.
-
-    Where nobody was seen to fail, a window of steps may begin before the standstill: the rate is
-    full no sooner than there are new steps.
-    """
-    if result.outcome == "not landed":
-        return {}
-    if result.outcome in FOR_EVER:
-        return {"full_rate": math.inf, "redundancy": math.inf}
-    # A stack that costs something while nothing fails never has the bare one's rate again.
-    own = measures if ideal is control else measure(log, control)
-    full = [one.time_to_full_rate for one in own.incidents if one.time_to_full_rate is not None]
-    whole = [one.time_to_redundancy for one in own.incidents if one.time_to_redundancy is not None]
-    if full and result.recovery is not None:
-        full.append(result.recovery)
-    return {"full_rate": max(full, default=None), "redundancy": max(whole, default=None)}
-
-
-def _usable(log: Log | None) -> Log | None:
-    """A control that committed nothing gives nothing to compare with."""
-    return log if log is not None and history_of(log).committed_step else None
-
-
-def _goodput(measures: ArmMeasures, share: float) -> float | None:
-    """``share``: of the ranks in everything provisioned. What a job did that did not reach its end
-    is of no use.
-    """
-    if measures.ideal is None or measures.history.cut_short:
-        return None
-    if not completed(measures.history):
-        return 0.0
-    return goodput_of(measures.history, measures.partition) * share
-
-
-def _ettr(measures: ArmMeasures) -> float | None:
-    """As in a run: no rank that waits counts, and no ideal step."""
-    if measures.history.cut_short:
-        return None
-    if not completed(measures.history):
-        return 0.0
-    return measures.partition.productive_s / measures.partition.wall_s
-
-
-def _badput(measures: ArmMeasures, share: float) -> dict[str, float]:
-    badput = {name: seconds * share for name, seconds in measures.partition.badput.items()}
-    badput["spare_idle"] = badput.get("spare_idle", 0.0) + measures.partition.wall_s * (1 - share)
-    return {name: seconds for name, seconds in badput.items() if seconds > 0}
-
-
-def losses_of(history: History) -> tuple[tuple[int, float], ...]:
-    """(step, loss) of the surviving steps, at most 200 of them, evenly thinned; the last one is
-    always there.
-    """
-    points = [
-        (step, float(loss))
-        for step, run in history.lineage.items()
-        if (loss := run.commits[0].data["loss"]) is not None
-    ]
-    every = max(1, math.ceil(len(points) / MOST_POINTS))
-    return tuple(
-        point
-        for index, point in enumerate(points)
-        if index % every == 0 or index == len(points) - 1
     )
 
 
@@ -490,11 +236,3 @@ def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> lis
             " part: what a stack costs while nothing fails is not in it"
         )
     return list(dict.fromkeys(notes))
-
-
-def read_results(run: RunDirectory) -> Results | None:
-    """The stored ``results.json``; None when it cannot be read."""
-    try:
-        return read_model(run.results, Results)
-    except (OSError, ValueError):
-        return None

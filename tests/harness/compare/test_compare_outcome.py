@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
-from harness.compare.result.gather import Source, trial_of
 from harness.compare.result.model import Trial
+from harness.compare.result.trials import Source, trial_of
 from harness.script.listen.progress import Progress
 from tests.harness.script.test_script_observer import Job, S
 

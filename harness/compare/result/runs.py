@@ -1,0 +1,110 @@
+"""The stored runs of a comparison: each log is read once and judged once, within one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.errors import LogError
+from chaos.events.budget import Budget
+from chaos.events.log import Kind, Log, read_log
+from chaos.files import read_model
+from harness.compare.plan.directory import Directory, Played
+from harness.compare.plan.plan import Arm
+from harness.compare.result.believed import Record, without_twins
+from harness.host.rundir import RunDirectory, read_resolved
+from harness.judge.results import Results
+
+
+@dataclass(kw_only=True)
+class Runs:
+    """The runs of a comparison, each log read once and judged once; all together are within one
+    budget.
+    """
+
+    directory: Directory
+    played: Mapping[Arm, Played]
+    logs: dict[Arm, Log | None] = field(default_factory=dict)
+    records: dict[Arm, Record | None] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+
+    def log(self, arm: Arm | None) -> Log | None:
+        """None: not played, or nothing left to read."""
+        if arm is None or arm not in self.played:
+            return None
+        if arm not in self.logs:
+            self.logs[arm] = log_of(self._run(arm), self.budget)
+        return self.logs[arm]
+
+    def record(self, arm: Arm | None) -> Record | None:
+        """What the arm should be, beside its log; None: it has no log, or nobody says what it
+        should be.
+        """
+        log = self.log(arm)
+        if arm is None or log is None:
+            return None
+        if arm not in self.records:
+            self.records[arm] = _record(self._run(arm), log, arm)
+        return self.records[arm]
+
+    def contradictions(self, arm: Arm | None) -> list[str]:
+        """Why the arm's record cannot be what happened."""
+        record = self.record(arm)
+        return record.contradictions if record is not None else []
+
+    def trusted(self, arm: Arm | None) -> Log | None:
+        """The log of an arm that can be what happened."""
+        return None if self.contradictions(arm) else self.log(arm)
+
+    def set_apart(self) -> None:
+        """Find arms with the log of another one, of all that were played."""
+        known = {
+            arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None
+        }
+        told = without_twins({name: record for name, (_, record) in known.items()})
+        self.records |= {known[name][0]: record for name, record in told.items()}
+
+    def _run(self, arm: Arm) -> RunDirectory:
+        return RunDirectory(self.directory.root / self.played[arm].run)
+
+
+def log_of(run: RunDirectory, budget: Budget) -> Log | None:
+    """The log of the only arm of a run; None when there is none. Raises LogError when it was not
+    read to its end.
+    """
+    arms = run.arms()
+    return log_in(run.events(arms[0]), budget) if arms else None
+
+
+def log_in(events: Path, budget: Budget) -> Log | None:
+    """The log of one arm; None when there is none. Raises LogError when it was not read to its end:
+    a comparison without a trial that it has played would be another one.
+    """
+    try:
+        log = read_log(events, budget)
+    except LogError:
+        return None
+    if log.unread:
+        raise LogError(f"{events}: {log.unread}")
+    return log
+
+
+def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
+    """None where the run does not say what it was to be, or not in the words of this version."""
+    try:
+        resolved = read_resolved(run)
+    except LogError:
+        return None
+    if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
+        return None
+    name = arm.id.rpartition(".")[0]
+    return Record(log=log, resolved=resolved, cell=resolved.cells[0], name=name, seed=arm.seed)
+
+
+def read_results(run: RunDirectory) -> Results | None:
+    """The stored ``results.json``; None when it cannot be read."""
+    try:
+        return read_model(run.results, Results)
+    except (OSError, ValueError):
+        return None

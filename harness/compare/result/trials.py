@@ -1,0 +1,181 @@
+"""One trial of a comparison: what a faulted arm and its control say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.events.log import Log
+from harness.compare.result.model import Trial
+from harness.compare.result.outcome import FOR_EVER, Judged, completed, judged
+from harness.judge.measure.measure import ArmMeasures, goodput_of, measure
+from harness.judge.record.lineage import History, history_of
+
+MOST_POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure
+    of goodput; ``beside``: processes provisioned beside the ranks; ``contradictions``: why its
+    record cannot be what happened, ``against``: what is to be said of those it is compared with
+    (``harness.compare.result.believed``).
+    """
+
+    label: str
+    family: str
+    seed: int
+    log: Log
+    control: Log | None
+    ideal: Log | None
+    run: str
+    control_run: str
+    verdict: str
+    reproduce: str
+    beside: int = 0
+    contradictions: Sequence[str] = ()
+    against: Sequence[str] = ()
+
+
+def trial_of(source: Source) -> Trial:
+    """One pair of arms, measured and judged; of a record that cannot be what happened
+    nothing is.
+    """
+    if source.contradictions:
+        return _nothing_of(source)
+    ideal, control = _usable(source.ideal), _usable(source.control)
+    measures = measure(source.log, ideal)
+    against = history_of(control) if control else None
+    own = measure(control, ideal) if control else None
+    result = judged(measures, against)
+    notes = [result.note, *source.against]
+    if source.control is not None and (against is None or not completed(against)):
+        notes.append("its control did not get to its end either: see control_run")
+    history = measures.history
+    info = history.info
+    provisioned = info.ranks + info.spares + source.beside
+    share = (info.ranks + info.spares) / provisioned
+    return Trial(
+        label=source.label,
+        family=source.family,
+        seed=source.seed,
+        outcome=result.outcome,
+        witness=result.witness,
+        recovery=result.recovery,
+        detection=result.detection,
+        phases=result.phases,
+        steps_lost=result.steps_lost,
+        samples_lost=result.samples_lost,
+        goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
+        ettr=0.0 if result.outcome == "committed bad values" else _ettr(measures),
+        control_goodput=_goodput(own, share) if own else None,
+        badput=_badput(measures, share),
+        step_time=own.step_time if own else None,
+        wall=history.wall_s,
+        ranks=provisioned,
+        verdict=source.verdict,
+        run=source.run,
+        control_run=source.control_run,
+        reproduce=source.reproduce,
+        note="; ".join(filter(None, notes)),
+        losses=losses_of(history),
+        control_losses=losses_of(against) if against else (),
+        **_until_whole(source.log, measures, ideal, control, result),
+    )
+
+
+def _nothing_of(source: Source) -> Trial:
+    info = history_of(source.log).info
+    return Trial(
+        label=source.label,
+        family=source.family,
+        seed=source.seed,
+        outcome="refuted",
+        witness="; ".join(source.contradictions),
+        recovery=None,
+        detection=None,
+        phases=[],
+        steps_lost=0,
+        samples_lost=None,
+        goodput=None,
+        control_goodput=None,
+        badput={},
+        step_time=None,
+        wall=0.0,
+        ranks=info.ranks + info.spares + source.beside,
+        verdict=source.verdict,
+        run=source.run,
+        control_run=source.control_run,
+        reproduce=source.reproduce,
+    )
+
+
+def _until_whole(
+    log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
+) -> dict[str, float | None]:
+    """Times until the job was at its full rate and as safe as before, of several faults the
+    slowest.
+
+    Where nobody was seen to fail, a window of steps may begin before the standstill: the rate is
+    full no sooner than there are new steps.
+    """
+    if result.outcome == "not landed":
+        return {}
+    if result.outcome in FOR_EVER:
+        return {"full_rate": math.inf, "redundancy": math.inf}
+    # A stack that costs something while nothing fails never has the bare one's rate again.
+    own = measures if ideal is control else measure(log, control)
+    full = [one.time_to_full_rate for one in own.incidents if one.time_to_full_rate is not None]
+    whole = [one.time_to_redundancy for one in own.incidents if one.time_to_redundancy is not None]
+    if full and result.recovery is not None:
+        full.append(result.recovery)
+    return {"full_rate": max(full, default=None), "redundancy": max(whole, default=None)}
+
+
+def _usable(log: Log | None) -> Log | None:
+    """A control that committed nothing gives nothing to compare with."""
+    return log if log is not None and history_of(log).committed_step else None
+
+
+def _goodput(measures: ArmMeasures, share: float) -> float | None:
+    """``share``: of the ranks in everything provisioned. What a job did that did not reach its end
+    is of no use.
+    """
+    if measures.ideal is None or measures.history.cut_short:
+        return None
+    if not completed(measures.history):
+        return 0.0
+    return goodput_of(measures.history, measures.partition) * share
+
+
+def _ettr(measures: ArmMeasures) -> float | None:
+    """As in a run: no rank that waits counts, and no ideal step."""
+    if measures.history.cut_short:
+        return None
+    if not completed(measures.history):
+        return 0.0
+    return measures.partition.productive_s / measures.partition.wall_s
+
+
+def _badput(measures: ArmMeasures, share: float) -> dict[str, float]:
+    badput = {name: seconds * share for name, seconds in measures.partition.badput.items()}
+    badput["spare_idle"] = badput.get("spare_idle", 0.0) + measures.partition.wall_s * (1 - share)
+    return {name: seconds for name, seconds in badput.items() if seconds > 0}
+
+
+def losses_of(history: History) -> tuple[tuple[int, float], ...]:
+    """(step, loss) of the surviving steps, at most 200 of them, evenly thinned; the last one is
+    always there.
+    """
+    points = [
+        (step, float(loss))
+        for step, run in history.lineage.items()
+        if (loss := run.commits[0].data["loss"]) is not None
+    ]
+    every = max(1, math.ceil(len(points) / MOST_POINTS))
+    return tuple(
+        point
+        for index, point in enumerate(points)
+        if index % every == 0 or index == len(points) - 1
+    )

@@ -1,10 +1,11 @@
-"""What several faults take as evidence: how a process ended and that nobody else had asked for it,
-or that it hung.
+"""What several faults take as evidence: how a process ended, that it hung, or what its own code saw
+change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from signal import Signals
 from typing import Any
 
 from chaos.events.log import Event, Kind
@@ -27,6 +28,35 @@ def exit_of(
         if event.kind is Kind.PROCESS_EXITED and event.data["process"] == name:
             asked_ns = event.data.get("asked_ns")
             return None if asked_ns is not None and asked_ns < occurrence.time_ns else event
+    return None
+
+
+def killed(occurrence: Occurrence, events: Sequence[Event], signum: Signals) -> Landed | None:
+    """The process hit was reaped with that signal, which its supervisor had not sent before."""
+    ended = exit_of(occurrence, events)
+    if ended is None or ended.data["signal"] != signum:
+        return None
+    return Landed(witness="kernel: wait status", evidence={"signal": ended.data["signal"]})
+
+
+def effects(
+    occurrence: Occurrence, events: Sequence[Event]
+) -> Iterator[tuple[Event, Mapping[str, Any]]]:
+    """Each report of this occurrence's effect, with the evidence in it."""
+    for event in events:
+        if (
+            event.kind is Kind.FAULT_EFFECT
+            and event.data["fault"] == occurrence.fault
+            and event.data["occurrence"] == occurrence.number
+        ):
+            yield event, event.data["evidence"]
+
+
+def digests_differ(occurrence: Occurrence, events: Sequence[Event], witness: str) -> Landed | None:
+    """Digests that the rank's own code took before and after the act are not the same."""
+    for _, seen in effects(occurrence, events):
+        if "after" in seen and seen["before"] != seen["after"]:
+            return Landed(witness=witness, evidence=seen)
     return None
 
 

@@ -15,6 +15,7 @@ from chaos.events.log import Event, Kind
 from chaos.fault.aftermath import Consequence, Ends
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import CheckpointTarget
+from chaos.fault.witness import effects
 
 _MANIFEST = "manifest.json"
 
@@ -93,11 +94,9 @@ class CheckpointCorrupt(Fault):
         """The checkpoint verifier's complaint; of a save, that it was killed before it ended."""
         if self.hits_next_save:
             return _killed_in_save(occurrence, events)
-        for event in events:
-            if event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault:
-                complaint = event.data["evidence"].get("verifier")
-                if event.data["occurrence"] == occurrence.number and complaint:
-                    return Landed(witness="checkpoint verifier", evidence={"complaint": complaint})
+        for _, seen in effects(occurrence, events):
+            if complaint := seen.get("verifier"):
+                return Landed(witness="checkpoint verifier", evidence={"complaint": complaint})
         return None
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
+from chaos.fault.witness import effects
 
 TOLERANCE_S = 0.25
 
@@ -49,14 +50,10 @@ class ClockSkew(Fault):
         """The first line's pair of wall and monotonic time, and the pair under the fault."""
         own = [e for e in events if e.actor == occurrence.process]
         first = next((e for e in own if e.kind is Kind.ACTOR_STARTED), None)
-        for event in own if first is not None else ():
-            mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-            seen = (
-                event.data["evidence"]
-                if mine and event.data["occurrence"] == occurrence.number
-                else {}
-            )
-            if "wall_ns" not in seen or first is None:
+        if first is None:
+            return None
+        for event, seen in effects(occurrence, own):
+            if "wall_ns" not in seen:
                 continue
             passed_ns = event.time_ns - first.time_ns
             jumped_s = (seen["wall_ns"] - first.data["wall_ns"] - passed_ns) / 1e9

@@ -6,10 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event, Kind
+from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, StandsStill
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import ProcessTarget
+from chaos.fault.witness import effects
 
 
 class ProcessStop(Fault):
@@ -37,9 +38,7 @@ class ProcessStop(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """State T in the kernel's process table, or the later kill of a process seen stopped."""
-        for event in events:
-            if event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault:
-                state = event.data["evidence"].get("os_state")
-                if event.data["occurrence"] == occurrence.number and state in ("T", "t"):
-                    return Landed(witness="kernel: process state", evidence={"os_state": state})
+        for _, seen in effects(occurrence, events):
+            if (state := seen.get("os_state")) in ("T", "t"):
+                return Landed(witness="kernel: process state", evidence={"os_state": state})
         return None

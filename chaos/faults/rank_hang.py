@@ -9,13 +9,13 @@ from pydantic import Field
 
 from chaos.beacon import HANG_LIMIT_S
 from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, HangsUntilDeclared
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.fault.base import Fidelity, Landed, Need, Occurrence
+from chaos.fault.hold import HoldsTraining
 from chaos.fault.targets import RankTarget
-from chaos.fault.witness import hung_by_script, stuck
+from chaos.fault.witness import hung_by_script
 
 
-class RankHang(Fault):
+class RankHang(HoldsTraining):
     """The training thread of a rank does not go on: asleep in a lock that is never released (a
     deadlock), in an endless loop on the host, or waiting for a GPU kernel that does not end.
 
@@ -29,7 +29,6 @@ class RankHang(Fault):
     word, and the kernel's account of its main thread, which used a processor meanwhile, or none.
     """
 
-    where: ClassVar[Where] = Where.RANK
     by_script: ClassVar[str] = "hang"
 
     how: Literal["sleep", "spin", "kernel"] = "sleep"
@@ -47,20 +46,10 @@ class RankHang(Fault):
         """How, and for how long."""
         return f"{self.how} {self.hold_s:g}"
 
-    def follows(self) -> tuple[Consequence, ...]:
-        """No step until the hang is declared."""
-        return (HangsUntilDeclared(),)
-
-    def shows_after_s(self) -> float:
-        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or
-        when it is over.
-        """
-        return self.hold_s
-
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its
         word.
         """
         if said := hung_by_script(occurrence, events, self.by_script, busy=self.how != "sleep"):
             return Landed(witness="kernel: processor time", evidence=said)
-        return stuck(occurrence, events, self.hold_s)
+        return super().landed(occurrence, events)

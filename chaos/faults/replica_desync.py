@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
+from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, SaidByTarget
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
+from chaos.fault.witness import digests_differ
 
 
 class ReplicaDesync(Fault):
@@ -49,13 +50,4 @@ class ReplicaDesync(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Digests before and after, taken by the rank's own code."""
-        for event in events:
-            if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
-                continue
-            evidence, same_one = (
-                event.data["evidence"],
-                event.data["occurrence"] == occurrence.number,
-            )
-            if same_one and "after" in evidence and evidence["before"] != evidence["after"]:
-                return Landed(witness="rank: parameter digests", evidence=evidence)
-        return None
+        return digests_differ(occurrence, events, "rank: parameter digests")

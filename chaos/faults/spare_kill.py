@@ -10,7 +10,7 @@ from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, Ends
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import ProcessTarget
-from chaos.fault.witness import exit_of
+from chaos.fault.witness import killed
 
 
 class SpareKill(Fault):
@@ -36,7 +36,4 @@ class SpareKill(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit status."""
-        ended = exit_of(occurrence, events)
-        if ended is None or ended.data["signal"] != signal.SIGKILL:
-            return None
-        return Landed(witness="kernel: wait status", evidence={"signal": ended.data["signal"]})
+        return killed(occurrence, events, signal.SIGKILL)

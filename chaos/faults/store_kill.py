@@ -6,9 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event, Kind
+from chaos.events.log import Event
 from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
 from chaos.fault.targets import StoreTarget
+from chaos.fault.witness import effects
 
 
 class StoreKill(Fault):
@@ -29,13 +30,7 @@ class StoreKill(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """What the launcher saw end."""
-        for event in events:
-            mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-            seen = (
-                event.data["evidence"]
-                if mine and event.data["occurrence"] == occurrence.number
-                else {}
-            )
+        for _, seen in effects(occurrence, events):
             if seen.get("reaped_signal") == signal.SIGKILL:
                 return Landed(witness="kernel: wait status", evidence=dict(seen))
         return None

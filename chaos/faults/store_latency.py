@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
+from chaos.events.log import Event
 from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.fault.targets import StoreTarget
+from chaos.fault.witness import effects
 
 
 class StoreLatency(Fault):
@@ -39,13 +40,7 @@ class StoreLatency(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The measured round trip."""
-        for event in events:
-            mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
-            seen = (
-                event.data["evidence"]
-                if mine and event.data["occurrence"] == occurrence.number
-                else {}
-            )
+        for _, seen in effects(occurrence, events):
             if seen.get("round_trip_s", 0) >= self.latency_ms / 1000:
                 measured_ms = round(1000 * seen["round_trip_s"], 2)
                 evidence = {

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from chaos.events.log import Event, Kind
+from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, SaidByTarget
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
-from chaos.fault.witness import said_by_script
+from chaos.fault.witness import digests_differ, said_by_script
 
 _PHASES = {"gradient": "collective", "optimizer_state": "optimizer"}  # the others: forward
 _STORED = ("parameter", "gradient", "optimizer_state")
@@ -208,13 +208,7 @@ class TensorCorrupt(Fault):
         if said := said_by_script(occurrence, events, self.by_script):
             spoilt = said.get("after", "nan") in ("nan", "inf", "-inf")
             return Landed(witness="script: its own word", evidence=said) if spoilt else None
-        for event in events:
-            if event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault:
-                evidence = event.data["evidence"]
-                same_one = event.data["occurrence"] == occurrence.number
-                if same_one and "after" in evidence and evidence["before"] != evidence["after"]:
-                    return Landed(witness="rank: tensor digests", evidence=evidence)
-        return None
+        return digests_differ(occurrence, events, "rank: tensor digests")
 
 
 def flip(value: float, bit: int) -> float:

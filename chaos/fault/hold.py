@@ -1,0 +1,40 @@
+"""Faults that keep a rank's training thread from going on for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, HangsUntilDeclared
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.witness import stuck
+
+
+class HoldsTraining(Fault):
+    """The training thread stands still for ``hold_s`` seconds; nothing ends it before, except the
+    end of the process.
+
+    Landed: the supervisor saw the rank's progress marks stand still, or the rank's own account
+    shows a step that long.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+
+    hold_s: float = Field(default=60.0, gt=0, le=600, description="seconds it hangs")
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """No step until the hang is declared."""
+        return (HangsUntilDeclared(),)
+
+    def shows_after_s(self) -> float:
+        """The whole hold: it shows when it is declared a hang, after about eight steps, or when it
+        is over.
+        """
+        return self.hold_s
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """A hang blamed on the rank, or a step as long."""
+        return stuck(occurrence, events, self.hold_s)

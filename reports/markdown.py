@@ -22,7 +22,7 @@ from reports.content.facts import (
     strategies,
     tallies,
 )
-from reports.content.figures import MISSING, count_of, median_of, number, range_of, with_unit
+from reports.content.figures import MISSING, number, with_unit
 from reports.content.markdown_text import code_lines, escape, section, table
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
@@ -123,17 +123,7 @@ def _row(e: Strategy) -> tuple[str, ...]:
     return (
         e.label,
         f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}",
-        median_of(e.recovery, alone=False),
-        range_of(e.recovery),
-        count_of(e.recovery),
-        median_of(e.full_rate),
-        median_of(e.redundancy),
-        median_of(e.cost),
-        median_of(e.steps_lost),
-        median_of(e.samples_lost),
-        median_of(e.goodput),
-        number(e.badput_s),
-        e.cell.exactness,
+        *e.figures,
         ranks + ("*" if e.note else ""),
     )
 

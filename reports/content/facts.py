@@ -21,7 +21,7 @@ from harness.judge.results import (
     Results,
     SlaResult,
 )
-from reports.content.figures import plural
+from reports.content.figures import count_of, median_of, number, plural, range_of
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 
@@ -45,6 +45,23 @@ class Strategy:
     provisioned: int | None
     never: int
     note: str
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What it gives and what it costs, in the order of the comparison's columns."""
+        return (
+            median_of(self.recovery, alone=False),
+            range_of(self.recovery),
+            count_of(self.recovery),
+            median_of(self.full_rate),
+            median_of(self.redundancy),
+            median_of(self.cost),
+            median_of(self.steps_lost),
+            median_of(self.samples_lost),
+            median_of(self.goodput),
+            number(self.badput_s),
+            self.cell.exactness,
+        )
 
 
 def degraded(results: Results) -> list[str]:

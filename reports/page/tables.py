@@ -19,14 +19,11 @@ from reports.content.facts import (
 )
 from reports.content.figures import (
     MISSING,
-    count_of,
     counted,
-    median_of,
     number,
     pairs,
     parse_clause,
     quantity,
-    range_of,
     with_unit,
 )
 from reports.page.strips import strip
@@ -63,17 +60,7 @@ def _comparison_row(e: Strategy) -> list[str]:
     return [
         e.label,
         mark(e.cell.verdict),
-        median_of(e.recovery, alone=False),
-        range_of(e.recovery),
-        count_of(e.recovery),
-        median_of(e.full_rate),
-        median_of(e.redundancy),
-        median_of(e.cost),
-        median_of(e.steps_lost),
-        median_of(e.samples_lost),
-        median_of(e.goodput),
-        number(e.badput_s),
-        e.cell.exactness,
+        *e.figures,
         MISSING if e.provisioned is None else f"{e.provisioned}{star}",
     ]
 

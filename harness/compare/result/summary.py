@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
 from harness.compare.result.statistics import (
@@ -20,19 +20,7 @@ from harness.judge.measure.cost import failure_cost
 from harness.judge.measure.reliability import clopper_pearson
 from harness.judge.results import Metric, Survival
 
-FROM_BEST: tuple[OutcomeClass, ...] = (
-    "masked",
-    "recovered",
-    "rolled back",
-    "degraded",
-    "started over",
-    "all ranks died",
-    "hung",
-    "committed bad values",
-    "not landed",
-    "not offered",
-    "refuted",
-)
+FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
 """Classes in order. What did not land says nothing, so it is shown only where nothing else
 happened.
 """

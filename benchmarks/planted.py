@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.fuzz.draw.stories import STORIES
-from tests.support.planted import PLANTED, sought
+from tests.support.search.planted import PLANTED, sought
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "planted.jsonl", ROOT / "docs" / "search.md"

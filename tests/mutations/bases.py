@@ -21,7 +21,7 @@ from harness.launchers.sim import Sim
 from tests.mutations import recorded
 from tests.mutations.tape import Mutation, Tape
 from tests.support.arms import EXACT
-from tests.support.simulate import IN_MEMORY, cell_of, play
+from tests.support.search.simulate import IN_MEMORY, cell_of, play
 
 ARMS: tuple[Literal["faulted", "control"], ...] = ("faulted", "control")
 SEED, STEPS = 17, 40

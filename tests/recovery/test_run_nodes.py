@@ -21,7 +21,7 @@ from chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
 from recovery.cli.home import Spot, least_taken
 from recovery.cli.takeover_log import lock, read_estate
 from recovery.nodes.link.clock import boot_id
-from tests.support.cluster import HOST, Cluster
+from tests.support.clusters.cluster import HOST, Cluster
 from tests.support.running import EPOCHS, RECOVERABLE, STEPS, Running, kill, until
 
 

@@ -17,8 +17,8 @@ from harness.judge.measure.measure import METRICS, measure
 from harness.judge.verdict.gates import judge_sla, judge_slas
 from tests.support import arms
 from tests.support.arms import CLEAN, KILL, control, evidence_of, judged
+from tests.support.clusters.nodelogs import HOURS_NS, NEAR, Clock, on_nodes
 from tests.support.logs import MS, Line, Script
-from tests.support.nodelogs import HOURS_NS, NEAR, Clock, on_nodes
 
 
 def facts(script: Script, faults: list[dict[str, Any]]) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from chaos.events import log as module
 from chaos.events.holes import MAX_LINE_BYTES
 from chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
 from recovery.cli.takeover_log import read_estate
-from tests.support.simulate import KILL, cell_of, play
+from tests.support.search.simulate import KILL, cell_of, play
 
 LINE = {
     "kind": "error_raised",

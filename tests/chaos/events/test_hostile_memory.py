@@ -18,7 +18,7 @@ import pytest
 from chaos.cli import invoke
 from chaos.events.budget import MOST_BYTES, VARIABLE, Budget
 from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_log
-from tests.support.simulate import cell_of, play
+from tests.support.search.simulate import cell_of, play
 
 MIB = 1 << 20
 ROOM = 16 * MIB  # for logs

@@ -15,7 +15,7 @@ from chaos.fault.base import Fault, Fidelity
 from harness.judge.results import Incident
 from tests.support.arms import judged
 from tests.support.portions import long_but
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 DEATHS: dict[str, dict[str, Any]] = {

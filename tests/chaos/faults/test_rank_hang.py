@@ -27,8 +27,8 @@ from tests.harness.script.test_point_agents import Arm, planned
 from tests.harness.script.test_points import at, done, heard, points  # noqa: F401 - a fixture
 from tests.harness.script.test_script_points import play
 from tests.recovery.detection.test_silences import Watched, ranks
-from tests.support.simulate import cell_of
-from tests.support.simulate import play as simulate
+from tests.support.search.simulate import cell_of
+from tests.support.search.simulate import play as simulate
 
 KIND = plugins.load("chaos.faults", Fault)["rank-hang"]
 S = 1_000_000_000

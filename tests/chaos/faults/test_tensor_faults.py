@@ -14,7 +14,7 @@ from chaos.fault.base import Fault
 from chaos.plugins import load
 from tests.harness.sim.test_sim import RESTART_ALL, SPARE, STRATEGIES, found, of
 from tests.support.portions import long_but
-from tests.support.simulate import cell_of, evidence, play
+from tests.support.search.simulate import cell_of, evidence, play
 
 SURFACES = ("parameter", "gradient", "activation", "input", "loss", "optimizer_state")
 

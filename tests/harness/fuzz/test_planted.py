@@ -1,5 +1,5 @@
-"""``chaos fuzz`` finds every planted defect (``tests/support/planted.py``), and what it finds is
-that defect. Those that it seldom comes upon are shown by a scenario made for them, too.
+"""``chaos fuzz`` finds every planted defect (``tests/support/search/planted.py``), and what it finds
+is that defect. Those that it seldom comes upon are shown by a scenario made for them, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from benchmarks.planted import PAGE, RESULTS, merged, read, table
 from chaos.cli import build_catalogue
 from harness.fuzz.play.oracle import find_in
 from harness.fuzz.play.play import Player
-from tests.support.planted import PLANTED, sought
+from tests.support.search.planted import PLANTED, sought
 
 LEAST = 30
 QUICK = ("the batch of the next step", "a digest ignores the optimizer")

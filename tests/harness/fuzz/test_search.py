@@ -35,8 +35,8 @@ from harness.sim.rank.behaviour import Behaviour
 from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 from tests.mutations.tape import Tape
-from tests.support import defects
 from tests.support.logs import Script
+from tests.support.search import defects
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())

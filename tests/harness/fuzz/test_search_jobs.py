@@ -31,7 +31,7 @@ from harness.judge.results import ArmResult, Finding, Results
 from harness.launch import cgroups
 from harness.undo.ledger import Ledger
 from harness.undo.records import RemoveCgroup
-from tests.support.fuzzed import KILL, LIMIT_S, tree_of
+from tests.support.search.fuzzed import KILL, LIMIT_S, tree_of
 
 CATALOGUE = build_catalogue()
 ROOT = Path(__file__).resolve().parents[3]

@@ -27,7 +27,7 @@ from harness.fuzz.play.play import Played
 from harness.fuzz.search import Found
 from harness.fuzz.worker import ToldToEnd, world_of
 from harness.fuzz.workers import UNSTEADY, Tally, _Ears
-from tests.support.fuzzed import KILL, fails, tree_of
+from tests.support.search.fuzzed import KILL, fails, tree_of
 
 CATALOGUE = build_catalogue()
 GOOD = Played()

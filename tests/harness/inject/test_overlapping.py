@@ -15,8 +15,8 @@ from chaos.events.log import Kind
 from chaos.fault.targets import LinkShape
 from harness.arm.in_force import InForce
 from harness.inject.sites.link import link_aim
-from tests.harness.launch.test_machines import FakeScene
-from tests.support.simulate import Played, cell_of, play
+from tests.harness.launch.nodes.test_machines import FakeScene
+from tests.support.search.simulate import Played, cell_of, play
 
 LINK = {"link": {"src": 1}}
 SLOW: dict[str, dict[str, Any]] = {

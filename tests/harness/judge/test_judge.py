@@ -18,8 +18,8 @@ from harness.judge.results import Incident, Results
 from harness.judge.verdict.judge import judge, write_results
 from tests.support import arms, logs
 from tests.support.arms import KILL, cell_of
+from tests.support.clusters.nodelogs import HOURS_NS, Clock, on_nodes
 from tests.support.logs import Script
-from tests.support.nodelogs import HOURS_NS, Clock, on_nodes
 
 SLA = {
     "recovery_time": ["median < 2s", "max < 5s"],

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.events.log import Event
 from harness.judge.checkers import check_all
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 
 class Counted(tuple[Event, ...]):

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.scenario.model import Requires
 from harness.launch.capabilities import PROBES, too_small, unmet
-from tests.support.simulate import KILL, cell_of
+from tests.support.search.simulate import KILL, cell_of
 
 
 def no() -> str | None:

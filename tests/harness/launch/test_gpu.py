@@ -14,7 +14,7 @@ from harness.launch.devices import Board, on_node, slots, torch_name
 from recovery import run as run_module
 from tests.harness.run.test_real import run
 from tests.support.arms import judged
-from tests.support.simulate import cell_of, evidence, play
+from tests.support.search.simulate import cell_of, evidence, play
 
 LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
 

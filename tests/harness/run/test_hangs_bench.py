@@ -12,11 +12,11 @@ from benchmarks.hangs import FAMILIES, PACES, Found
 from chaos.events.log import Kind, Log
 from harness.launchers.sim import Sim
 from tests.chaos.loading.test_scenarios import loaded
-from tests.harness.judge.test_pressure import read
+from tests.harness.judge.measure.test_pressure import read
 from tests.support.arms import hot_spare
 from tests.support.readings import NS, Load, steady, until
-from tests.support.simulate import cell_of
-from tests.support.simulate import play as simulate
+from tests.support.search.simulate import cell_of
+from tests.support.search.simulate import play as simulate
 
 
 @pytest.mark.parametrize("pace", PACES)

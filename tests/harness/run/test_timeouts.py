@@ -15,7 +15,7 @@ from chaos.scenario.model import Scenario
 from chaos.scenario.workload import WorkloadSpec
 from harness.run.timeouts import refuse_clashing, timing_of
 from tests.chaos.loading.test_scenarios import catalogue, validator
-from tests.support.simulate import KILL, cell_of
+from tests.support.search.simulate import KILL, cell_of
 
 
 def scenario(**timeouts: Any) -> Scenario:

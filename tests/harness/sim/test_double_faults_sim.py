@@ -20,7 +20,7 @@ from chaos.events.log import Kind
 from chaos.scenario.model import Cell
 from harness.launchers.sim import Sim
 from tests.support.arms import judged
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 SEEDS, BLOCK, IN_TEST = 500, 50, 20
 STEPS, EVERY = 18, 4

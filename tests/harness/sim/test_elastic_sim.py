@@ -15,7 +15,7 @@ from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.rank import SimRank
 from harness.sim.rank.state import Part, Reduced, combine
 from tests.support.portions import first_in_test
-from tests.support.simulate import KILL, cell_of, evidence, play
+from tests.support.search.simulate import KILL, cell_of, evidence, play
 
 TWO = [
     KILL,

@@ -16,8 +16,8 @@ from chaos.scenario.model import Cell
 from harness.launchers.sim import Sim
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
-from tests.support.simchaos import random_cell
-from tests.support.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search.simchaos import random_cell
+from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 
 SEEDS, BLOCK = 200, 10
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")

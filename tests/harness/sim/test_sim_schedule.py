@@ -13,7 +13,7 @@ from chaos.scenario.fault import FaultSpec
 from harness.judge.checkers import check_all
 from harness.judge.checkers.faults import due
 from harness.judge.record.episodes import Episode
-from tests.support.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 
 PLAIN = "checkpoint-restart"
 

@@ -18,7 +18,7 @@ from harness.sim.rank.faults import SimFaultAgent
 from harness.sim.world.storage import SimStorage
 from tests.harness.sim.test_sim import RESTART_ALL, SPARE, found, of
 from tests.support.portions import long_but
-from tests.support.simulate import KILL, cell_of
+from tests.support.search.simulate import KILL, cell_of
 
 
 def storage(kind: str, step: int = 15, steps: int = 20, **params: Any) -> dict[str, Any]:

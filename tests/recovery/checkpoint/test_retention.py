@@ -15,7 +15,7 @@ from recovery.checkpoint.files.checkpoints import Checkpoint
 from recovery.checkpoint.files.retention import Agreement
 from tests.recovery.checkpoint.test_checkpoints import flip, put
 from tests.support.arms import judged
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 STRATEGIES = ["checkpoint-restart", "drop-replica", "hot-spare"]
 

@@ -13,7 +13,7 @@ from chaos.events.log import Event, Kind
 from harness.sim.rank.faults import SimFaultAgent
 from tests.harness.sim.test_sim import RESTART_ALL, SPARE, found, of
 from tests.harness.sim.test_storage import storage
-from tests.support.simulate import cell_of
+from tests.support.search.simulate import cell_of
 
 SHAPES: list[dict[str, Any]] = [{"sharded": True}, {"parallelism": "fsdp"}]
 NAMES = ["ddp, sharded", "fsdp"]

@@ -31,7 +31,7 @@ from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, He
 from recovery.process import processes
 from recovery.process.local import Dying, Exited, Said
 from recovery.transport.wire import Extra, Notice, Ready, Stop
-from tests.support.nodes import LIMIT_S, ROOT, AgentProcess, Yard
+from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
 
 pytestmark = pytest.mark.real
 FAST = FleetLimits(silence_s=0.7, pass_s=0.7, answer_s=0.7, node_s=1.5)

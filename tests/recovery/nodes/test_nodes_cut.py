@@ -20,9 +20,9 @@ from chaos.events.log import ORCHESTRATOR, Kind
 from recovery.nodes.coordinator.berth import NodeLost
 from recovery.process import processes
 from recovery.process.local import Dying, Exited, Said
-from tests.support import netns
-from tests.support.netns import CONTROL, DATA, Sites
-from tests.support.nodes import Yard
+from tests.support.clusters import netns
+from tests.support.clusters.netns import CONTROL, DATA, Sites
+from tests.support.clusters.nodes import Yard
 from tests.support.running import RECOVERABLE, ROOT, Running, kill, until
 
 pytestmark = pytest.mark.real

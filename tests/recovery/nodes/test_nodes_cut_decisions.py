@@ -17,10 +17,10 @@ import pytest
 from chaos.events.log import Kind
 from recovery.process import processes
 from tests.recovery.nodes.test_nodes_cut import CutJob
-from tests.support import netns
+from tests.support.clusters import netns
+from tests.support.clusters.longrun import fork_server
+from tests.support.clusters.netns import CONTROL, Sites
 from tests.support.gated_job import JOINING, LOADING
-from tests.support.longrun import fork_server
-from tests.support.netns import CONTROL, Sites
 from tests.support.running import ROOT, kill, until
 
 pytestmark = pytest.mark.real

@@ -25,7 +25,7 @@ from tests.harness.sim.test_sim import of
 from tests.recovery.policy.test_strategies import view_of
 from tests.recovery.supervise.test_controller import TIMING, Rig
 from tests.recovery.transport.test_versions import told, trains
-from tests.support.simulate import cell_of, play
+from tests.support.search.simulate import cell_of, play
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 

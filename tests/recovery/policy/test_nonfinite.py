@@ -14,7 +14,7 @@ from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import Cause, ClusterView, Failure, Form, GiveUp, Nonfinite, StateFrom
 from tests.harness.sim.test_sim import found, of
 from tests.recovery.supervise.test_excluded_samples import view
-from tests.support.simulate import cell_of
+from tests.support.search.simulate import cell_of
 
 NAN = {
     "id": "nan",

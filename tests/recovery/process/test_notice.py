@@ -23,7 +23,7 @@ from recovery.supervise.controller import Stage
 from recovery.transport.wire import Channel, CheckpointNote, Message, Notice, PauseRequest, Stop
 from tests.recovery.supervise.test_controller import KEEPING, Rig
 from tests.support.arms import judged
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TERM = {

@@ -19,10 +19,10 @@ from recovery.supervise.adoption import Past, past
 from recovery.supervise.controller import Controller
 from recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 from tests.recovery.supervise.test_controller import FakeHands
-from tests.support import simulate
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
-from tests.support.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search import simulate
+from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
 SEEDS, BLOCK = 50, 10

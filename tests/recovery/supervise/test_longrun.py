@@ -10,7 +10,7 @@ import pytest
 
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.transport.reverse_dns import nameless
-from tests.support.longrun import COSTS_NOBODY, KINDS, LongRun, NodesRun, Sample, curve
+from tests.support.clusters.longrun import COSTS_NOBODY, KINDS, LongRun, NodesRun, Sample, curve
 
 FAILURES, LOST_ON_NODES, EVERY, WARM = 1000, 400, 50, 200
 # Before, the supervisor held 4.0 descriptors and 34 KiB more for each lost process, the store 3

@@ -20,7 +20,7 @@ from recovery.transport.wire import Ready
 from tests.harness.sim.test_sim import of
 from tests.recovery.supervise.test_controller import Rig
 from tests.recovery.test_run import Running, kill, start
-from tests.support.simulate import cell_of, play
+from tests.support.search.simulate import cell_of, play
 
 __all__ = ["start"]  # a fixture
 JOB = versions(torch="2.13.0", backend="gloo", dtype="torch.float32")

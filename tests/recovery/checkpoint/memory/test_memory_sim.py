@@ -13,7 +13,7 @@ from chaos.events.log import Kind
 from recovery.checkpoint.memory.header import is_memory
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 NODES = {"kind": "sim", "nodes": 2}

@@ -12,7 +12,7 @@ from chaos.events.log import Kind, read_actor
 from harness.judge.checkers import CHECKERS, Evidence, check
 from harness.judge.results import Finding
 from tests.mutations.tape import Tape
-from tests.support.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 
 
 @pytest.fixture(scope="module")

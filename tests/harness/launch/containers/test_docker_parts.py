@@ -35,7 +35,7 @@ from harness.launch.containers.network import (
 from harness.launchers.docker import Docker
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.records import AnyUndo
-from tests.support.simulate import KILL, cell_of
+from tests.support.search.simulate import KILL, cell_of
 
 # ---- finding the engine
 

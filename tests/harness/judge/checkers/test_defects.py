@@ -14,9 +14,9 @@ from chaos.scenario.model import Cell
 from harness.judge.checkers import CHECKERS, check_all
 from harness.sim.rank.behaviour import Behaviour
 from recovery.policy.strategy import Strategy
-from tests.support import defects
 from tests.support.arms import FAIL, OPEN, judged
-from tests.support.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search import defects
+from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 
 SEED = 5
 HANG = {**KILL, "kind": "process-stop"}

@@ -15,7 +15,7 @@ from harness.arm.placement import Placement
 from harness.judge.results import Incident
 from tests.harness.run.test_real import MLP, run
 from tests.support.arms import judged
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TWO = {"kind": "sim", "nodes": 2}

@@ -49,7 +49,7 @@ from recovery.supervise.failures import FailureBook
 from recovery.supervise.formation import Formation
 from recovery.supervise.process_table import Crew
 from recovery.supervise.supervision import Stage
-from tests.support import defects
+from tests.support.search import defects
 
 Wrong = Callable[..., Any]
 Patch = tuple[Any, str, Callable[[Wrong], Any]]

@@ -25,7 +25,7 @@ from harness.undo.containers import RemoveContainers
 from harness.undo.ledger import read_open
 from harness.undo.live import FILE
 from harness.undo.records import MARKER
-from tests.support.docker_engine import engine, labelled
+from tests.support.clusters.docker_engine import engine, labelled
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]

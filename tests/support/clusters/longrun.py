@@ -15,7 +15,7 @@ from pathlib import Path
 from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
 from recovery.process import processes
-from tests.support.cluster import Cluster
+from tests.support.clusters.cluster import Cluster
 from tests.support.running import Running, kill
 
 JOB = Path(__file__).resolve().parent / "longrun_job.py"

@@ -18,8 +18,8 @@ from chaos.fault.base import Need
 from chaos.fault.targets import LinkShape
 from harness.launch.containers.inside import ByEngine, ByNamespace, lacks_tools, may_enter
 from harness.launch.containers.links import NodeLinks
-from tests.harness.launch.test_docker_real import Nodes, nodes_of, until
-from tests.support.docker_engine import REQUIRED, engine
+from tests.harness.launch.containers.test_docker_real import Nodes, nodes_of, until
+from tests.support.clusters.docker_engine import REQUIRED, engine
 
 __all__ = ["engine"]
 pytestmark = [

@@ -13,7 +13,7 @@ from harness.judge.checkers.faults.noticed import expectations
 from harness.judge.measure.acts import _outcome, merged
 from harness.judge.measure.measure import ArmMeasures, measure
 from harness.judge.results import Incident
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 THREE = {"select": {"count": 3}}
 ALL = {"select": "all"}

@@ -15,7 +15,7 @@ from harness.judge.results import Finding
 from harness.sim.rank.step import Attempt
 from tests.harness.sim.test_sim import SPARE
 from tests.mutations.tape import Tape
-from tests.support.simulate import cell_of, evidence, play
+from tests.support.search.simulate import cell_of, evidence, play
 
 PLACEHOLDER: dict[str, Any] = {
     "id": "early",

@@ -35,13 +35,13 @@ from harness.run import heal
 from harness.undo.containers import RemoveContainers
 from harness.undo.ledger import Ledger, read_open
 from harness.undo.records import MARKER
-from tests.support.docker_engine import engine, image_of, labelled, private_engine, python
+from tests.support.clusters.docker_engine import engine, image_of, labelled, private_engine, python
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]
 
 LIMIT_S = 60.0
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 DIAL = """
 import socket, sys
 link = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20)

@@ -10,7 +10,7 @@ from chaos.events.log import Log
 from harness.judge.checkers import CHECKERS, Evidence, check
 from harness.judge.results import Finding
 from tests.harness.compare.test_compare_outcome import STEPS, Fleet, control
-from tests.support.simulate import cell_of
+from tests.support.search.simulate import cell_of
 
 KILL = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 30}}
 

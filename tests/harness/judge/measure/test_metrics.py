@@ -33,9 +33,9 @@ from harness.launch.workload import Workload
 from tests.support import arms
 from tests.support.arms import control
 from tests.support.logs import MS, Script
-from tests.support.simulate import cell_of, play
+from tests.support.search.simulate import cell_of, play
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 # --- bounds of rates

@@ -14,8 +14,8 @@ from harness.judge.checkers.record.happens_before import happens_before
 from harness.judge.record.causality import DRIFT_STEPS
 from tests.support import logs
 from tests.support.arms import CLEAN, FAIL, control, evidence_of
+from tests.support.clusters.nodelogs import NEAR, Clock, on_nodes
 from tests.support.logs import MS, Script
-from tests.support.nodelogs import NEAR, Clock, on_nodes
 
 
 def _moved(script: Script, by_ns: Callable[[int], int], actor: str = "w1") -> Script:

@@ -17,8 +17,8 @@ from harness.run.progress import describe
 from reports import html, markdown, trace
 from reports.outlets import terminal
 from tests.support import arms, sample_results
+from tests.support.clusters.nodelogs import Clock, on_nodes
 from tests.support.logs import MS, Line, Script
-from tests.support.nodelogs import Clock, on_nodes
 
 
 def lost() -> Script:

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
 from recovery.transport.wire import Extra
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 30.0
-RANK = "tests.support.tiny_rank"
+RANK = "tests.support.clusters.tiny_rank"
 
 
 class AgentProcess:

@@ -16,7 +16,7 @@ from recovery.data.order import batch
 from tests.harness.sim.test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
-from tests.support.simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
+from tests.support.search.simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
 
 
 def poison(step: int = 33, **more: Any) -> dict[str, Any]:

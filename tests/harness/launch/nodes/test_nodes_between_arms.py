@@ -9,7 +9,7 @@ import pytest
 
 from harness.launch.nodes.loopback import LoopbackPlatform
 from harness.launch.nodes.session import NodesSession
-from tests.harness.launch.test_nodes_session import SLEEPS, platform, until, wanted
+from tests.harness.launch.nodes.test_nodes_session import SLEEPS, platform, until, wanted
 
 __all__ = ["platform", "wanted"]  # fixtures
 pytestmark = pytest.mark.real

@@ -17,7 +17,7 @@ from harness.judge.evidence.expected import expected_of
 from harness.judge.results import Finding, Results
 from harness.judge.verdict.judge import judge
 from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
-from tests.support.simulate import KILL, RANKS, cell_of
+from tests.support.search.simulate import KILL, RANKS, cell_of
 
 SCENARIO = """\
 version: 1

@@ -24,7 +24,7 @@ from harness.launch.slurm.allocation import allocation
 from harness.launch.slurm.platform import SlurmPlatform
 from harness.run import heal
 from harness.undo.ledger import Ledger
-from tests.support.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
+from tests.support.clusters.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 

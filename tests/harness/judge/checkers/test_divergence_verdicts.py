@@ -13,7 +13,7 @@ from chaos.events.log import Event, Kind, read_actor
 from harness.judge.checkers import CHECKERS, Evidence, check
 from recovery.checkpoint.files.custody import Custody
 from tests.mutations.tape import Tape
-from tests.support.simulate import cell_of, evidence, play
+from tests.support.search.simulate import cell_of, evidence, play
 
 DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
 ONE, TWO = {"target": {"rank": 2}}, {"target": {"select": {"count": 2}}}

@@ -17,11 +17,11 @@ import pytest
 
 from chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
 from harness.host.processes import environment_has, since
-from tests.support.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
+from tests.support.clusters.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 SPARE_NODE = "scenarios/nodes/lost-node-spare-node.yaml"
 RUN_LIMIT_S = 120.0
 OPTIONS = ("--no-kill", "--cpus-per-task=2")

@@ -1,0 +1,1 @@
+"""Nodes, containers, Slurm and long runs for tests."""

@@ -16,7 +16,7 @@ from recovery.supervise.supervision import Hands
 from recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
 
 
-class Skips:
+class ExcludedSamples:
     """Part of the job's state, kept by the supervisor and told to every process once."""
 
     def __init__(self, hands: Hands, failures: FailureBook) -> None:

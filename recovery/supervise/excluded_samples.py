@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from chaos.events.log import Kind
-from recovery.policy.fallback import SKIP_WINDOW_STEPS
+from recovery.policy.corruption import SKIP_WINDOW_STEPS
 from recovery.policy.strategy import Cause, Failure, Form
 from recovery.supervise.failures import FailureBook
 from recovery.supervise.process_table import Process

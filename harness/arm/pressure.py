@@ -72,7 +72,9 @@ def follow(
 class Supervisor(Protocol):
     """See recovery.supervise.controller.Controller."""
 
-    stage: Stage
+    @property
+    def stage(self) -> Stage:
+        """Where the job is."""
 
     @property
     def generation(self) -> int:

@@ -27,47 +27,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """Of all options and the script with its arguments."""
     made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
     add = made.add_argument
-    add("--ranks", type=positive, default=2, help="processes that train (default 2)")
-    add(
-        "--shards",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="ranks that hold one copy of the model together (default 1: each holds all of it)",
-    )
-    add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
-    add(
-        "--strategy",
-        default="hot-spare",
-        help=f"one of {', '.join(strategies.names())} (default hot-spare)",
-    )
-    add(
-        "--param",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of the strategy",
-    )
+    _add_job_options(add)
     _add_state_options(add)
-    add(
-        "--events",
-        type=Path,
-        metavar="DIR",
-        help="a new directory for the event logs (default runs/recovery-<time>)",
-    )
-    add(
-        "--logs",
-        type=Path,
-        metavar="DIR",
-        help="write what ranks print to DIR/<process>.log, not to the terminal",
-    )
-    add(
-        "--log-limit",
-        type=room,
-        default=10.0,
-        metavar="GB",
-        help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
-    )
+    _add_log_options(add)
     add(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -93,6 +55,54 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add("script", type=Path)
     add("args", nargs=argparse.REMAINDER, help="passed to the script")
     return made
+
+
+def _add_job_options(add: Callable[..., object]) -> None:
+    """Of the job's processes and its strategy."""
+    add("--ranks", type=positive, default=2, help="processes that train (default 2)")
+    add(
+        "--shards",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks that hold one copy of the model together (default 1: each holds all of it)",
+    )
+    add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
+    add(
+        "--strategy",
+        default="hot-spare",
+        help=f"one of {', '.join(strategies.names())} (default hot-spare)",
+    )
+    add(
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the strategy",
+    )
+
+
+def _add_log_options(add: Callable[..., object]) -> None:
+    """Of where event logs and the output of ranks go."""
+    add(
+        "--events",
+        type=Path,
+        metavar="DIR",
+        help="a new directory for the event logs (default runs/recovery-<time>)",
+    )
+    add(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="write what ranks print to DIR/<process>.log, not to the terminal",
+    )
+    add(
+        "--log-limit",
+        type=room,
+        default=10.0,
+        metavar="GB",
+        help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
+    )
 
 
 def _add_limits(add: Callable[..., object]) -> None:

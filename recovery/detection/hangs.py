@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from recovery.detection.pace import HangLimits, Pace
+from recovery.detection.silence import Look, Silence
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 
@@ -24,7 +25,6 @@ __all__ = ["STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
 
 T = TypeVar("T")
 
-MAX_LOOK_S = 0.1
 STALLS = "data"  # the phase that depends on what ranks share
 DISK = "D"  # in the kernel, waiting for a device
 STOPPED = ("T",)
@@ -32,10 +32,6 @@ TRACED = ("t",)
 """Held by a debugger or a profiler, who mean to let go of it."""
 UNHEARD = "?"
 """Of a process whose node is not heard of: its mark is an old one, and says nothing about now."""
-SURE = 0.25
-"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of
-its threads.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,74 +79,6 @@ class Hang:
         return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """``passed_s``: since the look before, as far as it counts."""
-
-    now_s: float
-    passed_s: float
-
-    @classmethod
-    def after(cls, last_s: float | None, now_s: float) -> _Look:
-        return cls(now_s=now_s, passed_s=0.0 if last_s is None else min(now_s - last_s, MAX_LOOK_S))
-
-
-@dataclass(kw_only=True)
-class _Silence:
-    """How long a member, with this very mark, kept others waiting, how long it was itself one who
-    waits, how long nobody waited for it alone (``shared_s``; ``common_s`` of it with most others,
-    for a few who wait), and since when the kernel shows it as stopped. ``unasked_s``: what was
-    counted since somebody last asked what kept it (``asked_s``, ``starved_s``).
-    """
-
-    mark: Mark
-    behind_s: float = 0.0
-    waited_s: float = 0.0
-    shared_s: float = 0.0
-    common_s: float = 0.0
-    stopped_s: float | None = None
-    starved_s: float = 0.0
-    asked_s: float | None = None
-    unasked_s: float = 0.0
-
-    def waits(
-        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], stuck: Callable[[], bool]
-    ) -> None:
-        """It is one of those who wait. ``stuck``: whether anybody is to ask what kept it."""
-        self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
-
-    def lags(
-        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], works: float
-    ) -> None:
-        """It keeps others waiting. ``works``: how much counts of time in which it uses a
-        processor.
-        """
-        self.behind_s = max(0.0, self.behind_s + self._net(look, deadline_s, pulse, works))
-
-    def _net(
-        self,
-        look: _Look,
-        deadline_s: float,
-        pulse: Callable[[], Pulse],
-        works: float = 1.0,
-        asks: Callable[[], bool] = lambda: True,
-    ) -> float:
-        """Of the time since the last look, how much it was not kept from running by others; less
-        than nothing, when it turns out only now that it was kept from running before.
-        """
-        self.unasked_s += look.passed_s
-        if self.behind_s + self.waited_s < SURE * deadline_s or not asks():
-            return look.passed_s
-        now, credit_s = pulse(), 0.0
-        if self.asked_s is not None:
-            held_s = now.starved_s - self.starved_s
-            # What was counted of this time; and what is too long for this time was earlier. Between
-            # the two it may have been in time that was counted against nobody.
-            credit_s = min(held_s, self.unasked_s) + max(0.0, held_s - (look.now_s - self.asked_s))
-        self.starved_s, self.asked_s, self.unasked_s = now.starved_s, look.now_s, 0.0
-        return (look.passed_s - credit_s) * (works if now.working else 1.0)
-
-
 def _still(_: str = "") -> Pulse:
     return Pulse()
 
@@ -159,11 +87,10 @@ def _still(_: str = "") -> Pulse:
 class HangDetector:
     """Learns step times of the current world and names hung processes.
 
-    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the
-    supervisor itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind
-    others who wait, not from its last mark: whoever waited long in a collective that has just ended
-    is not late yet, and of a stall that all share the last to come out of it has as long again as
-    it was shared.
+    Silence is summed over looks (``recovery.detection.silence``). It counts from the moment a rank
+    falls behind others that wait, not from its last mark: one that waited long in a collective that
+    has just ended is not late yet, and of a stall that all share the last to come out of it has as
+    long again as it was shared.
     """
 
     limits: HangLimits = field(default_factory=HangLimits)
@@ -172,7 +99,7 @@ class HangDetector:
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
-    _silences: dict[str, _Silence] = field(default_factory=dict)
+    _silences: dict[str, Silence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pace = Pace(limits=self.limits)
@@ -221,7 +148,7 @@ class HangDetector:
         their last step. A hang of the process ``""`` is nobody's.
         """
         kernel = _once(kernel)
-        look = _Look.after(self._last_look_s, now_s)
+        look = Look.after(self._last_look_s, now_s)
         self._last_look_s, self.due_s = now_s, math.inf
         ahead: dict[int, tuple[int, int]] = {}
         for name, mark in marks.items():
@@ -271,7 +198,7 @@ class HangDetector:
         ]
         return len(still) >= max(2, len(marks) / 2)
 
-    def _silence_of(self, name: str, mark: Mark) -> _Silence | None:
+    def _silence_of(self, name: str, mark: Mark) -> Silence | None:
         """None: it has moved since the last look."""
         self.pace.saw(name, mark)
         silence = self._silences.get(name)
@@ -280,10 +207,10 @@ class HangDetector:
         if silence is not None:
             alone_s = silence.behind_s
             self.pace.ended(name, silence.mark, alone_s=alone_s, all_s=alone_s + silence.shared_s)
-        self._silences[name] = _Silence(mark=mark)
+        self._silences[name] = Silence(mark=mark)
         return None
 
-    def _deadline_s(self, name: str, silence: _Silence) -> float:
+    def _deadline_s(self, name: str, silence: Silence) -> float:
         if silence.mark.busy_s:
             return float(silence.mark.busy_s)
         deadline = self.pace.deadline_s(silence.mark.phase, name)
@@ -292,66 +219,70 @@ class HangDetector:
     def _judge(
         self,
         name: str,
-        silence: _Silence,
+        silence: Silence,
         passed_s: float,
         kernel: Callable[[str], str],
         furthest: tuple[int, int] | None,
         deadline: float,
     ) -> Hang | None:
-        mark, silent = silence.mark, max(silence.behind_s, silence.waited_s, silence.shared_s)
-        if not silent:
+        mark = silence.mark
+        if not max(silence.behind_s, silence.waited_s, silence.shared_s):
             return None
         state = kernel(name)
-        stopped = state in STOPPED
-        if stopped:
-            silence.stopped_s = 0.0 if silence.stopped_s is None else silence.stopped_s + passed_s
-            late, deadline = silence.stopped_s, self.limits.stopped_s
-        else:
-            # Whoever waits is to blame only if the kernel says that it would not even notice the
-            # end of its wait.
-            silence.stopped_s = None
-            late = max(silence.behind_s, silence.waited_s) if state in TRACED else silence.behind_s
-            if mark.busy_s or self.limits.given_s is not None:
-                late += silence.shared_s
-            elif silence.common_s > self.limits.between_s:
-                late, deadline = silence.common_s, self.limits.between_s
-            elif late and silence.shared_s <= 2 * self.pace.step_s:
-                # While the others did their part of the step it was silent too, and had no more to
-                # do than they. They may take longer than usual for it: one that spins is in their
-                # way.
-                late += silence.shared_s
+        late, limit = self._lateness(silence, state, passed_s, deadline)
         missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
-        waits = (
-            mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
-        )
-        if state == DISK:
-            deadline *= self.limits.disk_factor
-        if waits and not missed:
-            deadline = self.pace.patient_s(deadline)
-        if late <= deadline:
-            self.due_s = min(self.due_s, deadline - late) if late else self.due_s
+        held = state in STOPPED + TRACED
+        in_collective = mark.phase == "collective" and not held and furthest is not None
+        waits = in_collective and not missed
+        if waits:
+            limit = self.pace.patient_s(limit)
+        if late <= limit:
+            self.due_s = min(self.due_s, limit - late) if late else self.due_s
             return None
-        # Whoever sits in a collective and could notice its end waits for bytes: the others may have
-        # got theirs. If it is the one that hangs, it will not leave the broken group either, and is
-        # found then. But one that has not entered a collective of this very step which others have
-        # entered has left it out. A stall that was shared for most of its time has no culprit:
-        # whoever does not leave the group then is found.
-        if waits and not missed:
+        # One that sits in a collective and could notice its end waits for bytes: the others may
+        # have got theirs. If it is the one that hangs, it will not leave the broken group either,
+        # and is found then. But one that has not entered a collective of this very step which
+        # others have entered has left it out. A stall that was shared for most of its time has no
+        # culprit: one that does not leave the group then is found.
+        if waits:
             self.pace.stuck()
-        nobodys = not stopped and state not in TRACED and silence.shared_s > silence.behind_s
-        innocent = (waits and not missed) or nobodys
+        shared = not held and silence.shared_s > silence.behind_s
         return Hang(
-            process="" if innocent else name,
+            process="" if waits or shared else name,
             phase=mark.phase,
             step=mark.step,
             collective=mark.collective,
             silent_s=late,
-            deadline_s=deadline,
+            deadline_s=limit,
             missed=missed if mark.phase == "collective" else 0,
             busy=bool(mark.busy_s),
             last_seq=mark.last_seq,
-            stopped=stopped,
+            stopped=state in STOPPED,
         )
+
+    def _lateness(
+        self, silence: Silence, state: str, passed_s: float, limit_s: float
+    ) -> tuple[float, float]:
+        """For how long a process is late that is in this ``state`` of the kernel, and how long it
+        may be: ``limit_s``, unless it is stopped, waits for a disk, or most were silent with it.
+        """
+        disk = self.limits.disk_factor if state == DISK else 1.0
+        if state in STOPPED:
+            silence.stopped_s = 0.0 if silence.stopped_s is None else silence.stopped_s + passed_s
+            return silence.stopped_s, self.limits.stopped_s
+        silence.stopped_s = None
+        # One that waits is to blame only if the kernel says that it would not even notice the end
+        # of its wait.
+        late = max(silence.behind_s, silence.waited_s) if state in TRACED else silence.behind_s
+        if silence.mark.busy_s or self.limits.given_s is not None:
+            late += silence.shared_s
+        elif silence.common_s > self.limits.between_s:
+            return silence.common_s, disk * self.limits.between_s
+        elif late and silence.shared_s <= 2 * self.pace.step_s:
+            # While the others did their part of the step it was silent too, and had no more to do
+            # than they. They may take longer than usual for it: one that spins is in their way.
+            late += silence.shared_s
+        return late, disk * limit_s
 
     def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
         """All members that are heard of have waited in one collective for too long: the network's
@@ -384,7 +315,7 @@ class Leaving:
     pace: Pace
     least_s: float
     _last_look_s: float | None = None
-    _silences: dict[str, _Silence] = field(default_factory=dict)
+    _silences: dict[str, Silence] = field(default_factory=dict)
 
     def late(
         self,
@@ -396,7 +327,7 @@ class Leaving:
         """Those that are late by now, and what is measured of each (``Hang.measured``). Arguments
         as of ``HangDetector.look``.
         """
-        look = _Look.after(self._last_look_s, now_s)
+        look = Look.after(self._last_look_s, now_s)
         self._last_look_s = now_s
         late = {}
         for name, mark in marks.items():
@@ -404,7 +335,7 @@ class Leaving:
             # Who is not heard of may have left; its node comes back, and the word with it, or is
             # given up.
             if silence is None or silence.mark != mark or kernel(name) == UNHEARD:
-                self._silences[name] = _Silence(mark=mark)
+                self._silences[name] = Silence(mark=mark)
                 continue
             limit = self.pace.leave_s(mark, name, self.least_s)
             silence.lags(look, limit, partial(pulse, name), self.pace.works)

@@ -5,7 +5,7 @@ to recover.
 from __future__ import annotations
 
 
-class Settling:
+class ReplacementDelay:
     """Says once for each generation that it has made a step, or has had ``limit_s`` for it."""
 
     def __init__(self, limit_s: float) -> None:

@@ -21,11 +21,10 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.process import processes
+from recovery.process.child import Child
 from recovery.process.remnants import Sessions
-from recovery.process.starvation import Pulse, Starvation, Usage
+from recovery.process.starvation import Pulse, Usage
 from recovery.transport import progress_counters
-from recovery.transport.event_ring import LineRing
-from recovery.transport.exit_hint import Bell
 from recovery.transport.progress_counters import Mark, MarkPage
 from recovery.transport.reverse_dns import nameless
 from recovery.transport.wire import Channel, Message, WireError
@@ -85,44 +84,6 @@ class Dying:
 Report = Said | Dying | Exited
 
 
-class _Child:
-    def __init__(
-        self,
-        name: str,
-        pid: int,
-        channel: Channel,
-        page: MarkPage,
-        *,
-        ring: LineRing,
-        bell: Bell,
-        log: Path | None,
-    ) -> None:
-        self.name = name
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.channel: Channel | None = channel
-        self.page = page
-        self.ring = ring
-        self.bell = bell
-        self.log = log
-        self.gone = False
-        self.starvation = Starvation()
-        self.watch: threading.Thread | None = None
-
-    def let_go(self) -> None:
-        """Give back all that was held for it. Its watch, if there is one, closes the bell when it
-        ends.
-        """
-        self.page.close()
-        self.ring.close()
-        if self.watch is None:
-            self.bell.close()
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-        os.close(self.pidfd)
-
-
 class Children:
     """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other
     process is hit.
@@ -137,14 +98,14 @@ class Children:
 
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
-        self._children: dict[str, _Child] = {}  # those that live
+        self._children: dict[str, Child] = {}  # those that live
         self._marks: dict[str, Mark] = {}  # of those that are gone, the oldest first
         self._sessions = Sessions()
         self._usage = Usage()
         self._watches: list[threading.Thread] = []
         self._poll = select.epoll()
-        self._by_fd: dict[int, tuple[_Child, bool]] = {}
-        self._rang: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._by_fd: dict[int, tuple[Child, bool]] = {}
+        self._rang: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._rang_fd, select.EPOLLIN)
 
@@ -162,7 +123,7 @@ class Children:
         try:
             pid = start([theirs.fileno(), mark_fd])
             channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
-            child = _Child(
+            child = Child(
                 name,
                 pid,
                 channel,
@@ -285,7 +246,7 @@ class Children:
                 reports.extend([*self._read(child), Dying(process=child.name)])
         return reports
 
-    def _listen(self, child: _Child) -> None:
+    def _listen(self, child: Child) -> None:
         try:
             if child.bell.wait(lambda: child.gone):
                 self._rang.put(child)
@@ -293,7 +254,7 @@ class Children:
         finally:
             child.bell.close()
 
-    def _read(self, child: _Child) -> list[Report]:
+    def _read(self, child: Child) -> list[Report]:
         """All messages there are; a channel that ended is closed."""
         reports: list[Report] = []
         channel = child.channel
@@ -319,7 +280,7 @@ class Children:
             self._watches = [*(watch for watch in self._watches if watch.is_alive()), child.watch]
         return reports
 
-    def _reap(self, child: _Child) -> Exited:
+    def _reap(self, child: Child) -> Exited:
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
         child.gone = True
         self._forget(child.pidfd)

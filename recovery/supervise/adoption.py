@@ -9,33 +9,19 @@ down, is forgotten.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 from chaos.events.log import Event, Kind
 from recovery.checkpoint.memory import ROLE as KEEPER
 from recovery.policy.doubts import Doubt
-from recovery.policy.strategy import (
-    Cause,
-    ClusterView,
-    Decision,
-    Failure,
-    Form,
-    Health,
-    StateFrom,
-    Strategy,
-)
-from recovery.supervise.divergence import DigestBook, Disagreement
-from recovery.supervise.excluded_samples import Skips
-from recovery.supervise.failures import FailureBook, answer_of
+from recovery.policy.strategy import Cause, Failure, Health, StateFrom
+from recovery.supervise.divergence import Disagreement
+from recovery.supervise.failures import answer_of
+from recovery.supervise.job_state import KILLED_FOR, JobState
 from recovery.supervise.process_table import Process
-from recovery.supervise.standing import Standing
-from recovery.supervise.supervision import Hands, Stage, Timing
 from recovery.transport.wire import Inquiry, Status
-
-_ENDED_BY_US = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
-LOST = "the coordinator was lost in the middle of a recovery"
 
 
 @dataclass(kw_only=True)
@@ -103,9 +89,9 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                     generation=event.generation,
                 )
                 found.failures.append(failure)
-                died = failure.cause in (Cause.EXIT, *_ENDED_BY_US)
+                died = failure.cause in (Cause.EXIT, *KILLED_FOR)
                 found.dead |= {failure.process} if died else set()
-                found.condemned |= {failure.process} if failure.cause in _ENDED_BY_US else set()
+                found.condemned |= {failure.process} if failure.cause in KILLED_FOR else set()
                 found.unnoticed.pop(failure.process, None)
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
@@ -136,193 +122,118 @@ def _doubts_of(told: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
     return tuple((before, step) for before, step in told)
 
 
-class Adopter(Standing):
-    """The part of a controller that takes a job over."""
+class Found(Enum):
+    """Where a job is that is taken over."""
 
-    strategy: Strategy
-    hands: Hands
-    timing: Timing
-    _failures: FailureBook
-    _skips: Skips
-    _deadline_s: float
-    _past: Past
-    _first_state: StateFrom
-    _unheard: set[str]
-    _inquiry: int = -1
-    _differed: Disagreement | None = None
+    NOT_BEGUN = auto()  # there has been no generation
+    UNDISTURBED = auto()  # all members train
+    BROKEN = auto()  # something failed, or was under way
+    COMPLETE = auto()  # every step is committed
 
-    def adopt(self, known: Past, state: StateFrom) -> None:
-        """Take over, instead of ``start``: ask every process where it is, and go on once all have
-        answered. ``state``: what ``start`` was, or would have been, told.
-        """
-        self._past, self._first_state = known, state
-        self.stage = Stage.ADOPTING
-        ranks = {name: rank for rank, name in enumerate(known.members)}
-        for name, role in known.roles.items():
-            entry = self._crew.know(name, role)
-            entry.rank = ranks.get(name)
-            entry.shard = known.shard.get(name)
-            if name in known.dead:
-                entry.health, entry.expected_exit = Health.DEAD, True
-                entry.leaving = name in known.leaving
-            elif name in known.ready:
-                entry.health = Health.TRAINING if name in ranks else Health.READY
+
+class Adoption:
+    """Finds out where a job is, by its log and its processes. ``state``: what a first generation is
+    to begin with; ``differed``: what was found of digests meanwhile.
+    """
+
+    def __init__(self, job: JobState) -> None:
+        self._job = job
+        self._past = Past()
+        self._undisturbed = False
+        self._unheard: set[str] = set()
+        self._inquiry = -1
+        self._deadline_s = 0.0
+        self.state = StateFrom.INITIAL
+        self.differed: Disagreement | None = None
+
+    def restore(self, known: Past, state: StateFrom) -> None:
+        """Take over what the log says."""
+        self._past, self.state = known, state
+        self._undisturbed = known.ready_generation == known.generation and not known.failures
+        job = self._job
+        self._restore_processes(known)
         for name in known.condemned:
-            self.hands.kill(name)  # the lost one may have written it down and not done it
-        self._crew.members = known.members
-        self._formation.restore(known.generation, known.rollbacks)
-        self._digests.adopted(
+            job.hands.kill(name)  # the lost one may have written it down and not done it
+        job.table.members = known.members
+        job.formation.restore(known.generation, known.rollbacks)
+        job.digests.adopted(
             known.generation,
             known.members,
-            shards=self.shards,
+            shards=job.shards,
             agreed=known.agreed,
             saved=known.saved,
             doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures),
             doubts=known.doubts,
         )
-        self._failures.restore(known.answered, known.failures)
-        self._skips.restore(known.skipped)
-        self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s
-        self._unheard = {p.name for p in self._crew.alive if p.name in known.ready}
-        for name, how in known.unnoticed.items():
-            self.on_exit(name, how)
+        job.failures.restore(known.answered, known.failures)
+        job.excluded.restore(known.skipped)
+        self._deadline_s = job.hands.now_s() + job.timing.adopt_timeout_s
+        self._unheard = {p.name for p in job.table.alive if p.name in known.ready}
+
+    def _restore_processes(self, known: Past) -> None:
+        ranks = {name: rank for rank, name in enumerate(known.members)}
+        for name, role in known.roles.items():
+            process = self._job.table.know(name, role)
+            process.rank = ranks.get(name)
+            process.shard = known.shard.get(name)
+            if name in known.dead:
+                process.health, process.expected_exit = Health.DEAD, True
+                process.leaving = name in known.leaving
+            elif name in known.ready:
+                process.health = Health.TRAINING if name in ranks else Health.READY
+
+    def ask(self) -> None:
+        """Ask every process where it is."""
+        hands = self._job.hands
         # no two supervisors of a job ask at the same time
-        self._inquiry = round(self.hands.now_s() * 1e9)
-        for entry in self._crew.alive:
-            self.hands.send(entry.name, Inquiry(number=self._inquiry))
-        self._go_on_if_known()
+        self._inquiry = round(hands.now_s() * 1e9)
+        for process in self._job.table.alive:
+            hands.send(process.name, Inquiry(number=self._inquiry))
 
-    def _on_status(self, entry: Process, status: Status) -> None:
-        """A process says where it is, or where it was when another supervisor asked."""
-        if status.number != self._inquiry:
-            return
-        if self.stage is not Stage.ADOPTING:
-            if entry.health is Health.STARTING:  # it told the lost one that it is ready
-                self._on_ready(entry)
-            return
-        entry.step, entry.valid, entry.finished = status.step, status.valid, False
-        entry.pending = status.pending
+    def is_answer(self, status: Status) -> bool:
+        """Whether it answers this supervisor, and not another that asked before."""
+        return status.number == self._inquiry
+
+    def place(self, process: Process, status: Status) -> None:
+        """A process says where it is. One that is not known to be ready stays STARTING if it is in
+        no generation.
+        """
+        is_member = self._job.table.rank_of(process.name) is not None
+        process.step, process.valid, process.finished = status.step, status.valid, False
+        process.pending = status.pending
         if status.place in ("joining", "training", "finished"):
-            entry.health = Health.TRAINING
-            entry.finished = status.place == "finished"
-            if (
-                self._crew.rank_of(entry.name) is None
-                or status.generation != self.generation
-                or status.place == "joining"
-            ):
-                self._past.ready_generation = -1  # it is on its way into another
-        elif status.generation and self._crew.rank_of(entry.name) is not None:
-            entry.health = Health.PARKED
+            process.health = Health.TRAINING
+            process.finished = status.place == "finished"
+            here = is_member and status.generation == self._job.generation
+            if not here or status.place == "joining":
+                self._undisturbed = False  # it is on its way into another
+        elif status.generation and is_member:
+            process.health = Health.PARKED
         elif status.generation:  # its replica is broken; the job may have gone on without it since
-            entry.health, entry.valid = Health.READY, False
-        elif entry.health is Health.STARTING:
-            self._on_ready(entry)
-        else:
-            entry.health = Health.READY
-        self._heard(entry)
+            process.health, process.valid = Health.READY, False
+        elif process.health is not Health.STARTING:
+            process.health = Health.READY
 
-    def _heard(self, entry: Process) -> None:
-        self._unheard.discard(entry.name)
-        self._go_on_if_known()
+    def heard(self, process: Process) -> None:
+        """It has answered, or will not."""
+        self._unheard.discard(process.name)
 
-    def _go_on_if_known(self) -> None:
-        """Nobody is waited for longer than ``adopt_timeout_s``: whoever is silent shows that by its
-        marks too.
+    def conclude(self) -> Found | None:
+        """Where the job is. None as long as a process has neither answered nor had
+        ``adopt_timeout_s`` for it; one that is silent for longer shows that by its marks too.
         """
-        if self.stage is not Stage.ADOPTING or (
-            self._unheard and self.hands.now_s() < self._deadline_s
-        ):
-            return
-        known, members = self._past, self._crew.member_processes()
-        if known.generation:
-            held = [process.step for process in members if process.valid]
-            # Marks of a generation before the one that was to form say nothing.
-            said = min(held) if len(held) == len(members) else 0
-            self._progress.resumed(self.generation, self.members, max(known.resume_step, said))
-        if self._differed is not None:
-            self.stage = Stage.TRAINING
-            self._diverged(self._differed)
-        elif known.generation and self._progress.committed >= self.steps:
-            self.stage = Stage.TRAINING
-            self._complete()
-        elif not known.generation:
-            self._start_the_rest()
-        elif (
-            known.ready_generation == known.generation
-            and not known.failures
-            and all(p.health is Health.TRAINING for p in members)
-        ):
-            self.stage = Stage.TRAINING
-            self._answer_notices()  # those that came while it was not known where all are
-            self._end_if_finished()
-        else:
-            self.stage = Stage.FORMING  # whatever it was: something to break
-            self._break_up()
-
-    def _answer_notices(self) -> None:
-        """Of members that were told before their generation trained, or while another supervisor
-        was lost.
-        """
-        if any(member.noticed for member in self._crew.member_processes()):
-            self._act(self.strategy.on_notice(self._view()))
-
-    def _start_the_rest(self) -> None:
-        """There has been no generation yet: start whom the lost supervisor had not started, and
-        form the first.
-        """
-        self.stage = Stage.STARTING
-        gone = [p.name for p in self._crew if p.health is Health.DEAD and not p.noticed]
-        if gone:
-            self.stop(
-                "broken", f"{gone[0]} failed before training began, and so did the coordinator"
-            )
-            return
-        there = [p for p in self._crew if p.health is not Health.DEAD]
-        roles = [p.role for p in there]
-        for _ in range(self.world - roles.count("worker")):
-            self._crew.spawn("worker", self.strategy.start_mode)
-        for _ in range(self.strategy.spares_wanted - roles.count("spare")):
-            self._crew.spawn("spare", "warm")
-        first = tuple(
-            p.name for p in self._crew if p.role == "worker" and p.health is not Health.DEAD
-        )
-        self._formation.want(Form(members=first, state=self._first_state, cause="start"), ())
-        self._form_if_ready()
-
-    def _break_up(self) -> None:
-        if self._failures.current:
-            self._stop_generation()
-        else:
-            self._suspect(LOST)
-
-    world: int
-    shards: int
-    steps: int
-    _digests: DigestBook
-
-    @abstractmethod
-    def on_exit(self, process: str, how: str) -> None:
-        """See the controller, as all that follow."""
-
-    @abstractmethod
-    def stop(self, outcome: str, reason: str) -> None:
-        """End the job."""
-
-    @abstractmethod
-    def _diverged(self, found: Disagreement) -> None: ...
-    @abstractmethod
-    def _complete(self) -> None: ...
-    @abstractmethod
-    def _on_ready(self, entry: Process) -> None: ...
-    @abstractmethod
-    def _form_if_ready(self) -> None: ...
-    @abstractmethod
-    def _act(self, decision: Decision) -> None: ...
-    @abstractmethod
-    def _view(self) -> ClusterView: ...
-    @abstractmethod
-    def _end_if_finished(self) -> None: ...
-    @abstractmethod
-    def _stop_generation(self) -> None: ...
-    @abstractmethod
-    def _suspect(self, why: str) -> None: ...
+        job, known = self._job, self._past
+        if self._unheard and job.hands.now_s() < self._deadline_s:
+            return None
+        if not known.generation:
+            return Found.NOT_BEGUN
+        members = job.table.member_processes()
+        held = [process.step for process in members if process.valid]
+        # Marks of a generation before the one that was to form say nothing.
+        said = min(held) if len(held) == len(members) else 0
+        job.progress.resumed(job.generation, job.members, max(known.resume_step, said))
+        if job.progress.committed >= job.steps:
+            return Found.COMPLETE
+        if self._undisturbed and all(p.health is Health.TRAINING for p in members):
+            return Found.UNDISTURBED
+        return Found.BROKEN

@@ -1,4 +1,5 @@
-"""Supervises one job: hears what happens, asks the strategy, and has its decisions carried out.
+"""Supervises one job: starts or takes it over, and detects failures, by what processes say, how
+they end, and what clocks and marks show. ``recovery.supervise.recovery_cycle`` answers them.
 
 A state machine driven from outside: time comes from ``Hands``, nothing here waits, sleeps or starts
 a process itself. The same code supervises real processes and simulated ones.
@@ -6,57 +7,30 @@ a process itself. The same code supervises real processes and simulated ones.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chaos.events.log import Kind
-from recovery.policy.replacement_delay import Settling
-from recovery.policy.strategy import (
-    Cause,
-    ClusterView,
-    Decision,
-    Failure,
-    Form,
-    Health,
-    Pause,
-    StateFrom,
-    Strategy,
-)
+from recovery.policy.strategy import Cause, Health, StateFrom, Strategy
 from recovery.supervise import limits
-from recovery.supervise.corruption import Corruptions
-from recovery.supervise.divergence import DigestBook
-from recovery.supervise.excluded_samples import Skips
-from recovery.supervise.execute import carry_out
-from recovery.supervise.failures import NOTHING, FailureBook
-from recovery.supervise.formation import Formation
-from recovery.supervise.lookout import Lookout
-from recovery.supervise.process_table import Crew, Process
-from recovery.supervise.progress import ProgressWatch
+from recovery.supervise.adoption import Adoption, Found, Past
+from recovery.supervise.failures import NOTHING, Symptom
+from recovery.supervise.job_state import JobState
+from recovery.supervise.process_table import Process
+from recovery.supervise.recovery_cycle import RecoveryCycle
+from recovery.supervise.startup import Startup
 from recovery.supervise.supervision import Hands, Stage, Timing
+from recovery.supervise.watch import Watch
+from recovery.transport import wire
 from recovery.transport.versions import misfit
-from recovery.transport.wire import (
-    CheckpointNote,
-    Digest,
-    Failed,
-    Finished,
-    Joined,
-    Notice,
-    Parked,
-    PauseRequest,
-    Ready,
-    SetAside,
-    Status,
-    Unrecoverable,
-)
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
 
-class Controller(Corruptions, Lookout):
+class Controller:
     """Supervises one job under one strategy.
 
-    Call ``start`` once, then the ``on_*`` methods and ``tick`` as things happen.
+    Call ``start`` or ``adopt`` once, then the ``on_*`` methods and ``tick`` as things happen.
     """
 
     def __init__(
@@ -73,88 +47,147 @@ class Controller(Corruptions, Lookout):
         self.strategy = strategy
         self.hands = hands
         self.world = world
-        self.shards = shards
         self.steps = steps
         self.timing = timing or Timing()
         limits.check(self.timing)
-        self.stage = Stage.STARTING
-        self.outcome = ""
-        self.reason = ""
-        self._crew = Crew(hands, start_timeout_s=self.timing.start_timeout_s)
-        self._failures = FailureBook(hands, max_attempts=self.timing.max_attempts)
-        self._progress = ProgressWatch(hands, self.timing.hang, shards=shards)
-        self._formation = Formation(
-            hands,
-            self._crew,
-            shards=shards,
-            store_port=store_port,
-            join_timeout_s=self.timing.join_timeout_s,
+        self.job = JobState(
+            hands, self.timing, world=world, steps=steps, shards=shards, store_port=store_port
         )
-        self._skips = Skips(hands, self._failures)
-        self._deadline_s = 0.0
-        self._abort_due = self._pause_saves = False
-        self._patience_s = 0.0
-        self._again_s = math.inf
-        self._digests = DigestBook()
-        self._agreement = (0, None)
-        self._settling = Settling(self.timing.settle_timeout_s)
+        self._startup = Startup(self.job, strategy)
+        self._adoption = Adoption(self.job)
+        self._watch = Watch(self.job)
+        self._cycle = RecoveryCycle(self.job, strategy)
 
-    # ---- inputs
+    # ---- begin and end
 
     def start(self, state: StateFrom) -> None:
         """Start the first processes. CHECKPOINT: from the newest checkpoint that verifies, if there
         is one.
         """
-        for _ in range(self.world):
-            self._crew.spawn("worker", self.strategy.start_mode)
-        for _ in range(self.strategy.spares_wanted):
-            self._crew.spawn("spare", "warm")
-        first = tuple(p.name for p in self._crew if p.role == "worker")
-        self._formation.want(Form(members=first, state=state, cause="start"), ())
+        if gone := self._startup.begin(state):
+            why = f"{gone} failed before training began, and so did the coordinator"
+            self.stop("broken", why)
+
+    def adopt(self, known: Past, state: StateFrom) -> None:
+        """Take over, instead of ``start``: ask every process where it is, and go on once all have
+        answered. ``state``: what ``start`` was, or would have been, told.
+        """
+        self._cycle.stage = Stage.ADOPTING
+        self._adoption.restore(known, state)
+        for name, how in known.unnoticed.items():
+            self.on_exit(name, how)
+        self._adoption.ask()
+        self._take_up()
+
+    def _on_status(self, process: Process, status: wire.Status) -> None:
+        if not self._adoption.is_answer(status):
+            return
+        if self.stage is Stage.ADOPTING:
+            self._adoption.place(process, status)
+        if process.health is Health.STARTING:  # it told the lost one that it is ready
+            self._on_ready(process, {})
+        self._heard(process)
+
+    def _heard(self, process: Process) -> None:
+        self._adoption.heard(process)
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Go on from where the job is, as soon as that is known."""
+        if self.stage is not Stage.ADOPTING or (found := self._adoption.conclude()) is None:
+            return
+        cycle, cycle.stage = self._cycle, Stage.TRAINING
+        if self._adoption.differed is not None:
+            cycle.differ(self._adoption.differed)
+        elif found is Found.NOT_BEGUN:
+            cycle.stage = Stage.STARTING
+            self.start(self._adoption.state)
+            cycle.form_if_ready()
+        elif found is Found.COMPLETE:
+            cycle.complete()
+        elif found is Found.UNDISTURBED:
+            cycle.go_on()
+        elif self.job.failures.current:
+            cycle.stop_generation()
+        else:
+            cycle.suspect("the coordinator was lost in the middle of a recovery")
 
     def stop(self, outcome: str, reason: str) -> None:
         """End the job early; every process is killed."""
-        if self.stage in (Stage.ENDING, Stage.DONE):
-            return
-        self.outcome, self.reason = outcome, reason
-        self._end(kill=True)
+        self._cycle.stop(outcome, reason)
+
+    # ---- detect: what processes say
 
     def on_message(self, process: str, message: object) -> None:
         """A process sent something."""
-        entry = self._crew.get(process)
+        entry = self.job.table.get(process)
         if entry is None or entry.health is Health.DEAD or self.stage is Stage.DONE:
             return
         match message:
-            case Status():
+            case wire.Status():
                 self._on_status(entry, message)
-            case Ready():
+            case wire.Ready():
                 self._on_ready(entry, message.versions)
-            case Joined():
-                self._on_joined(entry, message)
-            case Parked():
-                self._on_parked(entry, message)
-            case Finished():
+            case wire.Joined():
+                self._cycle.joined(entry, message)
+            case wire.Parked():
+                self._cycle.parked(entry, message)
+            case wire.Finished():
                 entry.finished, entry.step, entry.valid = True, message.step, True
-                self._end_if_finished()
-            case Failed():
+                self._cycle.end_if_finished()
+            case wire.Failed():
                 entry.error = message.error
-            case Notice():
+            case wire.Notice():
                 self._on_notice(entry)
-            case CheckpointNote() if message.state == "committed":
-                self._digests.saved(message.step)
-                self._note_agreed()
-            case Unrecoverable():
+            case wire.CheckpointNote() if message.state == "committed":
+                self.job.digests.saved(message.step)
+                self.job.agreement.note()
+            case wire.Unrecoverable():
                 self.stop("gave-up", message.error)
-            case Digest():
+            case wire.Digest():
                 self._on_digest(entry, message)
-            case SetAside():
-                self._on_set_aside(message)
+            case wire.SetAside():
+                self.job.agreement.set_aside(message.doubts)
+
+    def _on_ready(self, process: Process, versions: Mapping[str, str]) -> None:
+        known, process.versions = process.health is not Health.STARTING, versions
+        if not known:
+            process.health = Health.READY
+            self.hands.record(Kind.PROCESS_READY, process=process.name)
+        if why := misfit(versions, self.job.table.other_versions(process)):
+            self._fail(process, Cause.UNFIT, why)
+        elif not known:
+            # else by its answer to who took over, which came first: it may be in a generation by
+            # now
+            self._cycle.became_ready(process)
+
+    def _on_notice(self, process: Process) -> None:
+        """A process will be ended soon."""
+        if process.noticed or self.stage is Stage.ENDING:
+            return
+        has_place = self.job.noticed(process)
+        if self.stage is not Stage.ADOPTING:
+            self._cycle.noticed(process, has_place=has_place)
+        elif process.health is Health.DEAD:
+            self._heard(process)
+
+    def _on_digest(self, process: Process, message: wire.Digest) -> None:
+        digests = self.job.digests
+        found = digests.note(process.name, message.generation, message.step, message.digest)
+        self.job.agreement.note()
+        if found is not None and self.stage is Stage.ADOPTING:
+            # sent to the lost supervisor; answered when it is known where all are
+            self._adoption.differed = found
+        elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
+            self._cycle.differ(found)
+
+    # ---- detect: how processes end
 
     def on_dying(self, process: str) -> None:
         """A process is ending and trains no more; ``on_exit`` follows. There may be no such
         warning.
         """
-        entry = self._crew.get(process)
+        entry = self.job.table.get(process)
         if entry is None or self.stage in (Stage.ENDING, Stage.DONE):
             return
         if entry.health is not Health.DEAD:
@@ -163,275 +196,132 @@ class Controller(Corruptions, Lookout):
 
     def on_exit(self, process: str, how: str) -> None:
         """A process is gone. ``how``: for people, such as ``signal 9``."""
-        entry = self._crew.get(process)
+        entry = self.job.table.get(process)
         if entry is None:
             return
         given_up = entry.health is Health.DEAD
-        self._crew.exited(entry, how)
+        self.job.table.exited(entry, how)
         if self.stage is Stage.ENDING:
-            self._finish_if_gone()
+            self._cycle.end_if_gone()
         elif not given_up:
             self._fail(entry, Cause.EXIT, f"{how}: {entry.error}" if entry.error else how)
 
     def store_is_at(self, port: int) -> None:
         """Groups meet there from now on; one that is being formed elsewhere is broken."""
-        if port != self._formation.store_port:
-            self._formation.store_port = port
+        if port != self.job.formation.store_port:
+            self.job.formation.store_port = port
             if self.stage is Stage.FORMING:
-                self._suspect("the key-value store was lost while the group formed")
+                self._cycle.suspect("the key-value store was lost while the group formed")
 
-    # ---- readiness and forming
+    # ---- detect: what clocks and marks show
 
-    def _on_ready(self, entry: Process, versions: Mapping[str, str] | None = None) -> None:
-        known, entry.versions = entry.health is not Health.STARTING, versions or {}
-        if not known:
-            entry.health = Health.READY
-            self.hands.record(Kind.PROCESS_READY, process=entry.name)
-        if why := misfit(entry.versions, self._crew.other_versions(entry)):
-            self._fail(entry, Cause.UNFIT, why)
-            return
-        # by its answer to who took over, which came first: it may be in a generation by now
-        if known:
-            return
-        self._skips.tell(entry)  # before it is needed
-        if self.stage in (Stage.STARTING, Stage.WAITING):
-            self._form_if_ready()
-        elif self.stage is Stage.TRAINING:
-            self._act(self.strategy.on_ready(self._view()))
+    def tick(self) -> None:
+        """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
+        now, cycle = self.hands.now_s(), self._cycle
+        match self.stage:
+            case Stage.ADOPTING:
+                self._take_up()
+            case Stage.TRAINING | Stage.PAUSING:
+                self._answer(self._watch.at_work())
+                cycle.replace_lost(now)
+            case Stage.STOPPING:
+                self._answer(cycle.parking.overdue(now))
+                if cycle.parking.lacks_cause(now):
+                    cycle.decide_if_parked()
+            case Stage.FORMING:
+                self._answer(self._watch.forming(now))
+        if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
+            # at the start it would end the job, as none takes its place: it may go on in time
+            begun = self.stage is not Stage.STARTING
+            self._answer(self._watch.starting(now, stopped_too=begun))
+        if self.stage is Stage.ENDING:
+            cycle.end_by_force(now)
 
-    def _form_if_ready(self) -> None:
-        if self._formation.can_begin(with_spares=self.stage is Stage.STARTING):
-            self._form()
-
-    def _form(self) -> None:
-        for entry in self._crew.where(Health.PARKED):
-            if self._formation.benches(entry.name):
-                self._crew.bench(entry)
-            elif not self._formation.awaits(entry.name):
-                self._crew.fence(entry)
-        self.stage = Stage.FORMING
-        self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
-        word = self._digests.word
-        self._formation.begin(tell=self._skips.tell, examine=self._skips.examine, word=word)
-        self._digests.began(self.generation, self.members, shards=self.shards)
-
-    def _on_joined(self, entry: Process, message: Joined) -> None:
-        held = self._formation.joined(entry, message) if self.stage is Stage.FORMING else None
-        if held is None or self._refuse_start(held):
-            return
-        self._formation.ready(message.step)
-        self._failures.answered(self._formation.answer)
-        self._note_formed(message.step if self._formation.afresh else None)
-        self.stage = Stage.TRAINING
-        self._progress.resumed(self.generation, self.members, message.step)
-        self._settling.began(message.step, self.hands.now_s())
-        self._answer_notices()
-        self._end_if_finished()
-
-    # ---- failures
-
-    def _on_notice(self, entry: Process) -> None:
-        """A process will be ended soon. Whoever only waits goes at once; a member when the strategy
-        has it leave.
+    @property
+    def look_in_s(self) -> float:
+        """In how long to call ``tick`` again at the latest: in ``tick_s``, sooner where a rank is
+        late by then.
         """
-        if entry.noticed or self.stage is Stage.ENDING:
-            return
-        entry.noticed = True
-        detail = "told by SIGTERM that it will be ended soon"
-        self._failures.history.append(
-            self._declare(entry, Cause.NOTICE, self._crew.step_of(entry), detail)
-        )
-        if self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name):
-            answer = self.strategy.on_notice
-        else:
-            self._crew.fence(entry)
-            answer = self.strategy.on_spare_lost
-        if self.stage is Stage.ADOPTING:
-            if entry.health is Health.DEAD:
-                self._heard(entry)
-        elif self.stage in (Stage.STARTING, Stage.WAITING):
-            self._form_if_ready()  # it may be the one that was waited for
-        elif self.stage is Stage.TRAINING:
-            self._act(answer(self._view()))
-        elif self.stage is Stage.PAUSING and entry.name in self.members:
-            # With this one gone too, what was to be left to others may have to be saved.
-            more = answer(self._view())
-            if Pause(save=True) in more.actions:
-                self._act(more)
+        at_work = self.stage in (Stage.TRAINING, Stage.PAUSING)
+        return self._watch.due_s if at_work else self.timing.tick_s
+
+    def _answer(self, symptoms: Iterable[Symptom]) -> None:
+        for found in symptoms:
+            if found.process is None:
+                self._cycle.suspect(found.detail)
+            else:
+                self._fail(found.process, found.cause, found.detail, found.measured)
+
+    # ---- a failure
 
     def _fail(
-        self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
+        self, process: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
     ) -> None:
-        failure = self._declare(entry, cause, self._crew.step_of(entry), detail, measured)
-        if entry.health is not Health.DEAD and cause in (
-            Cause.HANG,
-            Cause.START_TIMEOUT,
-            Cause.UNFIT,
-        ):
-            self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
-        concerned = self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name)
-        (self._failures.current if concerned else self._failures.history).append(failure)
+        has_place = self.job.failed(process, cause, detail, measured)
         if self.stage is Stage.ADOPTING:
-            self._heard(entry)
-        elif self.stage is Stage.STARTING and not self._left_early(entry):
-            self.stop("broken", f"{entry.name} failed before training began: {detail}")
-        elif self.stage is Stage.STARTING:
-            self._begin_without(entry)
-        elif self.stage is Stage.STOPPING:
-            self._decide_if_parked()
-        elif self.stage is Stage.WAITING and self._formation.awaits(entry.name):
-            self._formation.drop()
-            self._decide()
-        elif self.stage is not Stage.WAITING and concerned:
-            self._stop_generation()
-        elif self.stage is Stage.TRAINING:
-            self._act(self.strategy.on_spare_lost(self._view()))
+            self._heard(process)
+        elif self.stage is not Stage.STARTING:
+            self._cycle.failed(process, has_place=has_place)
+        elif self._startup.can_replace(process):
+            self._startup.replace(process)
+            self._cycle.form_if_ready()
+        else:
+            self.stop("broken", f"{process.name} failed before training began: {detail}")
 
-    def _declare(
-        self,
-        who: Process | None,
-        cause: Cause,
-        step: int,
-        detail: str,
-        measured: Mapping[str, Any] = NOTHING,
-    ) -> Failure:
-        where = {"step": step, "generation": self.generation, "size": len(self.members)}
-        return self._failures.declare(who, cause, detail=detail, measured=measured, **where)
+    # ---- what may be asked of the job
 
-    def _stop_generation(self) -> None:
-        """Have every survivor leave the generation at once, or replace all where the strategy keeps
-        none.
-        """
-        self.stage = Stage.STOPPING
-        self._failures.forget_suspicion()
-        if not self.strategy.keeps_survivors:
-            self._decide()
-            return
-        self._abort()
-        self._decide_if_parked()
+    @property
+    def stage(self) -> Stage:
+        """Where the job is."""
+        return self._cycle.stage
 
-    def _abort(self) -> None:
-        """Told to every survivor from here: a cascade from neighbour to neighbour is not enough."""
-        self.stage = Stage.STOPPING
-        self._abort_due = False
-        self._deadline_s = self.hands.now_s() + self.timing.park_timeout_s
-        self._progress.aborted(self.timing.park_timeout_s)
-        self._crew.abort(self.generation)
+    @property
+    def done(self) -> bool:
+        """The job is over and every process gone."""
+        return self.stage is Stage.DONE
 
-    def _on_parked(self, entry: Process, message: Parked) -> None:
-        if message.generation != self.generation or self._crew.rank_of(entry.name) is None:
-            return
-        entry.health, entry.step, entry.valid = Health.PARKED, message.step, message.valid
-        entry.finished, entry.pending = False, message.pending
-        self._skips.note(entry.name, message.samples)
-        if self._hears_refusal(message):
-            return
-        if self.stage is Stage.STOPPING:
-            self._decide_if_parked()
-        elif message.why == "pause" and self.stage is Stage.PAUSING:
-            if self._crew.all_parked:
-                self._act(self.strategy.on_paused(self._view()))
-        elif message.why != "pause":
-            self._suspect(message.error)
+    @property
+    def outcome(self) -> str:
+        """Of the job, once it ends; empty before."""
+        return self._cycle.outcome
 
-    def _suspect(self, why: str) -> None:
-        """A collective failed and nobody is known to be dead: break the group, await the cause."""
-        if self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.FORMING):
-            self._failures.suspect(why)
-            self._abort()
+    @outcome.setter
+    def outcome(self, outcome: str) -> None:
+        self._cycle.outcome = outcome
 
-    def _decide_if_parked(self) -> None:
-        if self.stage is not Stage.STOPPING:
-            return
-        if self._crew.some_train:
-            return
-        if not self._failures.current:
-            if self._failures.suspected_s is None:
-                return
-            patience_s = self._failures.suspected_s + self.timing.blame_grace_s
-            if self.hands.now_s() < patience_s:
-                self._deadline_s = patience_s  # the cause may be a death not reported yet
-                return
-            failure = self._declare(None, Cause.ERROR, self.committed + 1, self._failures.suspicion)
-            self._failures.current.append(failure)
-        members = self._crew.member_processes()
-        parked = [entry for entry in members if entry.health is Health.PARKED]
-        held = {e.name: {"step": e.step, "valid": e.valid, "pending": e.pending} for e in parked}
-        self.hands.record(Kind.SURVIVORS_PARKED, processes=held)
-        self._decide()
+    @property
+    def reason(self) -> str:
+        """Why the job ended, for people."""
+        return self._cycle.reason
 
-    def _decide(self) -> None:
-        self._failures.forget_suspicion()
-        loop = self._failures.loop(self.timing.max_deaths)
-        if loop:
-            self.stop("gave-up", loop)
-            return
-        if self._failures.may_try(self._progress.high_water, world=self.world):
-            self._act(self.strategy.on_failure(self._view()))
-            return
-        tries, step = self._failures.attempts - 1, self._progress.high_water
-        self.stop("gave-up", f"{tries} recoveries in a row brought no new step after {step}")
+    @reason.setter
+    def reason(self, reason: str) -> None:
+        self._cycle.reason = reason
 
-    # ---- decisions
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Processes of the current generation by rank."""
+        return self.job.members
 
-    def _act(self, decision: Decision) -> None:
-        self._again_s = decision.again_s if decision.again_s is not None else self._again_s
-        carry_out(decision, self, self._crew, self.hands)
+    @property
+    def generation(self) -> int:
+        """Number of the current generation, 0 before the first."""
+        return self.job.generation
 
-    def take(self, form: Form, new: Sequence[str]) -> None:
-        """See recovery.supervise.execute.Stages."""
-        self._skips.take(form)
-        self._formation.want(form, new)
-        self.stage = Stage.WAITING
-        self._form_if_ready()
+    @property
+    def committed(self) -> int:
+        """Highest step committed by all members and not rolled back, as seen by now."""
+        return self.job.progress.committed
 
-    def pause(self, *, save: bool) -> None:
-        """See recovery.supervise.execute.Stages."""
-        if self.stage is Stage.TRAINING and not any(
-            m.finished for m in self._crew.member_processes()
-        ):
-            self.stage, self._pause_saves = Stage.PAUSING, save
-        elif self.stage is not Stage.PAUSING:
-            return
-        self.hands.send(self.members[0], PauseRequest(save=save))
+    @property
+    def ready_spares(self) -> tuple[str, ...]:
+        """Processes waiting outside the generation, oldest first."""
+        return self.job.ready_spares
 
-    # ---- the end
+    def process_of(self, rank: int) -> str | None:
+        """The process that holds a rank now, if it lives."""
+        return self.job.process_of(rank)
 
-    def _end_if_finished(self) -> None:
-        if self.stage not in (Stage.TRAINING, Stage.PAUSING):
-            return
-        if self._crew.all_finished:
-            self._complete()
-
-    def _complete(self) -> None:
-        self._progress.reached(self.steps)
-        self.outcome, self.reason = "completed", f"{self.steps} steps committed"
-        self._end(kill=False)
-
-    def _end(self, *, kill: bool) -> None:
-        self.stage = Stage.ENDING
-        self._deadline_s = self.hands.now_s() + self.timing.end_timeout_s
-        self._crew.dismiss(kill=kill)
-        self._finish_if_gone()
-
-    def _finish_if_gone(self) -> None:
-        if self._crew.all_dead:
-            self.stage = Stage.DONE
-
-    def _view(self) -> ClusterView:
-        return ClusterView(
-            now_s=self.hands.now_s(),
-            generation=self.generation,
-            world=self.world,
-            spares=self.strategy.spares_wanted,
-            members=self.members,
-            processes=self._crew.views(),
-            failures=self._skips.with_samples(self._failures.current),
-            skipped=self._skips.lately,
-            history=tuple(self._failures.history),
-            rollbacks=self._formation.rollbacks,
-            shards=self.shards,
-            saved=self._digests.has_checkpoint,
-            saved_step=self._digests.newest,
-            pause_saves=self._pause_saves,
-        )
+    def exit_was_expected(self, process: str) -> bool:
+        """Whether the controller asked for this process's end."""
+        return self.job.exit_was_expected(process)

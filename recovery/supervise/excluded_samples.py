@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from chaos.events.log import Kind
-from recovery.policy.fallback import SKIP_WINDOW_STEPS
+from recovery.policy.corruption import SKIP_WINDOW_STEPS
 from recovery.policy.strategy import Cause, Failure, Form
 from recovery.supervise.failures import FailureBook
 from recovery.supervise.process_table import Process
@@ -16,7 +16,7 @@ from recovery.supervise.supervision import Hands
 from recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
 
 
-class Skips:
+class ExcludedSamples:
     """Part of the job's state, kept by the supervisor and told to every process once."""
 
     def __init__(self, hands: Hands, failures: FailureBook) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,18 @@ Place = tuple[int, int]
 
 MAX_HISTORY = 1_000  # generations
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """What is wrong, before it is a failure. ``process``: None where none can be blamed, as in a
+    collective that failed; ``measured``: of a hang (``recovery.detection.hangs.Hang.measured``).
+    """
+
+    process: Process | None
+    cause: Cause
+    detail: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def answer_of(state: StateFrom, cause: str) -> str:
@@ -136,6 +148,16 @@ class FailureBook:
         self._places |= places
         fresh = self.attempts - self._repeated
         return self._repeated < self._max_attempts and fresh <= max(self._max_attempts, world // 2)
+
+    def hopeless(self, high_water: int, *, world: int, max_deaths: int) -> str:
+        """Count one more decision. Why no further one is made, or "". ``high_water``: the highest
+        step ever committed; see ``may_try`` and ``loop``.
+        """
+        if loop := self.loop(max_deaths):
+            return loop
+        if self.may_try(high_water, world=world):
+            return ""
+        return f"{self.attempts - 1} recoveries in a row brought no new step after {high_water}"
 
     def loop(self, limit: int) -> str:
         """What to say when a rank has died ``limit`` times in a row at one step, whoever held it;

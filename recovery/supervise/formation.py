@@ -12,7 +12,7 @@ from chaos.events.log import Kind
 from recovery.policy.strategy import Form, Health, StateFrom
 from recovery.supervise.divergence import Word
 from recovery.supervise.failures import answer_of
-from recovery.supervise.process_table import Crew, Process
+from recovery.supervise.process_table import Process, ProcessTable
 from recovery.supervise.supervision import Hands
 from recovery.transport.wire import Join, Joined
 
@@ -25,7 +25,13 @@ class Formation:
     """
 
     def __init__(
-        self, hands: Hands, crew: Crew, *, shards: int, store_port: int, join_timeout_s: float
+        self,
+        hands: Hands,
+        table: ProcessTable,
+        *,
+        shards: int,
+        store_port: int,
+        join_timeout_s: float,
     ) -> None:
         self._shards = shards
         self._set(None)
@@ -35,9 +41,10 @@ class Formation:
         self.afresh = True  # the last one did not take its state from its members
         self.restored = False  # it took it from a checkpoint
         self._hands = hands
-        self._crew = crew
+        self._table = table
         self.store_port = store_port
         self._join_timeout_s = join_timeout_s
+        self._deadline_s = 0.0
         self._joined: dict[str, Joined] = {}
 
     def want(self, form: Form, new: Sequence[str]) -> None:
@@ -62,7 +69,6 @@ class Formation:
     def _set(self, form: Form | None) -> None:
         self.pending, self._unable = form, 0
         self._awaited = frozenset(form.members if form else ())
-        self._benched = frozenset(form.bench if form else ())
 
     def restore(self, generation: int, rollbacks: int) -> None:
         """Go on where another supervisor ended."""
@@ -72,9 +78,13 @@ class Formation:
         """Whether the pending form names that process."""
         return name in self._awaited
 
-    def benches(self, name: str) -> bool:
-        """Whether a parked process is to wait, instead of being let go."""
-        return name in self._benched
+    def is_late(self, now_s: float, *, moving: bool) -> bool:
+        """Whether the members of the last one begun have shown no sign of life for too long.
+        ``moving``: there was one since the last call.
+        """
+        if moving:
+            self._deadline_s = now_s + self._join_timeout_s
+        return now_s > self._deadline_s
 
     def can_begin(self, *, with_spares: bool) -> bool:
         """Whether all members can be told. ``with_spares``: a job starts with everything it was
@@ -82,27 +92,29 @@ class Formation:
         """
         if self.pending is None:
             return False
-        if with_spares and not self._crew.only(
+        if with_spares and not self._table.only(
             *_ABLE, Health.DEAD
         ):  # who left before it began is not waited for
             return False
         members = self.pending.members
         for rank in range(self._unable, len(members)):
-            if self._crew[members[rank]].health not in _ABLE:
+            if self._table[members[rank]].health not in _ABLE:
                 self._unable = rank  # the next look begins here
                 return False
-        return all(self._crew[name].health in _ABLE for name in members)
+        return all(self._table[name].health in _ABLE for name in members)
 
     def begin(
         self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None
     ) -> None:
-        """Tell every member of the pending form to join a new generation; see
-        ``recovery.transport.wire.Join``. ``tell``: has a process know what is left out, and says
-        how much that is.
+        """Tell every member of the pending form to join a new generation, and let all others go;
+        see ``recovery.transport.wire.Join``. ``tell``: has a process know what is left out, and
+        says how much that is.
         """
         form, word = self.pending, word or Word()
         assert form is not None
-        copies, finish = self._crew.plan_transfer(form, self._shards)
+        self._let_others_go(form)
+        self._deadline_s = self._hands.now_s() + self._join_timeout_s
+        copies, finish = self._table.plan_transfer(form, self._shards)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._set(None)
         self.generation += 1
@@ -110,7 +122,7 @@ class Formation:
         self.afresh = form.state is not StateFrom.PEER
         self.answer = answer_of(form.state, form.cause)
         self._joined = {}
-        self._crew.members = form.members
+        self._table.members = form.members
         said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
         self._hands.record(
             Kind.GENERATION_STARTED,
@@ -125,9 +137,9 @@ class Formation:
             **said,
         )
         giving = {source % self._shards: source for source in copies.values()}
-        left_out = max(tell(self._crew[name]) for name in form.members)
+        left_out = max(tell(self._table[name]) for name in form.members)
         for rank, name in enumerate(form.members):
-            process = self._crew[name]
+            process = self._table[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
             join = Join(
@@ -149,6 +161,14 @@ class Formation:
             )
             self._hands.send(name, join)
 
+    def _let_others_go(self, form: Form) -> None:
+        benched = frozenset(form.bench)
+        for process in self._table.where(Health.PARKED):
+            if process.name in benched:
+                self._table.bench(process)
+            elif process.name not in self._awaited:
+                self._table.fence(process)
+
     def joined(self, process: Process, message: Joined) -> Mapping[str, tuple[int, str]] | None:
         """A process holds the generation's state. When it was the last one: the step and the digest
         of each.
@@ -157,13 +177,13 @@ class Formation:
             return None
         process.step, process.valid, process.pending = message.step, True, 0
         self._joined[process.name] = message
-        if len(self._joined) < len(self._crew.members):
+        if len(self._joined) < len(self._table.members):
             return None
         return {name: (joined.step, joined.digest) for name, joined in self._joined.items()}
 
     def ready(self, step: int) -> None:
         """All hold the same, and train."""
-        for waiting in self._crew.where(Health.READY):
+        for waiting in self._table.where(Health.READY):
             waiting.valid = False  # from now on the job goes where its state does not follow
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
         self.restored = bool(names)
@@ -171,7 +191,7 @@ class Formation:
             Kind.GENERATION_READY,
             step=step,
             generation=self.generation,
-            members=list(self._crew.members),
+            members=list(self._table.members),
             resume_step=step,
             checkpoint=names[0] if names else None,
         )

@@ -72,12 +72,10 @@ class Process:
         self.lists[health][self.name] = self
 
 
-EARLY_TRIES = 4
-"""Processes started for each that is wanted, while machines go before training begins."""
 TERMINATED = "signal 15"
 
 
-class Crew:
+class ProcessTable:
     """Every process that lives, members of the last generation that do not, and who holds which
     rank now.
     """

@@ -1,15 +1,22 @@
-"""How far a generation got, by its members' progress marks, and whether one of them hangs."""
+"""How far a job got: by its members' progress marks, which also show whether one of them hangs, and
+by what its replicas agree on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from chaos.events.log import Kind
 from recovery.detection.hangs import Hang, HangDetector, Leaving
 from recovery.detection.pace import HangLimits
+from recovery.policy.doubts import Doubt
+from recovery.supervise.divergence import DigestBook
+from recovery.supervise.process_table import ProcessTable
 from recovery.supervise.supervision import Hands
 from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Agreed
 
 
 class ProgressWatch:
@@ -112,3 +119,45 @@ class ProgressWatch:
         signs = {name: self._hands.mark(name) for name in names}
         moved, self._signs = signs != self._signs, signs
         return moved
+
+
+class AgreementLog:
+    """Writes down at which step the replicas were last the same, and which checkpoint that vouches
+    for: a supervisor that takes over needs it, and so does the rank that saves.
+    """
+
+    def __init__(
+        self, hands: Hands, table: ProcessTable, progress: ProgressWatch, digests: DigestBook
+    ) -> None:
+        self._hands = hands
+        self._table = table
+        self._progress = progress
+        self._digests = digests
+        self._said: tuple[int | None, int | None] = (0, None)
+
+    def note(self) -> None:
+        """Write down what is agreed on, where it is news, and tell the rank that saves, which must
+        not delete that checkpoint.
+        """
+        agreed, saved = self._digests.agreed, self._digests.agreed_checkpoint
+        if agreed is None or (agreed, saved) == self._said:
+            return
+        self._said = agreed, saved
+        self._hands.record(Kind.REPLICAS_AGREED, step=agreed, saved=saved)
+        self._hands.send(self._table.members[0], Agreed(step=agreed))
+        # the members' marks may not be seen
+        self._progress.reached(max(self._progress.committed, agreed))
+
+    def formed(self, *, restored: int | None, checkpoint: bool) -> None:
+        """A generation trains; its members were told what is known of checkpoints as they joined.
+        See ``DigestBook.formed``.
+        """
+        self._digests.formed(restored=restored, checkpoint=checkpoint)
+        self._said = self._digests.agreed, self._digests.agreed_checkpoint
+
+    def set_aside(self, doubts: Sequence[Doubt]) -> None:
+        """Checkpoints in doubt are out of the way. Until this is written down every generation is
+        told of them, under any supervisor: renaming may fail, and its rank may die.
+        """
+        if self._digests.settled(doubts):
+            self._hands.record(Kind.DOUBTS_SETTLED, left=self._digests.doubts)

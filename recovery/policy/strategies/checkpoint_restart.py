@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from recovery.policy import fallback
+from recovery.policy import corruption, fallback
 from recovery.policy.strategy import (
     ClusterView,
     Decision,
@@ -41,7 +41,7 @@ class CheckpointRestart(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Restart everything; the failed generation's processes are of no more use."""
-        doubt = fallback.undecided(view)
+        doubt = corruption.undecided(view)
         if doubt is not None and not view.saved:
             return doubt  # it gives up
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
@@ -50,7 +50,7 @@ class CheckpointRestart(Strategy):
             members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT
         )
         reason = f"{self.restart} restart: {fallback.origin(view)}"
-        traced = fallback.skip(view)
+        traced = corruption.skip(view)
         if traced is not None:
             if not isinstance(traced.actions[0], Form):
                 return traced  # too many: it gives up

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from recovery.policy import fallback
+from recovery.policy import corruption, fallback
 from recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
@@ -37,7 +37,7 @@ class HotSpare(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""
-        whole = fallback.mend(view, nonfinite=self.nonfinite)
+        whole = corruption.mend(view, nonfinite=self.nonfinite)
         if whole:
             return whole
         lost, fresh = fallback.lost(view), tuple(p.name for p in view.fresh)

@@ -118,9 +118,9 @@ def test_a_checkpoint_that_was_restored_counts_as_one_of_the_job() -> None:
     rig = Rig(HotSpare(), world=1)
     rig.ready(*rig.names())
     name = checkpoints.name_of(40)
-    rig.control._formation.afresh = True
+    rig.control.job.formation.afresh = True
     rig.control.on_message("w0", Joined(generation=1, step=40, checkpoint=name))
-    assert rig.control._digests.has_checkpoint and not rig.control._digests.word.anew
+    assert rig.control.job.digests.has_checkpoint and not rig.control.job.digests.word.anew
 
 
 # ---- rank

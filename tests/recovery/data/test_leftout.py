@@ -37,7 +37,7 @@ def leave_out(rig: Rig, samples: range, *, since: int) -> None:
         skip=tuple(samples),
         skip_from=since,
     )
-    rig.control._skips.take(form)
+    rig.control.job.excluded.take(form)
 
 
 def breaks(rig: Rig, step: int) -> None:
@@ -89,7 +89,7 @@ def test_a_new_process_is_told_as_soon_as_it_is_ready() -> None:
     rig = Rig(HotSpare(spares=1))
     rig.train(steps=20)
     leave_out(rig, range(3 * MOST_LEFT_OUT), since=20)
-    name = rig.control._crew.spawn("spare", "warm")
+    name = rig.control.job.table.spawn("spare", "warm")
     rig.ready(name)
     pieces = [m for n, m in rig.hands.sent if n == name]
     assert [type(m) for m in pieces] == [LeaveOut] * 3
@@ -116,7 +116,7 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     control.adopt(known, StateFrom.INITIAL)
     told = Told()
     told.hear(LeaveOut(after=0, samples=[7], since=[2]))
-    control._skips.tell(control._crew["w0"])
+    control.job.excluded.tell(control.job.table["w0"])
     heard(hands.sent, "w0", told)
     assert dict(told._since) == {7: 2, 9: 4}
 

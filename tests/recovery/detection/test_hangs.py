@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.detection.hangs import MAX_LOOK_S, Hang, HangDetector, HangLimits
+from recovery.detection.hangs import Hang, HangDetector, HangLimits
+from recovery.detection.silence import MAX_LOOK_S
 from recovery.transport.progress_counters import Mark
 
 LIMITS = HangLimits(

@@ -154,7 +154,7 @@ def test_the_same_places_again_and_again_are_a_loop_in_a_large_job_too() -> None
 def test_the_history_is_bounded_and_keeps_what_counts() -> None:
     rig = Rig(DropReplica())
     rig.train(steps=10)
-    book = rig.control._failures
+    book = rig.control.job.failures
     for generation in range(1, 5000):
         book.current = [
             Failure(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.events.log import Kind
-from recovery.policy import fallback
+from recovery.policy import corruption
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import Cause, ClusterView, Failure, Form, GiveUp, Nonfinite, StateFrom
@@ -101,19 +101,18 @@ def test_a_job_that_skips_again_and_again_is_given_up(kind: type[DropReplica | H
     """Shares are counted, not ranks; those of long ago and what was answered otherwise do not
     count.
     """
-    now = 2 * fallback.SKIP_WINDOW_STEPS
+    now = 2 * corruption.SKIP_WINDOW_STEPS
     seen = view((1, 2), before=False)
     seen = replace(seen, failures=tuple(replace(f, step=now) for f in seen.failures))
-    many = [
-        (n, now - fallback.SKIP_WINDOW_STEPS + n) for n in range(1, fallback.MAX_SKIPPED_SHARES + 1)
-    ]
+    oldest, most = now - corruption.SKIP_WINDOW_STEPS, corruption.MAX_SKIPPED_SHARES
+    many = [(n, oldest + n) for n in range(1, most + 1)]
     decide = kind(nonfinite="skip").on_failure
     (action,) = decide(before(seen, *many, answer="skip")).actions
     assert isinstance(action, GiveUp)
     for other in (
         before(seen, *many[1:], answer="skip"),
         before(seen, *many, answer="refill"),
-        before(seen, *many[1:], (17, now - fallback.SKIP_WINDOW_STEPS), answer="skip"),
+        before(seen, *many[1:], (17, now - corruption.SKIP_WINDOW_STEPS), answer="skip"),
     ):
         assert decide(other).actions[0] != action
 

@@ -29,7 +29,7 @@ from recovery.policy.strategy import (
     StateFrom,
     Strategy,
 )
-from recovery.supervise.process_table import Crew
+from recovery.supervise.process_table import ProcessTable
 
 STRATEGIES: list[Strategy] = [
     HotSpare(),
@@ -162,20 +162,20 @@ def test_whole_replicas_and_every_shard_in_its_column(
 
 
 class NoHands:
-    """Of a crew that does nothing."""
+    """Of processes that do nothing."""
 
     def now_s(self) -> float:
         return 0.0
 
 
-def crew_of(view: ClusterView) -> Crew:
+def table_of(view: ClusterView) -> ProcessTable:
     """The processes of a view as their supervisor knows them."""
-    crew = Crew(NoHands(), start_timeout_s=1.0)  # type: ignore[arg-type]
+    table = ProcessTable(NoHands(), start_timeout_s=1.0)  # type: ignore[arg-type]
     for process in view.processes:
-        entry = crew.know(process.name, process.role)
+        entry = table.know(process.name, process.role)
         entry.health, entry.step, entry.valid = process.health, process.step, process.valid
         entry.shard, entry.pending = process.shard, process.pending
-    return crew
+    return table
 
 
 @given(view=broken_jobs())
@@ -185,7 +185,7 @@ def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
         people = fallback.trusted(view)
         assert common_step(people, view.shards) is None or len(people) > len(view.members)
         return
-    copies, finish = crew_of(view).plan_transfer(form, view.shards)
+    copies, finish = table_of(view).plan_transfer(form, view.shards)
     layout = Layout(world=len(form.members), shards=view.shards)
     held = {rank: view.process(name) for rank, name in enumerate(form.members)}
     step = common_step(held.values(), view.shards)
@@ -249,7 +249,7 @@ def test_whoever_is_to_blame_the_next_generation_has_all_of_its_state(
     form, reason = form_of(kind(nonfinite=nonfinite), view)
     if form.state is not StateFrom.PEER:
         return
-    copies, _ = crew_of(view).plan_transfer(form, view.shards)
+    copies, _ = table_of(view).plan_transfer(form, view.shards)
     blamed = {form.members.index(name) for name in fallback.suspects(view) if name in form.members}
     layout = Layout(world=len(form.members), shards=view.shards)
     well = {

@@ -1122,20 +1122,21 @@ def test_no_order_of_news_confuses_the_supervisor(
     rig.train(steps=10)
     for who, what in choices:
         name = rig.names()[who % len(rig.names())]
-        process = rig.control._crew.get(name)  # who is gone is forgotten, and may still be heard of
+        # one that is gone is forgotten, and may still be heard of
+        process = rig.control.job.table.get(name)
         sayings = SAYINGS[process.health if process is not None else Health.DEAD]
         hear(rig, name, sayings[what % len(sayings)])
-        crew = rig.control._crew
+        table = rig.control.job.table
         if rig.stage in (Stage.FORMING, Stage.TRAINING, Stage.PAUSING):
             assert 1 <= len(rig.members) <= rig.control.world
             assert len(set(rig.members)) == len(rig.members)
             assert all(
-                crew[name].health in (Health.TRAINING, Health.PARKED) for name in rig.members
+                table[name].health in (Health.TRAINING, Health.PARKED) for name in rig.members
             )
         if rig.stage is Stage.WAITING:
             assert any(
-                crew[name].health is Health.STARTING
-                for name in rig.control._formation.pending.members
+                table[name].health is Health.STARTING
+                for name in rig.control.job.formation.pending.members
             )
     rig.control.stop("halted", "enough")
     rig.die(*rig.names())
@@ -1163,7 +1164,7 @@ def test_the_state_of_one_that_waits_is_worth_nothing_once_the_others_train() ->
     rig.join("w0", "w1", step=10)
     rig.die("w0")
     rig.park("w1", step=10)
-    form = rig.control._formation.pending
+    form = rig.control.job.formation.pending
     assert form is not None and form.state is StateFrom.CHECKPOINT
     reason = rig.events(Kind.DECISION)[-1]["reason"]
     assert "nobody is left who holds shard 0: only a checkpoint or a memory copy can help" in reason

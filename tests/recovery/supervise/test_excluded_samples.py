@@ -18,7 +18,7 @@ from recovery.checkpoint.files.checkpoints import newest_first, verify
 from recovery.collectives.reduce import GradientReducer
 from recovery.data import order
 from recovery.data.leftout import LeftOut
-from recovery.policy import fallback
+from recovery.policy import corruption
 from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
@@ -110,7 +110,7 @@ def test_somebody_who_died_is_answered_first(strategy: Strategy) -> None:
 
 @STRATEGIES
 def test_there_is_a_limit(strategy: Strategy) -> None:
-    almost = fallback.MAX_SKIPPED_SAMPLES - 1
+    almost = corruption.MAX_SKIPPED_SAMPLES - 1
     form = form_of(strategy, view((41,), skipped=almost))
     assert form is not None and form.skip == (41,)
     (action,) = strategy.on_failure(view((41, 42), skipped=almost)).actions

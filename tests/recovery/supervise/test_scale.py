@@ -71,20 +71,20 @@ def test_the_dead_are_forgotten_once_they_are_gone_and_no_members() -> None:
         job.go_on()
         control.tick()
         job.all_ready()
-    assert len(list(control._crew)) <= 6
-    assert len(control._view().processes) <= 6
+    assert len(list(control.job.table)) <= 6
+    assert len(control.job.table.views()) <= 6
 
 
 def test_who_was_killed_is_remembered_until_it_is_gone() -> None:
     rig = Rig(DropReplica())
     rig.train(steps=10)
     rig.wait(0.1)
-    rig.control._fail(rig.control._crew["w2"], Cause.HANG, "it hangs")
+    rig.control._fail(rig.control.job.table["w2"], Cause.HANG, "it hangs")
     rig.park("w0", "w1", "w3", step=10)
     rig.join(*rig.members, step=10)
-    assert rig.control._crew["w2"].health is Health.DEAD and rig.control.exit_was_expected("w2")
+    assert rig.control.job.table["w2"].health is Health.DEAD and rig.control.exit_was_expected("w2")
     rig.die("w2")
-    assert "w2" not in rig.control._crew
+    assert "w2" not in rig.control.job.table
     rig.die("w2")
     rig.park("w2", step=10)
     assert rig.causes() == [("w2", "hang")]

@@ -37,17 +37,18 @@ from recovery.checkpoint.files.custody import Custody
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
 from recovery.checkpoint.files.retention import Agreement
 from recovery.detection.hangs import HangDetector
-from recovery.policy.replacement_delay import Settling
+from recovery.policy.replacement_delay import ReplacementDelay
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import ClusterView, Decision, Form, Health, Strategy
 from recovery.rank.membership import Membership
 from recovery.supervise.controller import Controller
 from recovery.supervise.divergence import DigestBook
-from recovery.supervise.excluded_samples import Skips
+from recovery.supervise.excluded_samples import ExcludedSamples
 from recovery.supervise.failures import FailureBook
 from recovery.supervise.formation import Formation
-from recovery.supervise.process_table import Crew
+from recovery.supervise.process_table import ProcessTable
+from recovery.supervise.recovery_cycle import RecoveryCycle
 from recovery.supervise.supervision import Stage
 from tests.support.search import defects
 
@@ -130,21 +131,21 @@ def _twice_promoted(right: Wrong) -> Wrong:
 def _deaf_to_the_last(right: Wrong) -> Wrong:
     """Whoever parks last is noted down, and nobody looks whether all have."""
 
-    def on_parked(self: Controller, entry: Any, message: Any) -> None:
-        if self.stage is Stage.STOPPING and len(self._crew.training()) == 1:
+    def parked(self: RecoveryCycle, entry: Any, message: Any) -> None:
+        if self.stage is Stage.STOPPING and len(self._job.table.training()) == 1:
             entry.health, entry.step, entry.valid = Health.PARKED, message.step, message.valid
             return
         right(self, entry, message)
 
-    return on_parked
+    return parked
 
 
 def _abort_forgets(right: Wrong) -> Wrong:
     """The last member is not told of an abort."""
 
-    def abort(self: Crew, generation: int) -> None:
-        whole = Crew.training
-        with patch.object(Crew, "training", lambda crew: whole(crew)[:-1]):
+    def abort(self: ProcessTable, generation: int) -> None:
+        whole = ProcessTable.training
+        with patch.object(ProcessTable, "training", lambda table: whole(table)[:-1]):
             right(self, generation)
 
     return abort
@@ -244,7 +245,7 @@ def _older_memory(right: Wrong) -> Wrong:
 def _not_told(right: Wrong) -> Wrong:
     """A process that was not a member when a sample was left out is never told of it."""
 
-    def tell(self: Skips, process: Any) -> int:
+    def tell(self: ExcludedSamples, process: Any) -> int:
         return right(self, process) if process.rank is not None else len(self._order)
 
     return tell
@@ -279,7 +280,7 @@ def _same_generation(right: Wrong) -> Wrong:
 def _skips_from_later(right: Wrong) -> Wrong:
     """Samples are left out one step later than is said."""
 
-    def take(self: Skips, form: Form) -> None:
+    def take(self: ExcludedSamples, form: Form) -> None:
         right(self, form)
         self._since = {sample: since + 1 for sample, since in self._since.items()}
 
@@ -390,16 +391,16 @@ PLANTED: dict[str, Planted] = {
     ),
     "the batch of the next step": Planted(strategy="checkpoint-restart", behaviour=NextBatch),
     "samples are left out one step late": Planted(
-        strategy="drop-replica", patches=[(Skips, "take", _skips_from_later)]
+        strategy="drop-replica", patches=[(ExcludedSamples, "take", _skips_from_later)]
     ),
     "a replacement is not told of samples left out": Planted(
-        strategy="hot-spare", patches=[(Skips, "tell", _not_told)]
+        strategy="hot-spare", patches=[(ExcludedSamples, "tell", _not_told)]
     ),
     "a rank's gradient is left out": Planted(strategy="hot-spare", behaviour=defects.DropsShare),
     # ---- state
     "a state is copied one step late": Planted(strategy="hot-spare", behaviour=defects.StalePeer),
     "a torn state is taken for whole": Planted(
-        strategy="drop-replica", patches=[(Controller, "_on_parked", _ignores_torn)]
+        strategy="drop-replica", patches=[(RecoveryCycle, "parked", _ignores_torn)]
     ),
     "random numbers begin anew": Planted(
         strategy="checkpoint-restart", behaviour=BeginsRandomnessAnew
@@ -456,20 +457,20 @@ PLANTED: dict[str, Planted] = {
     "spares are not replaced": Planted(strategy="hot-spare", instead=NeverReplenishes),
     "a replacement is not taken in": Planted(strategy="drop-replica", instead=NeverGrows),
     "nobody looks again once a generation trains": Planted(
-        strategy="drop-replica", patches=[(Settling, "just_settled", never(False))]
+        strategy="drop-replica", patches=[(ReplacementDelay, "just_settled", never(False))]
     ),
     "a stopped process survives its kill": Planted(
         strategy="hot-spare", behaviour=WakesAfterItsKill
     ),
     # ---- failures
     "a wake-up is lost": Planted(
-        strategy="hot-spare", patches=[(Controller, "_on_parked", _deaf_to_the_last)]
+        strategy="hot-spare", patches=[(RecoveryCycle, "parked", _deaf_to_the_last)]
     ),
     "a pause is asked for again and again": Planted(
         strategy="drop-replica", patches=[(Membership, "joins", _pauses_again)]
     ),
     "an abort forgets one rank": Planted(
-        strategy="drop-replica", patches=[(Crew, "abort", _abort_forgets)]
+        strategy="drop-replica", patches=[(ProcessTable, "abort", _abort_forgets)]
     ),
     "an exit while a group forms is not heard": Planted(
         strategy="drop-replica", patches=[(Controller, "on_exit", _exits_unheard)]

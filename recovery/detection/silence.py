@@ -1,0 +1,85 @@
+"""How long a rank has kept others waiting or has waited itself, without the time in which others
+kept it from running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+
+MAX_LOOK_S = 0.1
+"""A look counts for no more: what passes while the supervisor gets no processor is not silence."""
+SURE = 0.25
+"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of
+its threads.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """At all members at once. ``passed_s``: since the look before, as far as it counts."""
+
+    now_s: float
+    passed_s: float
+
+    @classmethod
+    def after(cls, last_s: float | None, now_s: float) -> Look:
+        """A look now, after one at ``last_s``; None: it is the first."""
+        return cls(now_s=now_s, passed_s=0.0 if last_s is None else min(now_s - last_s, MAX_LOOK_S))
+
+
+@dataclass(kw_only=True)
+class Silence:
+    """How long a member, with this very mark, kept others waiting, how long it was itself one who
+    waits, how long nobody waited for it alone (``shared_s``; ``common_s`` of it with most others,
+    for a few who wait), and since when the kernel shows it as stopped. ``unasked_s``: what was
+    counted since somebody last asked what kept it (``asked_s``, ``starved_s``).
+    """
+
+    mark: Mark
+    behind_s: float = 0.0
+    waited_s: float = 0.0
+    shared_s: float = 0.0
+    common_s: float = 0.0
+    stopped_s: float | None = None
+    starved_s: float = 0.0
+    asked_s: float | None = None
+    unasked_s: float = 0.0
+
+    def waits(
+        self, look: Look, deadline_s: float, pulse: Callable[[], Pulse], stuck: Callable[[], bool]
+    ) -> None:
+        """It is one of those who wait. ``stuck``: whether anybody is to ask what kept it."""
+        self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
+
+    def lags(self, look: Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
+        """It keeps others waiting. ``works``: how much counts of time in which it uses a
+        processor.
+        """
+        self.behind_s = max(0.0, self.behind_s + self._net(look, deadline_s, pulse, works))
+
+    def _net(
+        self,
+        look: Look,
+        deadline_s: float,
+        pulse: Callable[[], Pulse],
+        works: float = 1.0,
+        asks: Callable[[], bool] = lambda: True,
+    ) -> float:
+        """Of the time since the last look, how much it was not kept from running by others; less
+        than nothing, when it turns out only now that it was kept from running before.
+        """
+        self.unasked_s += look.passed_s
+        if self.behind_s + self.waited_s < SURE * deadline_s or not asks():
+            return look.passed_s
+        now, credit_s = pulse(), 0.0
+        if self.asked_s is not None:
+            held_s = now.starved_s - self.starved_s
+            # What was counted of this time; and what is too long for this time was earlier. Between
+            # the two it may have been in time that was counted against nobody.
+            credit_s = min(held_s, self.unasked_s) + max(0.0, held_s - (look.now_s - self.asked_s))
+        self.starved_s, self.asked_s, self.unasked_s = now.starved_s, look.now_s, 0.0
+        return (look.passed_s - credit_s) * (works if now.working else 1.0)

@@ -1,0 +1,55 @@
+"""One process as its supervisor holds it: a pidfd, a channel, and the memory that they share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from recovery.process.starvation import Starvation
+from recovery.transport.event_ring import LineRing
+from recovery.transport.exit_hint import Bell
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Channel
+
+
+class Child:
+    """``log``: its event log, to be completed when it dies; ``gone``: its exit is known; ``watch``:
+    the thread that waits for its bell, once there is one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        channel: Channel,
+        page: MarkPage,
+        *,
+        ring: LineRing,
+        bell: Bell,
+        log: Path | None,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.channel: Channel | None = channel
+        self.page = page
+        self.ring = ring
+        self.bell = bell
+        self.log = log
+        self.gone = False
+        self.starvation = Starvation()
+        self.watch: threading.Thread | None = None
+
+    def let_go(self) -> None:
+        """Give back all that was held for it. Its watch, if there is one, closes the bell when it
+        ends.
+        """
+        self.page.close()
+        self.ring.close()
+        if self.watch is None:
+            self.bell.close()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        os.close(self.pidfd)

@@ -1,0 +1,199 @@
+"""A supervised job as its supervisor knows it: processes, generation, failures, progress and
+checkpoints. The parts of the controller share it; none of it decides what happens next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from recovery.policy.strategy import Cause, ClusterView, Failure, Health
+from recovery.supervise.divergence import DigestBook
+from recovery.supervise.excluded_samples import ExcludedSamples
+from recovery.supervise.failures import NOTHING, FailureBook
+from recovery.supervise.formation import Formation
+from recovery.supervise.process_table import Process, ProcessTable
+from recovery.supervise.progress import AgreementLog, ProgressWatch
+from recovery.supervise.supervision import Hands, Timing
+from recovery.transport.wire import Parked
+
+KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
+"""A process that fails by these may be there still."""
+
+
+class JobState:
+    """``world``: ranks asked for; ``shards``: ranks that hold one copy of the model together;
+    ``steps``: after which the job is complete.
+    """
+
+    def __init__(
+        self, hands: Hands, timing: Timing, *, world: int, steps: int, shards: int, store_port: int
+    ) -> None:
+        self.hands = hands
+        self.timing = timing
+        self.world = world
+        self.steps = steps
+        self.shards = shards
+        self.table = ProcessTable(hands, start_timeout_s=timing.start_timeout_s)
+        self.failures = FailureBook(hands, max_attempts=timing.max_attempts)
+        self.progress = ProgressWatch(hands, timing.hang, shards=shards)
+        self.formation = Formation(
+            hands,
+            self.table,
+            shards=shards,
+            store_port=store_port,
+            join_timeout_s=timing.join_timeout_s,
+        )
+        self.excluded = ExcludedSamples(hands, self.failures)
+        self.digests = DigestBook()
+        self.agreement = AgreementLog(hands, self.table, self.progress, self.digests)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Processes of the current generation by rank."""
+        return self.table.members
+
+    @property
+    def generation(self) -> int:
+        """Number of the current generation, 0 before the first."""
+        return self.formation.generation
+
+    @property
+    def ready_spares(self) -> tuple[str, ...]:
+        """Processes waiting outside the generation, oldest first."""
+        return tuple(p.name for p in self.table.where(Health.READY))
+
+    def process_of(self, rank: int) -> str | None:
+        """The process that holds a rank now, if it lives."""
+        name = self.members[rank] if rank < len(self.members) else ""
+        return name if name and self.table[name].health is not Health.DEAD else None
+
+    def exit_was_expected(self, process: str) -> bool:
+        """Whether the supervisor asked for this process's end."""
+        entry = self.table.get(process)
+        return entry is not None and entry.expected_exit
+
+    def has_place(self, process: Process) -> bool:
+        """Whether it holds a rank, or is to hold one in the generation that is decided."""
+        rank = self.table.rank_of(process.name)
+        return rank is not None or self.formation.awaits(process.name)
+
+    def parked(self, process: Process, message: Parked) -> bool:
+        """A process has left a generation. False where that is not the current one."""
+        if message.generation != self.generation or self.table.rank_of(process.name) is None:
+            return False
+        process.health, process.step, process.valid = Health.PARKED, message.step, message.valid
+        process.finished, process.pending = False, message.pending
+        self.excluded.note(process.name, message.samples)
+        return True
+
+    def noticed(self, process: Process) -> bool:
+        """A process will be ended soon. One without a place is let go of at once. Whether it has
+        one.
+        """
+        process.noticed = True
+        detail = "told by SIGTERM that it will be ended soon"
+        step = self.table.step_of(process)
+        self.failures.history.append(self._declare(process, Cause.NOTICE, detail, step))
+        if self.has_place(process):
+            return True
+        self.table.fence(process)
+        return False
+
+    def failed(
+        self, process: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
+    ) -> bool:
+        """A process has failed; one that may go on by itself is killed. Whether it has a place, so
+        that its failure is to be answered.
+        """
+        step = self.table.step_of(process)
+        failure = self._declare(process, cause, detail, step, measured)
+        if process.health is not Health.DEAD and cause in KILLED_FOR:
+            self.table.kill(process)  # a hung one may take a while to die; none waits for it
+        has_place = self.has_place(process)
+        (self.failures.current if has_place else self.failures.history).append(failure)
+        return has_place
+
+    def blame(self, processes: Sequence[Process], cause: Cause, detail: str, step: int) -> None:
+        """Failures to be answered, of processes that go on: each of these, or of none that is
+        known.
+        """
+        blamed: Sequence[Process | None] = processes or [None]
+        for process in blamed:
+            self.failures.current.append(self._declare(process, cause, detail, step))
+
+    def refused(self, message: Parked) -> None:
+        """A rank has refused values that are not finite. After the last step its state holds
+        them.
+        """
+        late = message.step >= self.steps
+        ranks = [rank for rank in message.blamed if rank < len(self.members)]
+        blamed = [self.table[self.members[rank]] for rank in ranks]
+        if not late:
+            detail = "non-finite loss or gradient, refused before the optimizer step"
+            self.blame(blamed, Cause.NONFINITE, detail, message.step + 1)
+            return
+        detail = "non-finite state, refused after the last step"
+        failure = self._declare(blamed[0], Cause.NONFINITE, detail, message.step)
+        self.failures.current.append(replace(failure, applied=True))
+
+    def _declare(
+        self,
+        process: Process | None,
+        cause: Cause,
+        detail: str,
+        step: int,
+        measured: Mapping[str, Any] = NOTHING,
+    ) -> Failure:
+        return self.failures.declare(
+            process,
+            cause,
+            step=step,
+            detail=detail,
+            generation=self.generation,
+            size=len(self.members),
+            measured=measured,
+        )
+
+    def why_give_up(self) -> str:
+        """Count one more decision. Why it is not made, or ""."""
+        return self.failures.hopeless(
+            self.progress.high_water, world=self.world, max_deaths=self.timing.max_deaths
+        )
+
+    def form(self) -> None:
+        """Tell the members of the decided generation to join it."""
+        self.formation.begin(
+            tell=self.excluded.tell, examine=self.excluded.examine, word=self.digests.word
+        )
+        self.digests.began(self.generation, self.members, shards=self.shards)
+
+    def trains(self, step: int) -> None:
+        """The generation is formed, and trains from this step on."""
+        formation = self.formation
+        formation.ready(step)
+        self.failures.answered(formation.answer)
+        self.agreement.formed(
+            restored=step if formation.afresh else None, checkpoint=formation.restored
+        )
+        self.progress.resumed(self.generation, self.members, step)
+
+    def view(self, *, spares: int, pause_saves: bool) -> ClusterView:
+        """What a strategy sees. ``spares``: wanted; ``pause_saves``: see ``ClusterView``."""
+        return ClusterView(
+            now_s=self.hands.now_s(),
+            generation=self.generation,
+            world=self.world,
+            spares=spares,
+            members=self.members,
+            processes=self.table.views(),
+            failures=self.excluded.with_samples(self.failures.current),
+            skipped=self.excluded.lately,
+            history=tuple(self.failures.history),
+            rollbacks=self.formation.rollbacks,
+            shards=self.shards,
+            saved=self.digests.has_checkpoint,
+            saved_step=self.digests.newest,
+            pause_saves=pause_saves,
+        )

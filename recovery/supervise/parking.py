@@ -1,0 +1,81 @@
+"""Aborts a generation: has its survivors leave it, and waits until they have parked with their
+state and the cause is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.events.log import Kind
+from recovery.policy.strategy import Cause, Health
+from recovery.supervise.failures import Symptom
+from recovery.supervise.job_state import JobState
+
+
+class Parking:
+    """The wait for the survivors of one generation after the other."""
+
+    def __init__(self, job: JobState) -> None:
+        self._job = job
+        self._deadline_s = 0.0
+        self._patience_s = 0.0
+        self._unforced = False  # they park by themselves, and are aborted where they do not
+
+    def abort(self) -> None:
+        """Tell every survivor to leave: a cascade from neighbour to neighbour is not enough."""
+        job, limit_s = self._job, self._job.timing.park_timeout_s
+        self._unforced = False
+        self._deadline_s = job.hands.now_s() + limit_s
+        job.progress.aborted(limit_s)
+        job.table.abort(job.generation)
+
+    def let_park(self, patience_s: float) -> None:
+        """They park by themselves; abort them after so long without a sign of life."""
+        self._unforced, self._patience_s = True, patience_s
+        self._deadline_s = self._job.hands.now_s() + patience_s
+
+    def overdue(self, now_s: float) -> Iterator[Symptom]:
+        """Survivors that hang: those that stay in a generation that was aborted."""
+        job = self._job
+        if self._unforced:
+            if job.progress.moved(job.members):  # they look for a sample that no rank can compute
+                self._deadline_s = max(self._deadline_s, now_s + self._patience_s)
+            elif now_s > self._deadline_s:
+                self.abort()
+            return
+        staying = [process.name for process in job.table.training()]
+        for name, measured in job.progress.staying(staying).items():
+            yield Symptom(
+                process=job.table[name],
+                cause=Cause.HANG,
+                detail="did not leave an aborted generation",
+                measured=measured,
+            )
+
+    def lacks_cause(self, now_s: float) -> bool:
+        """Whether all have left in time and none died: then the connection failed."""
+        table, current = self._job.table, self._job.failures.current
+        return (
+            not self._unforced and now_s > self._deadline_s and not current and not table.training()
+        )
+
+    def conclude(self) -> bool:
+        """Whether all have left and there is something to answer; then what each holds is written
+        down. A suspicion becomes a failure of no known process when its grace is over.
+        """
+        job, failures = self._job, self._job.failures
+        if job.table.some_train:
+            return False
+        if not failures.current:
+            if failures.suspected_s is None:
+                return False
+            patience_s = failures.suspected_s + job.timing.blame_grace_s
+            if job.hands.now_s() < patience_s:
+                self._deadline_s = patience_s  # the cause may be a death not reported yet
+                return False
+            step = job.progress.committed + 1
+            job.blame([], Cause.ERROR, failures.suspicion, step)
+        parked = [p for p in job.table.member_processes() if p.health is Health.PARKED]
+        held = {p.name: {"step": p.step, "valid": p.valid, "pending": p.pending} for p in parked}
+        job.hands.record(Kind.SURVIVORS_PARKED, processes=held)
+        return True

@@ -1,0 +1,295 @@
+"""What follows a failure, from top to bottom: abort the generation, decide, form the next one, go
+on. Which failures there are is detected by ``recovery.supervise.controller``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from chaos.events.log import Kind
+from recovery.policy.replacement_delay import ReplacementDelay
+from recovery.policy.strategy import (
+    Cause,
+    ClusterView,
+    Decision,
+    Form,
+    GiveUp,
+    Kill,
+    Pause,
+    Spawn,
+    Strategy,
+    describe,
+)
+from recovery.supervise.divergence import Disagreement
+from recovery.supervise.job_state import JobState
+from recovery.supervise.parking import Parking
+from recovery.supervise.process_table import Process
+from recovery.supervise.supervision import Stage
+from recovery.transport.wire import Joined, Parked, PauseRequest
+
+_TRAINS = (Stage.TRAINING, Stage.PAUSING)
+
+
+class RecoveryCycle:
+    """Moves a job on from stage to stage. ``outcome``, ``reason``: of the job, once it ends;
+    ``parking``: the wait for survivors.
+    """
+
+    def __init__(self, job: JobState, strategy: Strategy) -> None:
+        self._job = job
+        self._strategy = strategy
+        self.parking = Parking(job)
+        self._delay = ReplacementDelay(job.timing.settle_timeout_s)
+        self._again_s = math.inf
+        self._pause_saves = False
+        self._end_by_s = 0.0
+        self.stage = Stage.STARTING
+        self.outcome = ""
+        self.reason = ""
+
+    # ---- a failure
+
+    def failed(self, process: Process, *, has_place: bool) -> None:
+        """A process has failed, and that is written down. ``has_place``: the generation lacks
+        it.
+        """
+        match self.stage:
+            case Stage.STOPPING:
+                self.decide_if_parked()
+            case Stage.WAITING if self._job.formation.awaits(process.name):
+                self._job.formation.drop()
+                self._decide()
+            case Stage.WAITING:
+                pass
+            case _ if has_place:
+                self.stop_generation()
+            case Stage.TRAINING:
+                self._act(self._strategy.on_spare_lost(self._view()))
+
+    def noticed(self, process: Process, *, has_place: bool) -> None:
+        """A process will be ended soon: a member when the strategy has it leave."""
+        answer = self._strategy.on_notice if has_place else self._strategy.on_spare_lost
+        match self.stage:
+            case Stage.STARTING | Stage.WAITING:
+                self.form_if_ready()  # it may be the one that was waited for
+            case Stage.TRAINING:
+                self._act(answer(self._view()))
+            case Stage.PAUSING if process.name in self._job.members:
+                # With this one gone too, what was to be left to others may have to be saved.
+                more = answer(self._view())
+                if Pause(save=True) in more.actions:
+                    self._act(more)
+
+    def differ(self, found: Disagreement) -> None:
+        """States of replicas differ: each process that holds another than most is to blame."""
+        odd = [self._job.table[name] for name in found.odd]
+        self._job.blame(odd, Cause.DIVERGED, found.detail, found.step)
+        if self.stage is not Stage.STOPPING:
+            self.stop_generation()
+
+    def _refused(self, message: Parked) -> None:
+        """A rank has refused values that are not finite."""
+        job, timing = self._job, self._job.timing
+        # the blamed look for the sample, and then park
+        examined = job.excluded.examine == message.step + 1
+        job.refused(message)
+        if message.step >= job.steps and self.stage is Stage.STOPPING:
+            self.decide_if_parked()
+        elif message.step >= job.steps or not (self._strategy.keeps_survivors or examined):
+            self.stop_generation()
+        else:
+            # All ranks see the same flags and park by themselves; an abort now could cut one off.
+            self.stage = Stage.STOPPING
+            self.parking.let_park(timing.examine_timeout_s if examined else timing.unforced_park_s)
+            self.decide_if_parked()
+
+    def suspect(self, why: str) -> None:
+        """A collective failed and no process is known to be dead: break the group, await the
+        cause.
+        """
+        if self.stage in (*_TRAINS, Stage.FORMING):
+            self._job.failures.suspect(why)
+            self.stage = Stage.STOPPING
+            self.parking.abort()
+
+    # ---- abort
+
+    def stop_generation(self) -> None:
+        """Have every survivor leave the generation at once, or replace all where the strategy keeps
+        none.
+        """
+        self.stage = Stage.STOPPING
+        self._job.failures.forget_suspicion()
+        if not self._strategy.keeps_survivors:
+            self._decide()
+            return
+        self.parking.abort()
+        self.decide_if_parked()
+
+    def parked(self, process: Process, message: Parked) -> None:
+        """A rank has left its generation: by an abort, a failure that it saw, or a pause."""
+        if not self._job.parked(process, message):
+            return
+        late = self.stage is Stage.STOPPING and message.step >= self._job.steps  # each for itself
+        if message.why == "nonfinite" and (late or self.stage in _TRAINS):
+            self._refused(message)
+        elif self.stage is Stage.STOPPING:
+            self.decide_if_parked()
+        elif message.why != "pause":
+            self.suspect(message.error)
+        elif self.stage is Stage.PAUSING and self._job.table.all_parked:
+            self._act(self._strategy.on_paused(self._view()))
+
+    # ---- decide
+
+    def decide_if_parked(self) -> None:
+        """Decide, once all survivors have left and the cause is known."""
+        if self.stage is Stage.STOPPING and self.parking.conclude():
+            self._decide()
+
+    def _decide(self) -> None:
+        self._job.failures.forget_suspicion()
+        if why := self._job.why_give_up():
+            self.stop("gave-up", why)
+        else:
+            self._act(self._strategy.on_failure(self._view()))
+
+    def _view(self) -> ClusterView:
+        return self._job.view(spares=self._strategy.spares_wanted, pause_saves=self._pause_saves)
+
+    def _act(self, decision: Decision) -> None:
+        """Write the decision down, if there is anything to do, and do it."""
+        self._again_s = decision.again_s if decision.again_s is not None else self._again_s
+        if not decision.actions:
+            return
+        actions = [describe(action) for action in decision.actions]
+        self._job.hands.record(Kind.DECISION, actions=actions, reason=decision.reason)
+        table = self._job.table
+        new: list[str] = []
+        form: Form | None = None
+        for action in decision.actions:
+            match action:
+                case Kill():
+                    table.kill(table[action.process])
+                case Spawn():
+                    new.append(table.spawn(action.role, action.mode))
+                case Pause():
+                    self._pause(save=action.save)
+                case Form():
+                    form = action
+                    if not any(name.startswith("new-") for name in form.members):
+                        # None to wait for: the group forms before replacements cost any time.
+                        self._take(form, new)
+                        form = None
+                case GiveUp():
+                    self.stop("gave-up", decision.reason)
+                    return
+        if form is not None:
+            self._take(form, new)
+
+    def _take(self, form: Form, new: Sequence[str]) -> None:
+        """Form this next, as soon as its members are ready; ``new``: the processes that stand
+        behind ``new-0``, ``new-1`` ...
+        """
+        self._job.excluded.take(form)
+        self._job.formation.want(form, new)
+        self.stage = Stage.WAITING
+        self.form_if_ready()
+
+    def _pause(self, *, save: bool) -> None:
+        """Have the generation park at the next step boundary."""
+        members = self._job.table.member_processes()
+        if self.stage is Stage.TRAINING and not any(member.finished for member in members):
+            self.stage, self._pause_saves = Stage.PAUSING, save
+        elif self.stage is not Stage.PAUSING:
+            return
+        self._job.hands.send(self._job.members[0], PauseRequest(save=save))
+
+    # ---- form
+
+    def became_ready(self, process: Process) -> None:
+        """A process is built and waits."""
+        self._job.excluded.tell(process)  # before it is needed
+        if self.stage in (Stage.STARTING, Stage.WAITING):
+            self.form_if_ready()
+        elif self.stage is Stage.TRAINING:
+            self._act(self._strategy.on_ready(self._view()))
+
+    def form_if_ready(self) -> None:
+        """Form the generation that is decided, if all its members are ready."""
+        if self._job.formation.can_begin(with_spares=self.stage is Stage.STARTING):
+            self.stage = Stage.FORMING
+            self._job.form()
+
+    def joined(self, process: Process, message: Joined) -> None:
+        """A member holds the generation's state. When it was the last one, they train."""
+        job = self._job
+        held = job.formation.joined(process, message) if self.stage is Stage.FORMING else None
+        if held is None:
+            return
+        if found := job.digests.joined(held):  # they must not train
+            self.differ(found)
+            return
+        job.trains(message.step)
+        self._delay.began(message.step, job.hands.now_s())
+        self.stage = Stage.TRAINING
+        self.go_on()
+
+    # ---- go on
+
+    def go_on(self) -> None:
+        """The generation trains."""
+        # of members that were told before it did, or while no supervisor heard it
+        if any(member.noticed for member in self._job.table.member_processes()):
+            self._act(self._strategy.on_notice(self._view()))
+        self.end_if_finished()
+
+    def replace_lost(self, now_s: float) -> None:
+        """Replace what was lost or used, once the generation has made a step."""
+        job = self._job
+        if self.stage is not Stage.TRAINING:
+            return
+        settled = self._delay.just_settled(job.progress.committed, now_s)
+        if settled or now_s >= self._again_s:
+            self._again_s = math.inf
+            self._act(self._strategy.on_spare_lost(self._view()))
+        if settled and job.ready_spares and len(job.members) < job.world:
+            self._act(self._strategy.on_ready(self._view()))
+
+    # ---- end
+
+    def end_if_finished(self) -> None:
+        """End the job, if no member has a step left."""
+        if self.stage in _TRAINS and self._job.table.all_finished:
+            self.complete()
+
+    def complete(self) -> None:
+        """End the job: every step is committed."""
+        self._job.progress.reached(self._job.steps)
+        self._end("completed", f"{self._job.steps} steps committed", kill=False)
+
+    def stop(self, outcome: str, reason: str) -> None:
+        """End the job early; every process is killed."""
+        if self.stage not in (Stage.ENDING, Stage.DONE):
+            self._end(outcome, reason, kill=True)
+
+    def _end(self, outcome: str, reason: str, *, kill: bool) -> None:
+        self.outcome, self.reason, self.stage = outcome, reason, Stage.ENDING
+        self._end_by_s = self._job.hands.now_s() + self._job.timing.end_timeout_s
+        self._job.table.dismiss(kill=kill)
+        self.end_if_gone()
+
+    def end_if_gone(self) -> None:
+        """The job is over when every process is gone."""
+        if self._job.table.all_dead:
+            self.stage = Stage.DONE
+
+    def end_by_force(self, now_s: float) -> None:
+        """While the job ends: kill what does not end by itself, and give up on what no signal
+        ends.
+        """
+        if now_s > self._end_by_s + self._job.timing.kill_timeout_s:
+            self.stage = Stage.DONE  # for whoever started it to report
+        elif now_s > self._end_by_s:
+            self._job.table.dismiss(kill=True)

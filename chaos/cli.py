@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,13 +23,10 @@ from chaos.commands.gate import check_choices, conclude, gate_options
 
 if TYPE_CHECKING:
     from chaos.loading.load import LoadedScenario
-    from chaos.planning.listing import Entry
     from chaos.scenario.catalogue import Catalogue
     from harness.host.rundir import RunDirectory
     from harness.judge.results import Results
 
-KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
-ALSO = {"recovery": "strategies"}  # the key a strategy stands under
 EPILOG = """\b
 Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario, 3 inconclusive,
 4 harness or infrastructure broke, 5 unsafe (something is left behind),
@@ -180,25 +177,6 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     else:
         say(planview.as_text(planned))
         _warn(loaded, quiet=False)
-    return errors.EXIT_PASS
-
-
-@cli.command("list")
-@click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
-@click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
-@_FORMAT
-def list_(kind: str | None, verbose: bool, form: str) -> int:
-    """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
-    metrics.
-    """
-    from chaos.planning import listing
-
-    found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
-    say(
-        json.dumps(listing.as_json(found), indent=2)
-        if form == "json"
-        else listing.as_text(found, verbose=verbose)
-    )
     return errors.EXIT_PASS
 
 
@@ -406,34 +384,3 @@ def _show(
         say(f"invariants of {cell.id}")
         for name, finding in cell.invariants.items():
             say(f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip())
-
-
-def _entries(kind: str) -> list[Entry]:
-    from chaos.planning import listing
-
-    if kind == "scenarios":
-        return listing.scenario_entries(Path("scenarios"))
-    if kind == "metrics":
-        from harness.judge.measure.measure import METRICS
-
-        return [
-            listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]")
-            for name, metric in METRICS.items()
-        ]
-    if kind == "checkers":
-        from harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
-
-        return [
-            listing.Entry(name=name, summary=listing.first_sentence(checker))
-            for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items(), *BY_NAME.items())
-        ]
-    catalogue = build_catalogue()
-    if kind == "faults":
-        launchers = cast("dict[str, type[Any]]", catalogue.launchers)
-        able = {name: None if each.emulates else each for name, each in launchers.items()}
-        return [
-            listing.fault_entry(name, cast("Any", model), able)
-            for name, model in catalogue.faults.items()
-        ]
-    models = cast("dict[str, type[Any]]", getattr(catalogue, kind))
-    return [listing.model_entry(name, model) for name, model in models.items()]

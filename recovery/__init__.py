@@ -1,24 +1,28 @@
 """The recovery stack: detection, strategies, mechanisms. Usable without the harness: see
 ``docs/recovery.md``.
 
-Public names: ``join``, ``Job`` and ``Step`` (what a training script holds), ``JoinError``. ``Job``
-and ``Step`` are imported with torch, on first use.
+Public names: ``join``, ``Job`` and ``Step`` (what a training script holds), ``JoinError``. They are
+imported on first use, ``Job`` and ``Step`` with torch: whoever imports another module of this
+package, such as ``chaos --help``, does not pay for them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recovery.rank.joining import JoinError, join
-
 if TYPE_CHECKING:
     from recovery.rank.job import Job
+    from recovery.rank.joining import JoinError, join
     from recovery.rank.step import Step
 
 __all__ = ["Job", "JoinError", "Step", "join"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("JoinError", "join"):
+        from recovery.rank import joining
+
+        return joining.join if name == "join" else joining.JoinError
     if name == "Job":
         from recovery.rank.job import Job
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chaos import errors
+from chaos.commands._compare_output import Progress, announced, write_archive, write_report
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
     from harness.compare.plan.directory import Directory, Plan
-    from harness.compare.play import Player, Step
+    from harness.compare.play import Player
     from harness.compare.prepare import Asked, Prepared
 
 PLACE = "compare"
@@ -160,7 +160,7 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
     target = options["runs"] / PLACE / (options["name"] or path.name.removesuffix(SUFFIX))
     if (target / "plan.json").exists():
         target = target.with_name(f"{target.name}-packed")
-    return _written(made, target, quiet=options["quiet"])
+    return write_report(made, target, quiet=options["quiet"])
 
 
 def _stored(paths: list[Path], options: dict[str, Any]) -> int:
@@ -199,14 +199,8 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
     if options["archive"] is not None:
         if len(paths) != 1 or not single.plan.is_file():
             raise click.UsageError("--archive packs one comparison: name its directory alone")
-        _pack(single, options["archive"])
-    return _written(made, target, quiet=options["quiet"])
-
-
-def _pack(directory: Directory, target: Path) -> None:
-    from harness.compare.result.archive import pack
-
-    say(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")
+        write_archive(single, options["archive"])
+    return write_report(made, target, quiet=options["quiet"])
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
@@ -235,7 +229,7 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
         player.check()
         directory.write_plan(plan)
         if not options["quiet"]:
-            say(_announced(directory, plan))
+            say(announced(directory, plan))
         return _played(player, options)
 
 
@@ -248,7 +242,7 @@ def _played(player: Player, options: dict[str, Any]) -> int:
     for one in heal_all(directory.runs):
         if one.state in ("healed", "left"):
             say("\n".join(one.lines), err=True)
-    shown = _Shown(directory=directory, plan=player.plan, quiet=options["quiet"])
+    shown = Progress(directory=directory, plan=player.plan, quiet=options["quiet"])
     try:
         code = player.play(shown)
     except KeyboardInterrupt:
@@ -257,7 +251,7 @@ def _played(player: Player, options: dict[str, Any]) -> int:
         say(str(error), err=True)
         code = error.exit_code
     if directory.played():
-        _written(gather(directory), directory.root, quiet=options["quiet"])
+        write_report(gather(directory), directory.root, quiet=options["quiet"])
     if code == errors.EXIT_PASS:
         _finished(player, options)
     else:
@@ -271,7 +265,7 @@ def _finished(player: Player, options: dict[str, Any]) -> None:
     settings.
     """
     if options["archive"] is not None:
-        _pack(player.directory, options["archive"])
+        write_archive(player.directory, options["archive"])
     if player.plan.tune:
         from harness.compare.environments import environments, tuned
         from harness.compare.play import now
@@ -281,36 +275,6 @@ def _finished(player: Player, options: dict[str, Any]) -> None:
         kind = environments.find(player.plan.tune)
         sweep = sweep_of(player.plan, gather(player.directory).trials, kind, now())
         say(f"{tuned.write(sweep)}: {', '.join(f'{k} = {v}' for k, v in sweep.best.items())}")
-
-
-@dataclass(kw_only=True)
-class _Shown:
-    """One line for each arm that was played."""
-
-    directory: Directory
-    plan: Plan
-    quiet: bool
-
-    def __call__(self, step: Step) -> None:
-        if self.quiet:
-            return
-        played = step.played
-        words = [
-            f"[{step.number}/{step.total}]",
-            played.arm.label,
-            "·",
-            played.arm.family or "no fault",
-        ]
-        words += [f"· seed {played.arm.seed}:", self._told(step)]
-        words += [f"· {_duration(step.left_s)} left"] if step.number < step.total else []
-        say(" ".join(words))
-
-    def _told(self, step: Step) -> str:
-        from harness.compare.result.gather import seen_of
-
-        if not step.played.usable:
-            return f"{step.results.verdict}, to be played again: {step.results.reason}"
-        return seen_of(self.directory, self.plan, step.played)
 
 
 def _name(options: dict[str, Any]) -> str:
@@ -413,70 +377,7 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
             pythons=prepared.pythons,
             catalogue=catalogue,
         ).check()
-    say(_announced(directory, prepared.plan))
-    return errors.EXIT_PASS
-
-
-def _announced(directory: Directory, plan: Plan) -> str:
-    """What will be done, and how long it will take."""
-    from harness.compare.play import left_of
-
-    missing, seconds, guessed = left_of(directory, plan)
-    faulted = sum(1 for arm in plan.arms if arm.family is not None)
-    lines = [
-        (
-            f"{plan.name}: {len(plan.stacks)} stacks, {len(plan.families)} fault families,"
-            f" {len(plan.seeds)} seeds"
-        ),
-        f"  stacks    {', '.join(stack.label for stack in plan.stacks)}",
-        f"  families  {', '.join(family.name for family in plan.families)}",
-        f"  against   {plan.reference}",
-        (
-            f"  arms      {len(plan.arms)}: {faulted} with a fault, {len(plan.arms) - faulted}"
-            " controls"
-        ),
-    ]
-    for stack in plan.stacks:
-        lines += [
-            f"  without   {stack.label} under {name}: {why}"
-            for name, why in stack.not_offered.items()
-        ]
-    lines += [f"  without   {label}: {why}" for label, why in plan.skipped.items()]
-    lines += [f"  changed   {change}" for change in plan.changes]
-    done = len(plan.arms) - len(missing)
-    sure = "measured" if not guessed else "a guess" if guessed == len(missing) else "partly a guess"
-    longest = f"; each job that never recovers takes {plan.deadline:g} s more"
-    lines.append(
-        f"  time      {_duration(seconds)} for {len(missing)} arms"
-        f" ({sure}){longest if guessed else ''}"
-    )
-    return "\n".join(
-        [
-            *lines,
-            *([f"  done      {done} of {len(plan.arms)}"] if done else []),
-            f"  place     {directory.root}",
-        ]
-    )
-
-
-def _duration(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
-
-
-def _written(made: Any, target: Path, *, quiet: bool) -> int:
-    from reports.compare import write_all
-
-    for caution in made.cautions:
-        say(f"not alike: {caution}", err=True)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        paths = write_all(made, target)
-    except OSError as error:
-        raise errors.InfrastructureError(
-            f"cannot write the report to {target}: {error.strerror}", hint="free disk space"
-        ) from error
-    for path in paths if not quiet else ():
-        say(str(path))
+    say(announced(directory, prepared.plan))
     return errors.EXIT_PASS
 
 

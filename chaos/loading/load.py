@@ -138,15 +138,7 @@ def _draft(
     catalogue: Catalogue,
     env: Mapping[str, str],
 ) -> _Draft:
-    tree = document.tree
-    raw_vars = tree.get("vars")
-    given = interpolate(raw_vars, Names(matrix=combination.values, vars={}, env=env), ("vars",))
-    variables = {
-        name: (value, ("vars", name))
-        for name, value in (given.tree.items() if isinstance(given.tree, dict) else ())
-    }
-    body = {key: value for key, value in tree.items() if key not in ("vars", "matrix")}
-    resolved = interpolate(body, Names(matrix=combination.values, vars=variables, env=env))
+    given, resolved = _interpolated(document.tree, combination, env)
     problems = [*given.problems, *resolved.problems]
     origins = {**given.origins, **resolved.origins}
     broken = {problem.loc for problem in problems} | document.broken
@@ -170,9 +162,8 @@ def _draft(
     commandchecks.place_directory(concrete, directory_of)
     found, placed = fill_traces(concrete, directory_of)
     problems += found
-    scenario, found = validate(
-        Scenario, {**concrete, "vars": given.tree} if raw_vars is not None else concrete
-    )
+    variables = {} if document.tree.get("vars") is None else {"vars": given.tree}
+    scenario, found = validate(Scenario, {**concrete, **variables})
     # A failed reference left a null behind: it has been said already.
     later = [p for p in [*found, *check_cell(concrete, catalogue)] if not _follows(p, broken)]
     # Checks over the whole file (loc ()) are also made one by one, at their places.
@@ -192,6 +183,20 @@ def _draft(
         problems=tuple(problems),
         placed=tuple(placed),
     )
+
+
+def _interpolated(
+    tree: Mapping[str, Any], combination: Combination, env: Mapping[str, str]
+) -> tuple[Resolved, Resolved]:
+    """``vars`` of a cell, and all else of it but the matrix, with every reference replaced."""
+    matrix = combination.values
+    given = interpolate(tree.get("vars"), Names(matrix=matrix, vars={}, env=env), ("vars",))
+    variables = {
+        name: (value, ("vars", name))
+        for name, value in (given.tree.items() if isinstance(given.tree, dict) else ())
+    }
+    body = {key: value for key, value in tree.items() if key not in ("vars", "matrix")}
+    return given, interpolate(body, Names(matrix=matrix, vars=variables, env=env))
 
 
 def _follows(problem: Problem, broken: Collection[Loc]) -> bool:

@@ -27,7 +27,6 @@ from chaos.schedule.arrivals import arrival_times, draw, share
 from chaos.schedule.targeting import Scope, TargetError, Targets, Traits, resolve, traits_of
 
 Point = tuple[int, str]
-Fired = Mapping[tuple[str, Point], int]
 
 STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")
 DEFAULT_PHASE = "data"
@@ -75,7 +74,7 @@ class PlannedFault:
     seed: int
 
     def aimed(self, point: Point) -> PlannedFault:
-        """With the targets of one of its times; ``point``: see ``due_by_time``."""
+        """With the targets of one of its times; ``point``: (number of the time, "")."""
         if not self.each:
             return self
         mine = self.each[point[0]]
@@ -145,82 +144,8 @@ def repeat_seed(seed: int, repeat: int) -> int:
     return seed if repeat == 0 else draw(seed, "repeat", repeat) % 2**32
 
 
-def armed(planned: Sequence[PlannedFault], rank: int, fired: Fired) -> tuple[PlannedFault, ...]:
-    """Step-triggered faults that still may fire on a rank, each with only the points left to it.
-
-    ``fired``: (fault id, point) -> firings so far.
-    """
-    return tuple(
-        left for fault in planned if rank in fault.ranks if (left := _left(fault, fired)).points
-    )
-
-
-def due_by_step(
-    planned: Sequence[PlannedFault], committed: int, fired: Fired
-) -> tuple[PlannedFault, ...]:
-    """Step-triggered faults on no rank (a spare, a checkpoint) that are due after ``committed``
-    steps.
-
-    Each comes with only its due points: step n is due while it is computed, when n - 1 are
-    committed.
-    """
-    due = []
-    for fault in planned:
-        if fault.ranks:
-            continue
-        points = tuple(
-            p for p in fault.points if p[0] <= committed + 1 and _may_fire(fault, p, fired)
-        )
-        if points:
-            due.append(dataclasses.replace(fault, points=points))
-    return tuple(due)
-
-
-def due_by_time(
-    planned: Sequence[PlannedFault], seconds: float, fired: Fired
-) -> tuple[PlannedFault, ...]:
-    """Faults by time that are due ``seconds`` after the first step starts, each with only its due
-    points.
-
-    The point of time number n (from 0) is ``(n, "")``; firings count under it.
-    """
-    due = []
-    for fault in planned:
-        points = ((number, "") for number, time_s in enumerate(fault.times_s) if time_s <= seconds)
-        mine = tuple(point for point in points if _may_fire(fault, point, fired))
-        if mine:
-            due.append(dataclasses.replace(fault, points=mine))
-    return tuple(due)
-
-
-def due_by_event(
-    planned: Sequence[PlannedFault], name: str, nth: int, fired: Fired
-) -> tuple[PlannedFault, ...]:
-    """Faults due at the ``nth`` occurrence (from 1) of an event. Firings count under ``NO_POINT``.
-
-    A fault fires at its own ``nth``; with ``retrigger`` also at those that follow, so many in all.
-    """
-    return tuple(
-        fault
-        for fault in planned
-        if fault.event == name
-        and fault.nth <= nth < fault.nth + fault.max_fires
-        and _may_fire(fault, NO_POINT, fired)
-        and _happens(fault.probability, fault.seed, "event", nth)
-    )
-
-
-def _left(fault: PlannedFault, fired: Fired) -> PlannedFault:
-    return dataclasses.replace(
-        fault, points=tuple(p for p in fault.points if _may_fire(fault, p, fired))
-    )
-
-
-def _may_fire(fault: PlannedFault, point: Point, fired: Fired) -> bool:
-    return fired.get((fault.id, point), 0) < fault.max_fires
-
-
-def _happens(probability: float, *words: str | int) -> bool:
+def happens(probability: float, *words: str | int) -> bool:
+    """Whether what has this probability happens; the same for the same words."""
     return probability >= 1 or share(*words, "chance") < probability
 
 
@@ -236,13 +161,13 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
     chance = at.probability
     steps, times = at.all_steps(), arrival_times(at, seed, fault.id)
     event = at.event if not steps else None
-    happening = [n for n in range(len(times)) if _happens(chance, own, "time", n)]
+    happening = [n for n in range(len(times)) if happens(chance, own, "time", n)]
     many = at.time is None and len(happening) > 1 and not traits.relentless
-    declined = [f"step {step}" for step in steps if not _happens(chance, own, "step", step)]
+    declined = [f"step {step}" for step in steps if not happens(chance, own, "step", step)]
     declined += [
-        f"{time:g} s" for n, time in enumerate(times) if not _happens(chance, own, "time", n)
+        f"{time:g} s" for n, time in enumerate(times) if not happens(chance, own, "time", n)
     ]
-    if event is not None and not _happens(chance, own, "event", at.nth):
+    if event is not None and not happens(chance, own, "event", at.nth):
         declined.append(f"{event} number {at.nth}")
     return PlannedFault(
         id=fault.id,
@@ -256,7 +181,7 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
         points=tuple(
             (step, _phase(fault, step, seed, traits.phases))
             for step in steps
-            if _happens(chance, own, "step", step)
+            if happens(chance, own, "step", step)
         ),
         times_s=tuple(times[n] for n in happening),
         each=tuple(resolve(fault, traits, scope, _arrival_seed(seed, n)) for n in happening)

@@ -16,10 +16,16 @@ from harness.arm.fault_context import Scene
 class Struck(Protocol):
     """An occurrence that was injected."""
 
-    planned: PlannedFault
-    fault: Fault
     occurrence: Occurrence
     healed: bool
+
+    @property
+    def planned(self) -> PlannedFault:
+        """The plan it is of, with the targets that its act hits."""
+
+    @property
+    def fault(self) -> Fault:
+        """What acts."""
 
 
 class Guard:

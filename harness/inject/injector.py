@@ -1,101 +1,78 @@
 """Plays the planned faults of one arm: arms ranks, and acts when a point is reached, a time or an
 event has come.
 
-For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once
-somebody else saw it (or ``fault_failed``), ``fault_healed`` (``harness.inject.occurrences``). What
-a fault acts on is found by ``harness.inject.sites``.
+When a fault is due, and who holds for it, is decided by its trigger (``chaos.schedule.trigger``).
+Ranks act by themselves when their agents hear ``go``; all else is acted on from outside
+(``harness.inject.outside``). For every occurrence: undo record on disk, ``fault_injected``, the
+act, ``fault_landed`` once somebody else saw it (or ``fault_failed``), ``fault_healed``
+(``harness.inject.occurrences``).
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Need, Where
-from chaos.schedule.plan import (
-    NO_POINT,
-    PlannedFault,
-    Point,
-    due_by_event,
-    due_by_step,
-    due_by_time,
-)
+from chaos.schedule.plan import NO_POINT, PlannedFault, Point
+from chaos.schedule.trigger import Trigger, triggers
 from harness.arm.fault_context import Scene
 from harness.inject.guard import Guard
 from harness.inject.occurrence import (
     NOT_HELD,
     NOT_THERE,
     POLLED,
+    Act,
     Late,
     Live,
     announcement,
     command_of,
-    held_by_all,
-    may_fire,
     to_hold_at,
-    widened,
 )
 from harness.inject.occurrences import Occurrences
-from harness.inject.sites import Aim, Miss, Site, site
-from harness.inject.sites.process import DEAD, miss_rank
+from harness.inject.outside import OutsideActs
+from harness.inject.sites import Aim
+from harness.inject.sites.process import DEAD
 from recovery.transport.wire import Extra
 
 
 class Injector:
-    """Faults of one arm. ``plan`` is empty in a control arm."""
+    """Faults of one arm. ``plan`` is empty in a control arm; ``kinds``: name -> fault class."""
 
     def __init__(
-        self, scene: Scene, plan: tuple[PlannedFault, ...], kinds: Mapping[str, type[Fault]]
+        self, scene: Scene, plan: Sequence[PlannedFault], kinds: Mapping[str, type[Fault]]
     ) -> None:
         self._scene = scene
-        if any(kinds[planned.kind].everywhere for planned in plan):
-            plan = widened(plan, kinds, scene.setup.cell.scenario.workload.ranks)
-        self._standing: list[dict[str, Any]] = []  # commands that hold for whoever joins, too
-        self._plan = {planned.id: planned for planned in plan}
-        self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}
-        self._all = plan
         self._ranks = range(scene.setup.cell.scenario.topology.ranks)
-        self._sites: dict[Where, Site] = {}
-        self._guard = Guard(scene)
+        made = triggers(plan, kinds, ranks=len(self._ranks))
+        self._triggers = {trigger.id: trigger for trigger in made}
         self._struck = Occurrences(scene)
-        # by (fault, point), and by (fault, point, rank) for a fault that only the ranks it hits
-        # hold for
-        self._fired: Counter[Any] = Counter()
+        self._guard = Guard(scene)
+        self._outside = OutsideActs(scene, self._struck)
+        self._standing: list[dict[str, Any]] = []  # commands that hold for whoever joins, too
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
-        self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
-        # (fault, rank) still to be hit -> the act it is of
-        self._acts: dict[tuple[str, int], int] = {}
-        # (fault, where) -> ranks that hold there for it, and who they are
-        self._holding: dict[tuple[str, Point], dict[int, str]] = {}
-        # due, held for, and what they act on was not there
-        self._unreached: set[tuple[str, Point]] = set()
         self._attempt = 0
         self._committed = 0
-        # in which a trigger of ``tick`` fired last
-        self._attempt_of: dict[tuple[str, Point], int] = {}
+        self._holds = itertools.count()
 
     def announce(self) -> None:
         """Record what is planned, targets resolved."""
-        for planned in self._plan.values():
-            points = [self._point(planned, point) for point in planned.points]
-            self._scene.record(
-                Kind.FAULT_PLANNED, **announcement(planned, self._faults[planned.id], points)
-            )
+        for trigger in self._triggers.values():
+            self._scene.record(Kind.FAULT_PLANNED, **announcement(trigger))
 
-    # ---- triggers
+    # ---- what happens in the arm
 
     def arm(self, process: str, rank: int) -> None:
         """Tell a process that is about to take ``rank``, or has it, where it has to hold; it holds
         where it does.
         """
-        points = to_hold_at(
-            self._all, self._faults, rank, self._fired, self._waiting, self._struck.live
-        )
-        if self._plan:
+        points = to_hold_at(self._triggers.values(), rank, self._struck.live)
+        if self._triggers:
             self._scene.send(
                 process, Extra(topic="arm", payload={"points": points, "standing": self._standing})
             )
@@ -104,138 +81,21 @@ class Injector:
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
         """A rank reached an armed point, left one without an answer, or ended a lasting fault."""
         if message.topic in ("at_point", "unanswered"):
-            planned, at = (
-                self._plan[message.payload["fault"]],
-                (message.payload["step"], message.payload["phase"]),
-            )
+            trigger = self._triggers[message.payload["fault"]]
+            at = (message.payload["step"], message.payload["phase"])
             if message.topic == "at_point":
-                self._on_hold(planned, process, rank, at)
+                self._at_point(trigger, process, rank, at)
             else:
-                self._holding.get((planned.id, at), {}).pop(-1 if rank is None else rank, None)
+                trigger.leave(at, rank)
                 self._struck.not_fired(
-                    planned, at[0], f"{process} held for it, and nobody answered"
+                    trigger.planned, at[0], f"{process} held for it, and nobody answered"
                 )
         elif live := self._struck.spoken_of(message):
             if message.topic == "healed":
                 self._struck.heal(live, "ended by the rank's agent when its duration was over")
             elif message.topic == "missed" and not live.settled:
-                self._again(live, process, "the rank had left the point: armed again")
-
-    def _again(self, live: Live, process: str | None, why: str) -> None:
-        """It never acted, as whoever was to be hit had left the point, or was dead: the occurrence
-        is void, and the fault is armed again.
-        """
-        fault, rank = live.planned.id, live.occurrence.rank or 0
-        self._struck.fail(live, why, again=True)
-        self._acts[fault, rank] = live.act
-        if live.fault.where is Where.RANK:
-            live.healed = True
-        else:
-            self._struck.heal(live, "it never took effect")
-        if live.point is None:
-            self._waiting.add((fault, rank))
-        else:
-            self._fired[fault, live.point, rank] -= 1
-        if process is not None:
-            self.arm(process, rank)
-
-    def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, at: Point) -> None:
-        if rank is not None and (planned.id, rank) in self._waiting:
-            self._waiting.discard((planned.id, rank))
-            self._fire_in_ranks(planned, {rank: process}, at, None)
-            return
-        if rank is None or rank not in self._holders(planned, at):
-            self._release(planned, process)
-            return
-        self._holding.setdefault((planned.id, at), {})[rank] = process
-        self._fire_if_all_hold(planned, at)
-
-    def _holders(self, planned: PlannedFault, at: Point) -> set[int]:
-        """The ranks that hold there, for a beginning or an end."""
-        if self._ending(planned, at):
-            return set(self._ranks)
-        point, fault = self._planned_at(planned, at), self._faults[planned.id]
-        if point is None:
-            return set()
-        return {rank for rank in self._ranks if may_fire(planned, fault, point, rank, self._fired)}
-
-    def _ending(self, planned: PlannedFault, at: Point) -> list[Live]:
-        return [
-            live
-            for live in self._struck.live
-            if live.planned.id == planned.id and live.ends_at == at
-        ]
-
-    def _planned_at(self, planned: PlannedFault, at: Point) -> Point | None:
-        return next((point for point in planned.points if self._point(planned, point) == at), None)
-
-    def _fire_if_all_hold(self, planned: PlannedFault, at: Point) -> None:
-        """End what is over there, and one act for all the ranks a fault hits, as soon as each of
-        them that lives holds at the point. Whoever died there is left out: the fault is armed again
-        with whoever takes its rank.
-        """
-        held = self._holding.get((planned.id, at), {})
-        if not held or any(
-            self._scene.process_of(r) for r in self._holders(planned, at) - held.keys()
-        ):
-            return
-        del self._holding[planned.id, at]
-        for live in self._ending(planned, at):
-            self._struck.heal(live, "its duration was over")
-        there = {rank: name for rank, name in held.items() if self._is_there(rank, name)}
-        point, fault = self._planned_at(planned, at), self._faults[planned.id]
-        hit = {
-            rank for rank in there if point and may_fire(planned, fault, point, rank, self._fired)
-        }
-        if point is not None and hit and not held_by_all(planned, fault):
-            told = self._fire_held(planned, {rank: there[rank] for rank in sorted(hit)}, point)
-            there = {rank: name for rank, name in there.items() if rank not in told}
-        elif point is not None and hit:
-            self._fire_for_all(planned, point)
-        for name in there.values():
-            self._release(planned, name)
-
-    def _is_there(self, rank: int, process: str) -> bool:
-        """Whether it still has the rank and lives, though its exit may not have been
-        noticed yet.
-        """
-        return self._scene.process_of(rank) == process and self._scene.os_state(process) not in DEAD
-
-    def _fire_held(
-        self, planned: PlannedFault, held: Mapping[int, str], point: Point
-    ) -> Iterable[int]:
-        """Act on the ranks that hold; returns those whose agents are told to act, which are not to
-        be released.
-        """
-        spares = (
-            planned.spares
-            if not any(self._fired[planned.id, point, r] for r in planned.ranks)
-            else ()
-        )
-        for rank in held:
-            self._fired[planned.id, point, rank] += 1
-        if self._refused(planned, point[0]):
-            return ()
-        at = self._point(planned, point)
-        if self._faults[planned.id].where is Where.RANK:
-            self._fire_in_ranks(planned, held, at, point)
-            return held
-        hit = dataclasses.replace(planned, ranks=tuple(held), spares=spares)
-        self._fire_outside(hit, at, point=point, held=True)
-        return ()
-
-    def _fire_for_all(self, planned: PlannedFault, point: Point) -> None:
-        """Act on what is no rank's, while all ranks hold."""
-        if not self._reachable(planned):
-            self._unreached.add((planned.id, point))
-            return
-        self._fired[planned.id, point] += 1
-        self._attempt_of[planned.id, point] = self._attempt
-        if not self._refused(planned, point[0]):
-            self._fire_outside(planned, self._point(planned, point), point=point)
-
-    def _release(self, planned: PlannedFault, process: str) -> None:
-        self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": planned.id}))
+                self._again(live, "the rank had left the point: armed again")
+                self.arm(process, live.occurrence.rank or 0)
 
     def on_training(self) -> None:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
@@ -249,25 +109,25 @@ class Injector:
         self._events_seen[name] += 1
         if name == "recovery_started":
             self._guard.on_failure()
-        for planned in due_by_event(self._all, name, self._events_seen[name], self._fired):
-            self._fired[planned.id, NO_POINT] += 1
-            self._fire_unheld(planned)
+        nth = self._events_seen[name]
+        for trigger in [t for t in self._triggers.values() if t.due_by_event(name, nth)]:
+            trigger.fire(NO_POINT, self._attempt)
+            self._fire_unheld(trigger, trigger.planned)
 
     def tick(self, committed: int) -> None:
-        """Triggers that no rank holds for (time; steps that nobody held for), evidence, ends of
+        """Triggers that no rank holds for (time; steps that no rank held for), evidence, ends of
         lasting faults.
         """
         self._committed = committed
         if self._training_since_ns is not None:
             seconds = (self._scene.now_ns() - self._training_since_ns) / 1e9
-            for planned in due_by_time(self._all, seconds, self._fired):
-                for point in planned.points:
-                    self._fire_once(planned.aimed(point), point)
-            for planned in due_by_step(self._all, committed, self._fired):
-                for point in planned.points:
-                    self._fire_at_last(planned, point)
-        for fault, at in list(self._holding):
-            self._fire_if_all_hold(self._plan[fault], at)  # one that was waited for may have died
+            all_of_them = self._triggers.values()
+            for trigger, point in [(t, p) for t in all_of_them for p in t.due_by_time(seconds)]:
+                self._fire_once(trigger, point)
+            for trigger, point in [(t, p) for t in all_of_them for p in t.due_by_step(committed)]:
+                self._fire_at_last(trigger, point)
+        for trigger, at in self._held():
+            self._fire_if_all_hold(trigger, at)  # one that was waited for may have died
         self._struck.tick(committed)
 
     def observe(self, event: Event) -> None:
@@ -275,11 +135,10 @@ class Injector:
         was to be hit.
         """
         if event.kind in (Kind.ABORT_SENT, Kind.GENERATION_STARTED):
-            self._holding.clear()  # they leave, and are armed with the place they take next
+            for trigger in self._triggers.values():
+                trigger.disperse()  # they are armed with the place they take next
         for live in self._struck.observe(event):
-            self._again(
-                live, None, "its target died where it held, before it took effect: armed again"
-            )
+            self._again(live, "its target died where it held, before it took effect: armed again")
 
     def pending(self) -> bool:
         """Whether evidence is still looked for."""
@@ -290,167 +149,245 @@ class Injector:
         what was due, and never came, that what it acts on was not there: a machine, a spare, a
         coordinator that is not back yet.
         """
-        for fault, point in sorted(self._unreached):
-            if not self._fired[fault, point]:
-                step = point[0] if point in self._plan[fault].points else None
-                self._struck.not_fired(self._plan[fault], step, NOT_THERE)
+        for _, trigger in sorted(self._triggers.items()):
+            for point in trigger.never_there():
+                step = point[0] if point in trigger.planned.points else None
+                self._struck.not_fired(trigger.planned, step, NOT_THERE)
         self._struck.close()
 
-    # ---- firing
+    # ---- ranks that hold
 
-    def _point(self, planned: PlannedFault, point: Point) -> Point:
-        return point[0], self._faults[planned.id].point(point[1])
+    def _at_point(self, trigger: Trigger, process: str, rank: int | None, at: Point) -> None:
+        if rank is not None and trigger.take_next_step((rank,)):
+            self._fire_in_ranks(trigger, {rank: process}, at, None)
+        elif rank is None or rank not in self._holders(trigger, at):
+            self._release(trigger, process)
+        else:
+            trigger.at_point(at, rank, process, next(self._holds))
+            self._fire_if_all_hold(trigger, at)
 
-    def _site(self, where: Where) -> Site:
-        if where not in self._sites:
-            self._sites[where] = site(where, self._scene)
-        return self._sites[where]
+    def _holders(self, trigger: Trigger, at: Point) -> set[int]:
+        """The ranks that hold there, for a beginning or an end."""
+        if self._struck.ending(trigger.id, at):
+            return set(self._ranks)
+        return trigger.holders(at, self._ranks)
 
-    def _fire_at_last(self, planned: PlannedFault, point: Point) -> None:
+    def _held(self) -> list[tuple[Trigger, Point]]:
+        """Where ranks hold, in the order in which they began to."""
+        held = [
+            (hold.number, trigger, at)
+            for trigger in self._triggers.values()
+            for at, hold in trigger.holds.items()
+        ]
+        return [(trigger, at) for _, trigger, at in sorted(held, key=lambda one: one[0])]
+
+    def _fire_if_all_hold(self, trigger: Trigger, at: Point) -> None:
+        """End what is over there, and one act for all the ranks a fault hits, as soon as each of
+        them that lives holds at the point. Whoever died there is left out: the fault is armed again
+        with whoever takes its rank.
+        """
+        hold = trigger.holds.get(at)
+        if hold is None or not hold.processes:
+            return
+        missing = self._holders(trigger, at) - hold.processes.keys()
+        if any(self._scene.process_of(rank) for rank in missing):
+            return
+        trigger.go(at)
+        for live in self._struck.ending(trigger.id, at):
+            self._struck.heal(live, "its duration was over")
+        there = {rank: name for rank, name in hold.processes.items() if self._is_there(rank, name)}
+        point, hit = trigger.planned_at(at), trigger.holders(at, there)
+        if point is not None and hit and not trigger.held_by_all:
+            told = self._fire_held(trigger, {rank: there[rank] for rank in sorted(hit)}, point)
+            there = {rank: name for rank, name in there.items() if rank not in told}
+        elif point is not None and hit:
+            self._fire_for_all(trigger, point)
+        for name in there.values():
+            self._release(trigger, name)
+
+    def _is_there(self, rank: int, process: str) -> bool:
+        """Whether it still has the rank and lives, though its exit may not have been
+        noticed yet.
+        """
+        return self._scene.process_of(rank) == process and self._scene.os_state(process) not in DEAD
+
+    def _fire_held(
+        self, trigger: Trigger, held: Mapping[int, str], point: Point
+    ) -> Collection[int]:
+        """Act on the ranks that hold; returns those whose agents are told to act, which are not to
+        be released.
+        """
+        planned = trigger.planned
+        first = not any(trigger.has_fired(point, rank) for rank in planned.ranks)
+        trigger.fire_on(point, held)
+        if self._refused(trigger, planned, point[0]):
+            return ()
+        at = trigger.acts_at(point)
+        if trigger.fault.where is Where.RANK:
+            self._fire_in_ranks(trigger, held, at, point)
+            return held
+        hit = replace(planned, ranks=tuple(held), spares=planned.spares if first else ())
+        self._fire_outside(trigger, hit, at, point=point, held=True)
+        return ()
+
+    def _fire_for_all(self, trigger: Trigger, point: Point) -> None:
+        """Act on what is no rank's, while all ranks hold."""
+        planned = trigger.planned
+        if not self._reachable(trigger, planned):
+            trigger.not_there(point)
+            return
+        trigger.fire(point, self._attempt)
+        if not self._refused(trigger, planned, point[0]):
+            self._fire_outside(trigger, planned, trigger.acts_at(point), point=point)
+
+    def _release(self, trigger: Trigger, process: str) -> None:
+        self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": trigger.id}))
+
+    def _again(self, live: Live, why: str) -> None:
+        """It never acted, as whoever was to be hit had left the point, or was dead: the occurrence
+        is void, and its trigger pending again.
+        """
+        self._struck.void(live, why)
+        trigger = self._triggers[live.planned.id]
+        trigger.again(live.act.point, live.occurrence.rank or 0, live.act.number)
+
+    # ---- triggers that no rank holds for
+
+    def _fire_at_last(self, trigger: Trigger, point: Point) -> None:
         """Fire at a step that no rank holds for, or for which none came to hold, and say how late
         it is.
         """
-        key, steps = (planned.id, point), self._committed + 1 - point[0]
-        why = POLLED
-        if held_by_all(planned, self._faults[planned.id]):
-            why = NOT_THERE if key in self._unreached else NOT_HELD
+        steps, why = self._committed + 1 - point[0], POLLED
+        if trigger.held_by_all:
+            why = NOT_THERE if trigger.was_not_there(point) else NOT_HELD
+            is_held = trigger.acts_at(point) in trigger.holds
             # A save belongs to the step before it, so that only the next one shows that ranks went
             # past the point.
-            if self._fired[key] or (why == NOT_HELD and (steps < 2 or self._is_held_for(key))):
+            if trigger.has_fired(point) or (why == NOT_HELD and (steps < 2 or is_held)):
                 return
-        self._fire_once(
-            planned.aimed(point), point, Late(steps=steps, why=why) if steps > 0 else None
-        )
+        self._fire_once(trigger, point, Late(steps=steps, why=why) if steps > 0 else None)
 
-    def _is_held_for(self, key: tuple[str, Point]) -> bool:
-        return (key[0], self._point(self._plan[key[0]], key[1])) in self._holding
-
-    def _fire_once(self, planned: PlannedFault, point: Point, late: Late | None = None) -> None:
+    def _fire_once(self, trigger: Trigger, point: Point, late: Late | None = None) -> None:
         """Fire, if it has not yet in this attempt and somebody is there to be hit."""
-        if self._attempt_of.get((planned.id, point)) == self._attempt:
+        planned = trigger.planned.aimed(point)
+        if trigger.fired_in(point, self._attempt):
             return
-        if not self._reachable(planned):
-            self._unreached.add((planned.id, point))
+        if not self._reachable(trigger, planned):
+            trigger.not_there(point)
             return
-        self._attempt_of[planned.id, point] = self._attempt
-        self._fired[planned.id, point] += 1
-        self._fire_unheld(planned, late)
+        trigger.fire(point, self._attempt)
+        self._fire_unheld(trigger, planned, late)
 
-    def _reachable(self, planned: PlannedFault) -> bool:
-        where = self._faults[planned.id].where
-        if where is Where.RANK:
+    def _reachable(self, trigger: Trigger, planned: PlannedFault) -> bool:
+        if trigger.fault.where is Where.RANK:
             return all(self._scene.process_of(rank) for rank in planned.ranks)
-        return self._site(where).reachable(planned)
+        return self._outside.reachable(planned, trigger.fault)
 
-    def _fire_unheld(self, planned: PlannedFault, late: Late | None = None) -> None:
+    def _fire_unheld(
+        self, trigger: Trigger, planned: PlannedFault, late: Late | None = None
+    ) -> None:
         """Fire at targets none of which holds."""
-        if self._refused(planned, None):
+        if self._refused(trigger, planned, None):
             return
-        if self._faults[planned.id].where is not Where.RANK:
-            self._fire_outside(planned, None, late=late)
+        if trigger.fault.where is not Where.RANK:
+            self._fire_outside(trigger, planned, None, late=late)
             return
         act = self._struck.next_number(planned)
         for rank in planned.ranks:
-            self._acts[planned.id, rank] = act
             # Only its training thread can act, at the next step: whoever holds the rank is told to
             # hold there.
-            self._waiting.add((planned.id, rank))
+            trigger.wait_for_next_step((rank,), act)
             process = self._scene.process_of(rank)
             if process:
                 self.arm(process, rank)
 
-    def _fire_in_ranks(
-        self, planned: PlannedFault, held: Mapping[int, str], at: Point, point: Point | None
-    ) -> None:
-        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from
-        outside. ``at``: where they hold; ``point``: the planned one, None where no step was named.
+    def _refused(self, trigger: Trigger, planned: PlannedFault, step: int | None) -> bool:
+        """Whether the blast radius forbids an occurrence that is due; it is then recorded as
+        failed.
         """
-        if self._faults[planned.id].where is not Where.RANK:
-            hit = dataclasses.replace(planned, ranks=tuple(held), spares=())
-            self._fire_outside(hit, at, point=point, held=True)
-            for process in held.values():
-                self._release(planned, process)
+        reason = self._guard.refusal(planned, trigger.fault, self._struck.live)
+        if reason is not None:
+            self._struck.not_fired(planned, step, reason)
+        return reason is not None
+
+    # ---- acting
+
+    def _fire_in_ranks(
+        self, trigger: Trigger, held: Mapping[int, str], at: Point, point: Point | None
+    ) -> None:
+        """Have the agents in the ranks act. ``at``: where they hold; ``point``: the planned one,
+        None where no step was named.
+        """
+        planned, fault = trigger.planned, trigger.fault
+        if fault.everywhere:
+            self._fire_everywhere(trigger, held, at)
             return
-        if self._faults[planned.id].everywhere:
-            self._fire_everywhere(planned, held, at)
-            return
-        act = self._act_of(planned, held)
+        act = Act(
+            planned=planned,
+            fault=fault,
+            number=trigger.act_of(held, self._struck.next_number(planned)),
+            committed=at[0] - 1,
+            at=at,
+            point=point,
+            held=True,
+        )
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
-            groups = self._scene.groups if Need.CGROUP in self._faults[planned.id].wants() else None
+            groups = self._scene.groups if Need.CGROUP in fault.wants() else None
             undo = groups.undo(process) if groups is not None else ()
             aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
-            live = self._begin(planned, aim, at, point=point, held=True, act=act)
-            self._scene.send(process, Extra(topic="go", payload=command_of(planned, live, at[0])))
+            command = command_of(self._struck.begin(act, aim))
+            self._scene.send(process, Extra(topic="go", payload=command))
 
-    def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], at: Point) -> None:
+    def _fire_everywhere(self, trigger: Trigger, held: Mapping[int, str], at: Point) -> None:
         """One occurrence in all ranks; those that do not hold hear of it when they are
         armed anew.
         """
+        planned = trigger.planned
         names = tuple(process for _, process in sorted(held.items()))
         aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
-        command = command_of(planned, self._begin(planned, aim, at), at[0])
+        act = Act(
+            planned=planned,
+            fault=trigger.fault,
+            number=self._struck.next_number(planned),
+            committed=at[0] - 1,
+            at=at,
+        )
+        command = command_of(self._struck.begin(act, aim))
         self._standing.append(command)
-        self._waiting -= {(planned.id, rank) for rank in planned.ranks}
+        trigger.take_next_step(planned.ranks)
         for process in names:
             self._scene.send(process, Extra(topic="go", payload=command))
         self._arm_all(but=held)
+
+    def _fire_outside(
+        self,
+        trigger: Trigger,
+        planned: PlannedFault,
+        at: Point | None,
+        *,
+        point: Point | None = None,
+        held: bool = False,
+        late: Late | None = None,
+    ) -> None:
+        """Act from outside on all that it aims at; whoever is to hold for its end hears of it
+        before it goes on. ``planned``: with the targets it hits; the others as in Act.
+        """
+        act = Act(
+            planned=planned,
+            fault=trigger.fault,
+            number=trigger.act_of(planned.ranks, self._struck.next_number(planned)),
+            committed=self._committed if at is None else at[0] - 1,
+            at=at,
+            point=point,
+            held=held,
+            late=late,
+        )
+        if self._outside.do(act):
+            self._arm_all()
 
     def _arm_all(self, but: Iterable[int] = ()) -> None:
         for rank in self._ranks:
             process = self._scene.process_of(rank)
             if process and rank not in but:
                 self.arm(process, rank)
-
-    def _refused(self, planned: PlannedFault, step: int | None) -> bool:
-        """Whether the blast radius forbids an occurrence that is due; it is then recorded as
-        failed.
-        """
-        reason = self._guard.refusal(planned, self._faults[planned.id], self._struck.live)
-        if reason is not None:
-            self._struck.not_fired(planned, step, reason)
-        return reason is not None
-
-    def _act_of(self, planned: PlannedFault, ranks: Iterable[int]) -> int:
-        """The act that hits these ranks: one that began with others and waits for them, or a new
-        one.
-        """
-        waited = [
-            act for rank in ranks if (act := self._acts.pop((planned.id, rank), None)) is not None
-        ]
-        return min(waited, default=self._struck.next_number(planned))
-
-    def _begin(self, planned: PlannedFault, aim: Aim | Miss, at: Point | None, **more: Any) -> Live:
-        step, phase = at or (None, None)
-        committed = self._committed if step is None else step - 1
-        return self._struck.begin(
-            planned, self._faults[planned.id], aim, step, committed=committed, phase=phase, **more
-        )
-
-    def _fire_outside(self, planned: PlannedFault, at: Point | None, **more: Any) -> None:
-        """Act from outside on all that it aims at; whoever is to hold for its end hears of it
-        before it goes on. ``at``: where ranks hold for it, None where none does.
-        """
-        fault = self._faults[planned.id]
-        aims: Sequence[Aim | Miss] = self._site(fault.where).aims(
-            planned, fault, self._struck.next_number(planned)
-        )
-        ends, act = False, self._act_of(planned, planned.ranks)
-        for aim in aims or [miss_rank(-1)]:
-            live = self._begin(planned, aim, at, act=act, **more)
-            if isinstance(aim, Miss):
-                self._struck.fail(live, aim.reason)
-                continue
-            try:
-                done = dict(fault.act(aim.target))
-            except Exception as error:
-                self._struck.fail(live, f"it could not act: {type(error).__name__}: {error}")
-                self._struck.heal(live, "what it had done before it failed is undone")
-                continue
-            ends = ends or live.ends_at is not None
-            if done:
-                self._struck.effect(live, done)
-            # At once: whoever hears of it next may kill the process.
-            self._struck.look(live)
-        if ends:
-            self._arm_all()

@@ -1,18 +1,19 @@
-"""One occurrence of a fault between its injection and its heal, and what is written about a plan
-beforehand.
+"""One act of a fault, each of its occurrences between injection and heal, and what is written about
+a plan beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chaos.events.following import Follower
 from chaos.events.log import Event
 from chaos.fault.base import Fault, Occurrence, Where
 from chaos.fault.witness import effects_of
-from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
+from chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
+from chaos.schedule.trigger import Trigger
 from harness.inject.sites import Aim
 from recovery.transport.wire import Extra
 
@@ -35,34 +36,77 @@ class Late:
         return {"late_steps": self.steps, "late": self.why, "missed": self.why == NOT_HELD}
 
 
-@dataclass(kw_only=True)
-class Live:
-    """An occurrence between injection and heal. ``aim``: None for a target that was not there;
-    ``point``: the planned one it was due at; ``held``: its process held there when it was injected;
-    ``act``: number of the first occurrence of the act it is of, which hits all its targets at once;
-    ``committed``: steps done when it was injected; ``heard``: whose lines are read for evidence;
-    ``weighed``: how many of the events ``seen`` were looked at for it.
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """One act of a fault, which hits all its targets at once; each of them is an occurrence.
+
+    ``planned``: with the targets that this act hits; ``number``: of its first occurrence;
+    ``committed``: steps done when it acts; ``at``: step and phase at which ranks hold, None where
+    none does; ``point``: the planned one it was due at, None where no step was named; ``held``:
+    whether the processes it hits hold for it.
     """
 
     planned: PlannedFault
     fault: Fault
+    number: int
+    committed: int
+    at: Point | None = None
+    point: Point | None = None
+    held: bool = False
+    late: Late | None = None
+
+
+@dataclass(kw_only=True)
+class Live:
+    """An occurrence between injection and heal. ``aim``: None for a target that was not there;
+    ``tails``: of the files that its evidence is looked for in, ``heard``: whose they are;
+    ``weighed``: how many of the events ``seen`` were looked at for it; ``settled``: it is known
+    whether it landed; ``records``: of the ledger, to be closed when it is undone.
+    """
+
+    act: Act
     occurrence: Occurrence
     aim: Aim | None
-    until_ns: int | None
-    until_step: int | None
     tails: list[Follower]
-    heard: set[str] = field(default_factory=set)
+    heard: set[str]
     seen: list[Event] = field(default_factory=list)
     weighed: int = -1
     settled: bool = False
     healed: bool = False
     looked: bool = False
-    point: Point | None = None
-    held: bool = False
-    late: Late | None = None
-    act: int = 0
-    committed: int = 0
     records: list[str] = field(default_factory=list)
+
+    @property
+    def planned(self) -> PlannedFault:
+        """The plan it is of, with the targets of its act."""
+        return self.act.planned
+
+    @property
+    def fault(self) -> Fault:
+        """What acts."""
+        return self.act.fault
+
+    @property
+    def held(self) -> bool:
+        """Whether its process held for it when it was injected."""
+        ranked = self.occurrence.rank is not None
+        return self.act.held and ranked and self.fault.where in (Where.PROCESS, Where.RANK)
+
+    @property
+    def until_ns(self) -> int | None:
+        """When its end comes from outside, if it lasts for a time."""
+        seconds = self.planned.duration_s
+        if seconds is None or self.fault.where is Where.RANK:
+            return None
+        return self.occurrence.time_ns + int(seconds * 1e9)
+
+    @property
+    def until_step(self) -> int | None:
+        """After how many steps its end comes from outside, if it lasts for steps."""
+        steps = self.planned.duration_steps
+        if steps is None or self.fault.where is Where.RANK:
+            return None
+        return self.act.committed + steps
 
     @property
     def lasts(self) -> bool:
@@ -73,9 +117,13 @@ class Live:
     @property
     def ends_at(self) -> Point | None:
         """Where ranks hold for its end, if it lasts for steps and its end comes from outside."""
-        return (
-            None if self.until_step is None or self.healed else (self.until_step + 1, DEFAULT_PHASE)
-        )
+        last = self.until_step
+        return None if last is None or self.healed else (last + 1, DEFAULT_PHASE)
+
+    def is_over(self, now_ns: int, committed: int) -> bool:
+        """Whether its duration is over by now, or with so many steps done."""
+        by_time = self.until_ns is not None and now_ns >= self.until_ns
+        return by_time or (self.until_step is not None and committed >= self.until_step)
 
     def overdue(self, committed: int) -> str:
         """How much later than planned it is with so many steps done, for its heal."""
@@ -101,71 +149,27 @@ def died_holding(live: Live) -> bool:
     return not wrote and not said
 
 
-def held_by_all(planned: PlannedFault, fault: Fault) -> bool:
-    """Whether all ranks hold at its points: it acts on something that is no rank's, and would come
-    too late if whoever counts steps from outside had to notice. The coordinator is lost while
-    nobody waits for it: it could not release them.
-    """
-    return not planned.ranks and fault.where is not Where.COORDINATOR
-
-
 def to_hold_at(
-    plan: Sequence[PlannedFault],
-    faults: Mapping[str, Fault],
-    rank: int,
-    fired: Mapping[Any, int],
-    waiting: Container[tuple[str, int]],
-    struck: Iterable[Live] = (),
+    triggers: Iterable[Trigger], rank: int, struck: Iterable[Live]
 ) -> list[dict[str, Any]]:
-    """The points at which whoever holds ``rank`` is to hold. ``waiting``: (fault, rank) due at the
-    next step; ``struck``: faults that may have ends to hold for.
+    """The points at which whoever holds ``rank`` is to hold, as its agent is told: those of steps,
+    of its next step, and the ends of what lasts. ``struck``: occurrences that may have such ends.
     """
-    points = {
-        (planned.id, step, faults[planned.id].point(phase)): planned.seed
-        for planned in plan
-        for step, phase in planned.points
-        if may_fire(planned, faults[planned.id], (step, phase), rank, fired)
-    }
-    for planned in plan:
-        if (planned.id, rank) in waiting:
-            fault = faults[planned.id]
-            points[planned.id, NEXT_STEP, fault.point(first_phase(fault))] = planned.seed
-    points |= {
-        (live.planned.id, *live.ends_at): live.planned.seed for live in struck if live.ends_at
-    }
+    triggers = list(triggers)
+    points = [(each.planned, at) for each in triggers for at in each.arm(rank)]
+    points += [(each.planned, at) for each in triggers for at in each.arm_next_step(rank)]
+    points += [(live.planned, live.ends_at) for live in struck if live.ends_at]
+    seeds = {(planned.id, *at): planned.seed for planned, at in points}
     return [
         {"fault": fault, "step": step, "phase": phase, "seed": seed}
-        for (fault, step, phase), seed in points.items()
+        for (fault, step, phase), seed in seeds.items()
     ]
 
 
-def may_fire(
-    planned: PlannedFault, fault: Fault, point: Point, rank: int, fired: Mapping[Any, int]
-) -> bool:
-    """Whether a rank is to hold at a point for a firing that is still to come."""
-    if held_by_all(planned, fault):
-        return fired.get((planned.id, point), 0) < planned.max_fires
-    return rank in planned.ranks and fired.get((planned.id, point, rank), 0) < planned.max_fires
-
-
-def first_phase(fault: Fault) -> str:
-    """The first phase of a step in which a fault can act."""
-    return fault.phases[0] if fault.phases and DEFAULT_PHASE not in fault.phases else DEFAULT_PHASE
-
-
-def widened(
-    plan: Sequence[PlannedFault], kinds: Mapping[str, type[Fault]], ranks: int
-) -> tuple[PlannedFault, ...]:
-    """The plan, in which faults that act everywhere hit all ranks."""
-    everybody = tuple(range(ranks))
-    return tuple(
-        replace(each, ranks=everybody, each=()) if kinds[each.kind].everywhere else each
-        for each in plan
-    )
-
-
-def command_of(planned: PlannedFault, live: Live, step: int) -> dict[str, Any]:
-    """What a rank's agent is told to do. ``step``: of the injection."""
+def command_of(live: Live) -> dict[str, Any]:
+    """What a rank's agent is told to do. Its act is one that ranks hold for."""
+    planned, at = live.planned, live.act.at
+    assert at is not None
     return {
         "act": True,
         "fault": planned.id,
@@ -174,13 +178,14 @@ def command_of(planned: PlannedFault, live: Live, step: int) -> dict[str, Any]:
         "params": planned.params,
         "duration_s": planned.duration_s,
         "duration_steps": planned.duration_steps,
-        "step": step,
+        "step": at[0],
         "seed": planned.seed,
     }
 
 
-def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -> dict[str, Any]:
-    """What ``fault_planned`` says. ``points``: the planned ones, as the fault moves them."""
+def announcement(trigger: Trigger) -> dict[str, Any]:
+    """What ``fault_planned`` says: targets resolved, points as the fault moves them."""
+    planned, fault = trigger.planned, trigger.fault
     timed = planned.duration_s is not None or planned.duration_steps is not None
     return {
         "fault": planned.id,
@@ -195,7 +200,7 @@ def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -
             "each": [asdict(targets) for targets in planned.each],
         },
         "at": {
-            "points": [list(point) for point in points],
+            "points": [list(trigger.acts_at(point)) for point in planned.points],
             "times_s": planned.times_s,
             "event": planned.event,
             "nth": planned.nth,

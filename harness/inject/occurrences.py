@@ -12,11 +12,11 @@ from chaos.events.clocks import Clocks
 from chaos.events.following import Follower, Shared
 from chaos.events.log import Event, Kind
 from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
-from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.base import Landed, Occurrence, Where
 from chaos.scenario.verify import unmet
 from chaos.schedule.plan import PlannedFault, Point
 from harness.arm.fault_context import Scene
-from harness.inject.occurrence import Late, Live, died_holding, spoken_of, undone
+from harness.inject.occurrence import Act, Live, died_holding, spoken_of, undone
 from harness.inject.sites import Aim, Miss
 from recovery.transport.wire import Extra
 
@@ -49,95 +49,79 @@ class Occurrences:
         """Of the next occurrence of a fault."""
         return self._numbers[planned.id]
 
-    def begin(
-        self,
-        planned: PlannedFault,
-        fault: Fault,
-        aim: Aim | Miss,
-        step: int | None,
-        *,
-        committed: int,
-        point: Point | None = None,
-        phase: str | None = None,
-        held: bool = False,
-        late: Late | None = None,
-        act: int | None = None,
-    ) -> Live:
-        """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done
-        when it acts; ``point``: the planned one; ``phase``: of the step, at which ranks hold or are
-        said to be, None where no point was waited for; ``held``: whether its process holds for it;
-        ``act``: number of the first of those that hit at once, None for one alone.
-        """
-        number = self._numbers[planned.id]
-        self._numbers[planned.id] += 1
-        now = self._scene.now_ns()
-        duration, steps = planned.duration_s, planned.duration_steps
+    def ending(self, fault: str, at: Point) -> list[Live]:
+        """Those of a fault for whose end ranks hold there."""
+        return [live for live in self.live if live.planned.id == fault and live.ends_at == at]
+
+    def begin(self, act: Act, aim: Aim | Miss) -> Live:
+        """Undo records and ``fault_injected``, before anything is done."""
         hit = aim if isinstance(aim, Aim) else None
-        step = hit.step if hit and hit.step is not None else step
-        processes = hit.processes if hit else ()
-        occurrence = Occurrence(
-            fault=planned.id,
-            number=number,
-            step=step,
-            time_ns=now,
-            target=dict(aim.who),
-            processes=processes,
-            process=processes[0] if processes else None,
-            rank=hit.rank if hit else None,
-            checkpoint=hit.checkpoint if hit else None,
-        )
-        outside = fault.where is not Where.RANK
+        occurrence = self._occurrence(act, aim, hit)
+        processes = occurrence.processes
         live = Live(
-            planned=planned,
-            fault=fault,
+            act=act,
             occurrence=occurrence,
             aim=hit,
             tails=self._tails(processes),
-            until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
-            until_step=committed + steps if steps is not None and outside else None,
-            point=point,
-            held=held
-            and occurrence.rank is not None
-            and fault.where in (Where.PROCESS, Where.RANK),
-            late=late,
             heard=set(processes),
-            act=number if act is None else act,
-            committed=committed,
         )
         about = {
             "arm": self._scene.setup.id,
-            "fault": planned.id,
-            "occurrence": number,
-            "kind": planned.kind,
+            "fault": occurrence.fault,
+            "occurrence": occurrence.number,
+            "kind": act.planned.kind,
         }
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
         live.records = [
             self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())
         ]
         self.live.append(live)
-        when: dict[str, Any] = {} if phase is None else {"phase": phase}
+        self._record_injected(live)
+        return live
+
+    def _occurrence(self, act: Act, aim: Aim | Miss, hit: Aim | None) -> Occurrence:
+        """The next one of the fault. ``hit``: ``aim``, if it is there to be hit."""
+        step = act.at[0] if act.at else None
+        processes = hit.processes if hit else ()
+        return Occurrence(
+            fault=act.planned.id,
+            number=self._take_number(act.planned),
+            step=hit.step if hit and hit.step is not None else step,
+            time_ns=self._scene.now_ns(),
+            target=dict(aim.who),
+            processes=processes,
+            process=processes[0] if processes else None,
+            rank=hit.rank if hit else None,
+            checkpoint=hit.checkpoint if hit else None,
+        )
+
+    def _record_injected(self, live: Live) -> None:
+        act, occurrence = live.act, live.occurrence
+        when: dict[str, Any] = {} if act.at is None else {"phase": act.at[1]}
         self._scene.record(
             Kind.FAULT_INJECTED,
-            step=step,
-            fault=planned.id,
-            kind=planned.kind,
-            occurrence=number,
-            target=dict(aim.who),
-            act=live.act,
+            step=occurrence.step,
+            fault=occurrence.fault,
+            kind=act.planned.kind,
+            occurrence=occurrence.number,
+            target=dict(occurrence.target),
+            act=act.number,
             **when,
-            **(late.recorded() if late else {}),
+            **(act.late.recorded() if act.late else {}),
         )
-        return live
+
+    def _take_number(self, planned: PlannedFault) -> int:
+        number = self._numbers[planned.id]
+        self._numbers[planned.id] += 1
+        return number
 
     def not_fired(self, planned: PlannedFault, step: int | None, reason: str) -> None:
         """An occurrence that was due and never began."""
-        number = self._numbers[planned.id]
-        self._numbers[planned.id] += 1
         self._scene.record(
             Kind.FAULT_FAILED,
             step=step,
             fault=planned.id,
-            occurrence=number,
+            occurrence=self._take_number(planned),
             reason=f"not fired: {reason}",
         )
 
@@ -152,6 +136,14 @@ class Occurrences:
             reason=reason,
             **more,
         )
+
+    def void(self, live: Live, why: str) -> None:
+        """It never acted, and its trigger will fire again in its place."""
+        self.fail(live, why, again=True)
+        if live.fault.where is Where.RANK:
+            live.healed = True
+        else:
+            self.heal(live, "it never took effect")
 
     def effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
         """What was done, or seen of it."""
@@ -221,7 +213,9 @@ class Occurrences:
             EVIDENCE_LIMIT_S + live.fault.shows_after_s(),
         )
         acts = live.lasts and not live.healed and past_s <= LONGEST_S
-        if past_s > limit_s and not (acts and (committed or 0) < live.committed + EVIDENCE_STEPS):
+        if past_s > limit_s and not (
+            acts and (committed or 0) < live.act.committed + EVIDENCE_STEPS
+        ):
             over = live.lasts and live.healed
             self.fail(live, UNSEEN if over else f"no evidence within {past_s:.0f} s")
 
@@ -236,10 +230,7 @@ class Occurrences:
         for live in self.live:
             if not live.settled:
                 self.look(live, committed)
-            by_time = live.until_ns is not None and now >= live.until_ns
-            if not live.healed and (
-                by_time or (live.until_step is not None and committed >= live.until_step)
-            ):
+            if not live.healed and live.is_over(now, committed):
                 self.heal(live, "its duration was over" + live.overdue(committed))
 
     def observe(self, event: Event) -> list[Live]:

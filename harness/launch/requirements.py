@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos import plugins
 from chaos.errors import ScenarioError
-from chaos.fault.base import Fault, Need
+from chaos.fault.base import Need
+from chaos.fault.build import build_all
 from chaos.scenario.model import Cell
 from harness.launch.launcher import Launcher
 
@@ -17,24 +17,21 @@ def needs_of(cell: Cell) -> frozenset[Need]:
     """Everything the cell's faults need. The control arm gets the same, so that the pair stays
     comparable.
     """
-    kinds = plugins.load("chaos.faults", Fault)
-    return frozenset(
-        need for fault in cell.scenario.faults for need in kinds[fault.kind](**fault.params).wants()
-    )
+    faults = build_all(cell.scenario.faults).values()
+    return frozenset(need for fault in faults for need in fault.wants())
 
 
 def parameters(cell: Cell, name: str) -> list[Any]:
     """Values of a parameter of that name of the cell's faults, defaults included."""
-    kinds = plugins.load("chaos.faults", Fault)
-    faults = [kinds[fault.kind](**fault.params) for fault in cell.scenario.faults]
+    faults = build_all(cell.scenario.faults).values()
     return [getattr(fault, name) for fault in faults if name in type(fault).model_fields]
 
 
 def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
     """Raise ScenarioError when the launcher can never do what a fault needs."""
-    kinds = plugins.load("chaos.faults", Fault)
+    made = build_all(cell.scenario.faults)
     for fault in cell.scenario.faults:
-        wanting = sorted(kinds[fault.kind](**fault.params).wants() - launcher.offers)
+        wanting = sorted(made[fault.id].wants() - launcher.offers)
         if wanting:
             raise ScenarioError(
                 f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "

@@ -19,6 +19,7 @@ from typing import Any
 from chaos.beacon import EVERY_STEP
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Where
+from chaos.fault.build import build_all
 from chaos.scenario.workload import WorkloadSpec
 from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
 from harness.inject.injector import Injector
@@ -101,9 +102,7 @@ class Agents:
         *,
         printed: Callable[[], Sequence[str]] = list,
     ) -> None:
-        self._kinds = (
-            {planned.id: (kinds or {})[planned.kind] for planned in plan} if points else {}
-        )
+        self._faults = build_all(plan, kinds) if points else {}
         self._points = points
         self._rows: dict[str, list[_Row]] = {}
         self._holds: dict[int, _Hold] = {}  # by connection
@@ -117,7 +116,7 @@ class Agents:
         for planned in plan:
             for step, _ in planned.points:
                 self._left[planned.id, step] += planned.max_fires * max(1, len(planned.ranks))
-        self._phases = places(plan, kinds or {}) if points else {}
+        self._phases = places(plan, self._faults) if points else {}
         self._arm_places()
 
     @classmethod
@@ -132,7 +131,7 @@ class Agents:
         """For a command; ``path``: of the file of its points, if it has some."""
         if not spec.points:
             return cls()
-        named = places(plan, kinds)
+        named = places(plan, build_all(plan, kinds))
         points = Points(
             path, ((step, name) for (_, step), names in named.items() for name in names)
         )
@@ -244,7 +243,7 @@ class Agents:
             hold.rows = hold.rows[1:]
             self._next(connection, hold)
             return
-        fault = self._kinds[payload["fault"]](**payload["params"])
+        fault = self._faults[payload["fault"]]
         word = fault.by_script
         self._orders[connection] = _Order(
             process=process,
@@ -306,8 +305,8 @@ class Agents:
     # ---- where it is worth holding
 
     def _held(self, fault: str, phase: str) -> bool:
-        kind = self._kinds.get(fault)
-        return kind is not None and (kind.where is Where.RANK or phase != DEFAULT_PHASE)
+        held = self._faults.get(fault)
+        return held is not None and (held.where is Where.RANK or phase != DEFAULT_PHASE)
 
     def _worth_it(self, asked: Asked) -> bool:
         return (asked.step, asked.name) in self._wanted or (EVERY_STEP, asked.name) in self._wanted
@@ -335,16 +334,15 @@ class Agents:
 
 
 def places(
-    plan: Iterable[PlannedFault], kinds: Mapping[str, type[Fault]]
+    plan: Iterable[PlannedFault], faults: Mapping[str, Fault]
 ) -> dict[tuple[str, int], tuple[str, ...]]:
     """(fault, step) -> names of the points at which a process is to hold for it; step 0: any, for
-    faults that no step triggers.
+    faults that no step triggers. ``faults``: by id.
     """
     found: dict[tuple[str, int], tuple[str, ...]] = {}
     for planned in plan:
-        kind = kinds[planned.kind]
-        inside = kind.where is Where.RANK
-        fault = kind(**planned.params)
+        fault = faults[planned.id]
+        inside = fault.where is Where.RANK
         for step, phase in planned.points:
             if inside or phase != DEFAULT_PHASE:
                 names = POINT_NAMES.get(fault.point(phase), ())

@@ -364,6 +364,24 @@ def test_help_imports_next_to_nothing() -> None:
     assert modules.isdisjoint({"pydantic", "ruamel", "rich", "harness", "recovery", "reports"})
 
 
+def test_help_as_a_process_imports_next_to_nothing() -> None:
+    script = (
+        "import sys, json; from chaos.cli import main\nsys.argv[1:] = ['--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print('\\n' + json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    modules = set(json.loads(done.stdout.splitlines()[-1]))
+    assert modules.isdisjoint({"pydantic", "ruamel", "rich", "harness", "reports"})
+    assert "recovery.process.output" in modules
+
+
 # --- the scenarios that come with the project
 
 

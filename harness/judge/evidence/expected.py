@@ -18,7 +18,8 @@ from chaos.fault.base import Fault
 from chaos.plugins import load
 from chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
 from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
-from harness.inject.occurrence import announcement, widened
+from chaos.schedule.trigger import triggers
+from harness.inject.occurrence import announcement
 from recovery.policy.strategy import Strategy
 
 Facts = Mapping[str, Any]
@@ -84,15 +85,10 @@ def _plan(
     ]
     scenario = cell.scenario.model_copy(update={"faults": faults})
     plan = plan_scenario(scenario, kinds, seed=seed, spares=spares)
-    if any(kinds[each.kind].everywhere for each in plan):
-        plan = widened(plan, kinds, scenario.workload.ranks)
-    found: dict[str, tuple[Facts, int]] = {}
-    for each in plan:
-        fault = kinds[each.kind](**each.params)
-        points = [(step, fault.point(phase)) for step, phase in each.points]
-        facts = json.loads(json.dumps(announcement(each, fault, points)))
-        found[each.id] = facts, _most(each)
-    return found
+    return {
+        each.id: (json.loads(json.dumps(announcement(each))), _most(each.planned))
+        for each in triggers(plan, kinds, ranks=scenario.workload.ranks)
+    }
 
 
 def _is_loose(fault: FaultSpec) -> bool:

@@ -19,6 +19,7 @@ from chaos.errors import InfrastructureError, LogError
 from chaos.events.budget import Budget
 from chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
 from chaos.fault.base import Fault, Fidelity
+from chaos.fault.build import build
 from chaos.files import read_json, write_whole
 from chaos.plugins import load
 from chaos.scenario.model import Cell, ResolvedRun
@@ -456,7 +457,7 @@ def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
         for cell in resolved.cells
         for fault in cell.scenario.faults
         if fault.kind in kinds
-        and kinds[fault.kind](**fault.params).acts(
+        and build(fault.kind, fault.params, kinds).acts(
             cuda=cell.scenario.workload.device == "cuda",
             real=launchers[cell.scenario.launcher.kind].real,
         )

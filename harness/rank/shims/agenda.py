@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chaos import plugins
 from chaos.fault.base import Fault, Where
+from chaos.fault.build import build
 from chaos.schedule.plan import NEXT_STEP
 from harness.arm.in_force import InForce
 
@@ -252,7 +252,7 @@ class Agenda:
             self._hands.say("missed", _names(go))
 
     def _act(self, command: Command, step: int) -> None:
-        fault = plugins.one("chaos.faults", Fault, command["kind"])(**command["params"])
+        fault = build(command["kind"], command["params"])
         if fault.where is not Where.RANK:
             return
         self.step, self.command, self._acting = step, command, fault

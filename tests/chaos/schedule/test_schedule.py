@@ -11,19 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import ScenarioError
+from chaos.faults.process_kill import ProcessKill
 from chaos.scenario.model import FaultSpec
 from chaos.schedule.plan import (
     EVERY_ATTEMPT_LIMIT,
-    NO_POINT,
     PlannedFault,
-    armed,
-    due_by_event,
-    due_by_step,
-    due_by_time,
     plan,
     repeat_seed,
 )
 from chaos.schedule.targeting import Traits
+from chaos.schedule.trigger import Trigger
 
 
 def spec(name: str = "f", **fields: Any) -> FaultSpec:
@@ -129,42 +126,6 @@ def test_durations_and_retrigger() -> None:
     assert fires == [1, 3, EVERY_ATTEMPT_LIMIT]
 
 
-def test_armed_forgets_points_that_have_fired() -> None:
-    faults = planned(spec(target={"rank": 1}, at={"steps": [9, 5]}))
-    assert [f.points for f in armed(faults, 1, {})] == [((5, "data"), (9, "data"))]
-    assert [f.points for f in armed(faults, 1, {("f", (5, "data")): 1})] == [((9, "data"),)]
-    assert armed(faults, 1, {("f", (5, "data")): 1, ("f", (9, "data")): 1}) == ()
-    assert armed(faults, 0, {}) == ()
-
-
-def test_retrigger_fires_so_often_and_no_more() -> None:
-    faults = planned(spec(target={"rank": 1}, retrigger={"max": 2}))
-    assert armed(faults, 1, {("f", (5, "data")): 1})
-    assert not armed(faults, 1, {("f", (5, "data")): 2})
-
-
-def test_due_by_time() -> None:
-    faults = planned(spec(at={"time": 2}), spec("other"))
-    assert [f.id for f in due_by_time(faults, 2.0, {})] == ["f"]
-    assert due_by_time(faults, 1.9, {}) == ()
-    assert due_by_time(faults, 9.0, {("f", NO_POINT): 1}) == ()
-
-
-def test_due_by_event() -> None:
-    faults = planned(spec(at={"event": "restore", "nth": 2}))
-    assert due_by_event(faults, "restore", 1, {}) == ()
-    assert due_by_event(faults, "regroup", 2, {}) == ()
-    assert [f.id for f in due_by_event(faults, "restore", 2, {})] == ["f"]
-    assert due_by_event(faults, "restore", 3, {("f", NO_POINT): 1}) == ()
-
-
-def test_due_by_step_is_for_those_on_no_rank() -> None:
-    faults = planned(spec("spare", target={"role": "spare"}), spec("worker"), spares=1)
-    assert due_by_step(faults, 3, {}) == ()
-    assert [f.id for f in due_by_step(faults, 4, {})] == ["spare"]
-    assert due_by_step(faults, 4, {("spare", (5, "data")): 1}) == ()
-
-
 def test_repeats_have_their_own_seeds() -> None:
     seeds = [repeat_seed(17, repeat) for repeat in range(100)]
     assert seeds[0] == 17 and len(set(seeds)) == 100 and all(0 <= s < 2**32 for s in seeds)
@@ -214,16 +175,6 @@ def test_each_arrival_draws_its_own_target() -> None:
     assert {named.aimed((number, "")).ranks for number in range(5)} == {(2,)}
 
 
-def test_each_arrival_fires_once() -> None:
-    faults = planned(spec(at={"trace": {"file": "t", "times": [4, 1, 2]}}))
-    assert due_by_time(faults, 0.5, {}) == ()
-    (due,) = due_by_time(faults, 2.5, {})
-    assert due.points == ((0, ""), (1, ""))
-    (due,) = due_by_time(faults, 2.5, {("f", (0, "")): 1})
-    assert due.points == ((1, ""),)
-    assert due_by_time(faults, 3.0, {("f", (0, "")): 1, ("f", (1, "")): 1}) == ()
-
-
 def test_rows_of_steps_and_traces_of_steps() -> None:
     row = one(spec(at={"from": 10, "until": 21, "every": 5, "phase": "backward"}))
     assert row.points == ((10, "backward"), (15, "backward"), (20, "backward"))
@@ -251,13 +202,14 @@ def test_probability_is_decided_by_the_seed_and_recorded() -> None:
 
 
 def test_a_fault_by_event_that_is_declined_never_fires() -> None:
-    faults = planned(spec(at={"event": "regroup", "nth": 2, "probability": 0}))
-    assert faults[0].declined == ("regroup number 2",)
-    assert not any(due_by_event(faults, "regroup", nth, {}) for nth in range(1, 9))
+    fault = one(spec(at={"event": "regroup", "nth": 2, "probability": 0}))
+    assert fault.declined == ("regroup number 2",)
+    trigger = Trigger(planned=fault, fault=ProcessKill())
+    assert not any(trigger.due_by_event("regroup", nth) for nth in range(1, 9))
 
 
 def test_a_retriggered_event_draws_each_time() -> None:
     at = {"event": "checkpoint_committed", "probability": 0.5}
-    faults = planned(spec(at=at, retrigger={"max": 200}))
-    hits = [nth for nth in range(1, 400) if due_by_event(faults, "checkpoint_committed", nth, {})]
+    trigger = Trigger(planned=one(spec(at=at, retrigger={"max": 200})), fault=ProcessKill())
+    hits = [nth for nth in range(1, 400) if trigger.due_by_event("checkpoint_committed", nth)]
     assert 70 < len(hits) < 130 and max(hits) <= 200

@@ -124,6 +124,7 @@ class Rig:
             traits=lambda kind: traits_of(KINDS[kind]),
             topology=place,
         )
+        self.planned = planned
         self.scene = FakeScene(folder)
         self.scene.scenario.topology = place
         self.injector = Injector(self.scene, planned, KINDS)
@@ -300,7 +301,7 @@ def test_a_fault_that_never_came_due_leaves_no_trace_but_its_plan(tmp_path: Path
 
 def limited(rig: Rig, **limits: Any) -> None:
     rig.scene.scenario.blast_radius = BlastRadius.model_validate(limits)
-    rig.injector = Injector(rig.scene, rig.injector._all, KINDS)
+    rig.injector = Injector(rig.scene, rig.planned, KINDS)
 
 
 def failed(rig: Rig) -> list[str]:

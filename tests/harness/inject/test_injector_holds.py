@@ -19,9 +19,10 @@ from chaos.scenario.model import FaultSpec
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import traits_of
+from chaos.schedule.trigger import Trigger
 from harness.host.rundir import RunDirectory
 from harness.inject.injector import Injector
-from harness.inject.occurrence import NOT_HELD, NOT_THERE, held_by_all
+from harness.inject.occurrence import NOT_HELD, NOT_THERE
 from harness.launch.launcher import ArmSetup
 from harness.launch.rank_setup import Desk, rank_config
 from harness.launch.recipe import recipe
@@ -301,7 +302,8 @@ def test_the_coordinator_alone_is_lost_while_nobody_waits_for_it(tmp_path: Path)
                 traits=lambda kind: traits_of(KINDS[kind]),
             )
             params = {"latency_ms": 5} if spec["kind"] == "store-latency" else {}
-            assert held_by_all(planned, fault(**params)) == (fault.where is not Where.COORDINATOR)
+            trigger = Trigger(planned=planned, fault=fault(**params))
+            assert trigger.held_by_all == (fault.where is not Where.COORDINATOR)
 
 
 # --- a target that dies where it holds

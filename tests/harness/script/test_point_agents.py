@@ -10,6 +10,7 @@ from typing import Any, cast
 from chaos import plugins
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault
+from chaos.fault.build import build_all
 from chaos.schedule.plan import PlannedFault
 from harness.inject.injector import Injector
 from harness.script.agents import STRANGER_S, Agents, places
@@ -119,16 +120,18 @@ def planned(
     )
 
 
+def named(*plan: PlannedFault) -> dict[tuple[str, int], tuple[str, ...]]:
+    return places(plan, build_all(plan, KINDS))
+
+
 def test_names_of_points_follow_the_phases() -> None:
-    assert places([planned("process-kill", (7, "checkpoint"))], KINDS) == {
-        ("hit", 7): ("saving", "checkpoint")
-    }
-    assert places([planned("process-kill", (7, "data"))], KINDS) == {}  # as for any script
-    assert places([planned("exception", (7, "data"))], KINDS) == {("hit", 7): ("data", "forward")}
-    assert places([planned("tensor-corrupt", (7, "data"))], KINDS) == {
-        ("hit", 7): ("gradient", "collective")
-    }
-    assert places([planned("exception")], KINDS) == {("hit", 0): ("data", "forward")}
+    saves = named(planned("process-kill", (7, "checkpoint")))
+    assert saves == {("hit", 7): ("saving", "checkpoint")}
+    assert named(planned("process-kill", (7, "data"))) == {}  # as for any script
+    assert named(planned("exception", (7, "data"))) == {("hit", 7): ("data", "forward")}
+    gradient = named(planned("tensor-corrupt", (7, "data")))
+    assert gradient == {("hit", 7): ("gradient", "collective")}
+    assert named(planned("exception")) == {("hit", 0): ("data", "forward")}
 
 
 def test_only_who_is_meant_holds_and_only_for_what_is_left() -> None:

@@ -20,6 +20,7 @@ import chaos.faults
 from chaos.events.log import ORCHESTRATOR, Event
 from chaos.fault.aftermath import LANDED_OTHERWISE, Aftermath, Breach
 from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.build import build
 from chaos.plugins import load
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
 from harness.judge.record.episodes import Episode
@@ -70,7 +71,7 @@ def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
     spec, kind = evidence.fault(episode.fault), _kinds().get(episode.kind)
     if spec is None or kind is None or spec.kind != episode.kind:
         return None  # the log is of another plan, which is not for here to say
-    return kind(**spec.params)
+    return build(spec.kind, spec.params, _kinds())
 
 
 def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:

@@ -1,0 +1,85 @@
+"""``chaos list``: what a scenario may name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from chaos import errors
+from chaos.commands._say import say
+
+if TYPE_CHECKING:
+    from chaos.planning.listing import Entry
+
+KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
+ALSO = {"recovery": "strategies"}  # the key a strategy stands under
+
+
+@click.command("list")
+@click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
+@click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
+def list_(kind: str | None, verbose: bool, form: str) -> int:
+    """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
+    metrics.
+    """
+    from chaos.planning import listing
+
+    found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
+    say(
+        json.dumps(listing.as_json(found), indent=2)
+        if form == "json"
+        else listing.as_text(found, verbose=verbose)
+    )
+    return errors.EXIT_PASS
+
+
+def _entries(kind: str) -> list[Entry]:
+    from chaos.planning import listing
+
+    if kind == "scenarios":
+        return listing.scenario_entries(Path("scenarios"))
+    if kind == "metrics":
+        from harness.judge.measure.measure import METRICS
+
+        return [
+            listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]")
+            for name, metric in METRICS.items()
+        ]
+    if kind == "checkers":
+        from harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
+
+        return [
+            listing.Entry(name=name, summary=listing.first_sentence(checker))
+            for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items(), *BY_NAME.items())
+        ]
+    return _plugins(kind)
+
+
+def _plugins(kind: str) -> list[Entry]:
+    from chaos.cli import build_catalogue
+    from chaos.planning import listing
+
+    catalogue = build_catalogue()
+    if kind == "faults":
+        launchers = cast("dict[str, type[Any]]", catalogue.launchers)
+        able = {name: None if each.emulates else each for name, each in launchers.items()}
+        return [
+            listing.fault_entry(name, cast("Any", model), able)
+            for name, model in catalogue.faults.items()
+        ]
+    models = cast("dict[str, type[Any]]", getattr(catalogue, kind))
+    return [listing.model_entry(name, model) for name, model in models.items()]
+
+
+COMMANDS = [list_]

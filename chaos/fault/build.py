@@ -1,0 +1,51 @@
+"""From a kind and its parameters to the fault itself: the one place where faults are made.
+
+A scenario, a plan and a command to a rank name a fault by its kind and parameters. Each process
+that acts on or judges a fault makes it here, once, and passes the object on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from chaos import plugins
+from chaos.fault.base import Fault
+
+PACKAGE = "chaos.faults"
+
+
+class Named(Protocol):
+    """What names a fault: an entry of a scenario, or of a plan."""
+
+    @property
+    def id(self) -> str:
+        """Unique in its scenario."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the plugin."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Its parameters, as written; what is not there has its default."""
+
+
+def build(
+    kind: str, params: Mapping[str, Any], kinds: Mapping[str, type[Fault]] | None = None
+) -> Fault:
+    """The fault of a kind with these parameters. ``kinds``: name -> class; None: the plugin of that
+    name, and no other is imported.
+
+    Raises KeyError (ModuleNotFoundError without ``kinds``) for a kind that is not there, and
+    pydantic.ValidationError for parameters that the kind does not take.
+    """
+    model = plugins.one(PACKAGE, Fault, kind) if kinds is None else kinds[kind]
+    return model(**params)
+
+
+def build_all(
+    named: Iterable[Named], kinds: Mapping[str, type[Fault]] | None = None
+) -> dict[str, Fault]:
+    """By id, in order. Raises as ``build``."""
+    return {each.id: build(each.kind, each.params, kinds) for each in named}

@@ -1,0 +1,53 @@
+"""Acts that are done from outside the ranks, on the targets that a site finds."""
+
+from __future__ import annotations
+
+from chaos.fault.base import Fault, Where
+from chaos.schedule.plan import PlannedFault
+from harness.arm.fault_context import Scene
+from harness.inject.occurrence import Act
+from harness.inject.occurrences import Occurrences
+from harness.inject.sites import Aim, Miss, Site, site
+from harness.inject.sites.process import miss_rank
+
+
+class OutsideActs:
+    """Of one arm. ``struck``: where their occurrences are kept."""
+
+    def __init__(self, scene: Scene, struck: Occurrences) -> None:
+        self._scene = scene
+        self._struck = struck
+        self._sites: dict[Where, Site] = {}
+
+    def reachable(self, planned: PlannedFault, fault: Fault) -> bool:
+        """Whether all that it would act on is there."""
+        return self._site(fault.where).reachable(planned)
+
+    def do(self, act: Act) -> bool:
+        """Act on all that it aims at. Whether ranks are to hold for an end of it."""
+        first = self._struck.next_number(act.planned)
+        aims = self._site(act.fault.where).aims(act.planned, act.fault, first)
+        return any([self._strike(act, aim) for aim in aims or [miss_rank(-1)]])
+
+    def _strike(self, act: Act, aim: Aim | Miss) -> bool:
+        """On one target."""
+        live = self._struck.begin(act, aim)
+        if isinstance(aim, Miss):
+            self._struck.fail(live, aim.reason)
+            return False
+        try:
+            done = dict(act.fault.act(aim.target))
+        except Exception as error:
+            self._struck.fail(live, f"it could not act: {type(error).__name__}: {error}")
+            self._struck.heal(live, "what it had done before it failed is undone")
+            return False
+        if done:
+            self._struck.effect(live, done)
+        # At once: whoever hears of it next may kill the process.
+        self._struck.look(live)
+        return live.ends_at is not None
+
+    def _site(self, where: Where) -> Site:
+        if where not in self._sites:
+            self._sites[where] = site(where, self._scene)
+        return self._sites[where]

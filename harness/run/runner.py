@@ -217,7 +217,7 @@ def _play(
                 except Stopped:
                     return
                 played = Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop)
-                pressure.follow_built_in(played, cluster)
+                pressure.follow_built_in(played.scene, cluster)
                 played.run()
             ledger.undone(checkpoints, _discard_checkpoints(run, name))
 

@@ -203,7 +203,7 @@ def _play(
             )
             if cell.scenario.workload.command is not None:
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
-                pressure.follow(script, script.training)
+                pressure.follow(script.scene, script.scene.training)
                 script.run()
                 blind |= {cell.id} if not script.observer.reports else set()
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chaos.fault.targets import StorageTarget
 from harness.arm.fault_context import Record
 from harness.arm.in_force import InForce
-from harness.arm.keeper_tracker import Keeping
+from harness.arm.keeper_tracker import KeeperTracker
 from harness.arm.roster import Roster
 from harness.arm.timers import Timers
 from harness.launch.health import HealthSource
@@ -46,7 +46,7 @@ class BuiltInScene:
         self._cluster = cluster
         self._coordinator = coordinator
         self.roster = Roster(self, cluster, spares=spares)
-        self.keepers = Keeping(self, cluster)
+        self.keepers = KeeperTracker(self, cluster)
         self.node_of, self.device_of = self.roster.node_of, self.roster.device_of
         self.refuse_device = self.roster.refuse_device
         self.accept_device = self.roster.accept_device
@@ -113,5 +113,5 @@ class BuiltInScene:
         """The living processes of a node."""
         return [*self.roster.on_node(node), *self.keepers.on(node)]
 
-    def _holder_of(self, process: str) -> Cluster | Keeping:
+    def _holder_of(self, process: str) -> Cluster | KeeperTracker:
         return self.keepers if self.keepers.owns(process) else self._cluster

@@ -25,6 +25,7 @@ from harness.script.agents import Agents
 from harness.script.attempts import TICK_S, Attempts
 from harness.script.listen.listening import Listener
 from harness.script.listen.observer import Observer
+from harness.script.outcome_text import Findings, outcome_of
 from harness.script.processes.command import Command
 from harness.script.processes.environment import prepare
 from harness.script.processes.leavings import Leavings
@@ -32,7 +33,6 @@ from harness.script.processes.ranks import Ranks
 from harness.script.rank_watch import RankWatch
 from harness.script.rollcall import RollCall
 from harness.script.scene import CommandScene
-from harness.script.words import Told, ending
 from recovery.process.processes import become_subreaper
 
 NS = 1e9
@@ -210,7 +210,7 @@ class ScriptArm:
         limit_s = self._spec.patience(begun=bool(self.observer.reports))[0]
         if (time.monotonic_ns() - since_ns) / NS <= limit_s:
             return None
-        return ending(Told.of(self._spec, self.observer, self._listener), None)
+        return outcome_of(self._findings(), None)
 
     def stop(self, outcome: str, reason: str) -> None:
         """Note the outcome, unless there is one; the command is ended after the last turn."""
@@ -268,11 +268,14 @@ class ScriptArm:
             self._attempts.note_left(command)
         self._attempts.close(asked=False)
         if not again:
-            self.stop(*ending(Told.of(self._spec, self.observer, self._listener), ended))
+            self.stop(*outcome_of(self._findings(), ended))
             return
         reason = f"the command ended with {ended.how}: started again ({attempt} of {most})"
         self.record(Kind.DECISION, actions=[{"start": "command"}], reason=reason)
         self.start()
+
+    def _findings(self) -> Findings:
+        return Findings.of(self._spec, self.observer, self._listener)
 
     def _hear_points(self) -> None:
         """Processes that hold at a point of their script."""

@@ -30,9 +30,10 @@ from chaos.errors import (
 from chaos.events.log import ORCHESTRATOR
 from recovery.cli.console import Shown
 from recovery.cli.home import Home, ThisMachine
+from recovery.cli.job_spec import JobSpec
 from recovery.cli.nodes_home import Nodes
 from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
-from recovery.cli.supervisor import JobSpec, StopFlag, Supervisor
+from recovery.cli.supervisor import StopFlag, Supervisor
 from recovery.cli.takeover_log import lock, read_estate
 from recovery.nodes.coordinator.fleet import Fleet
 from recovery.nodes.coordinator.loss import FleetLimits

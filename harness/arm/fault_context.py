@@ -20,8 +20,17 @@ from harness.undo.ledger import Ledger
 from recovery.transport.wire import Message
 
 
+class Record(Protocol):
+    """Writes an event of an arm."""
+
+    def __call__(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """Write it."""
+
+
 class Scene(Protocol):
-    """What the injector may see and do; the orchestrator of the arm."""
+    """What the injector may see and do of the arm that it acts on."""
 
     setup: ArmSetup
     ledger: Ledger

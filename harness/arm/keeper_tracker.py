@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.launch.launcher import Cluster
 
 
-class Keeping:
+class KeeperTracker:
     """Writes down starts and ends of keepers; without any, all of it does nothing."""
 
     def __init__(self, scene: Scene, cluster: Cluster) -> None:
@@ -24,7 +24,7 @@ class Keeping:
         self._records: dict[str, str] = {}
 
     def look(self) -> None:
-        """Whatever has started or ended since."""
+        """Record what has started or ended since."""
         for news in self._keepers.look() if self._keepers is not None else ():
             self._note(news)
 
@@ -38,12 +38,12 @@ class Keeping:
         return process in self._records or process in self._living
 
     def signal(self, process: str, signum: int) -> None:
-        """For faults."""
+        """Signal one, for faults."""
         if self._keepers is not None:
             self._keepers.signal(process, signum)
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on one."""
+        """The kernel's state of one."""
         return self._keepers.os_state(process) if self._keepers is not None else "X"
 
     def end(self) -> None:

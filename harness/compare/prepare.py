@@ -78,23 +78,9 @@ class Prepared:
 
 def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogue) -> Prepared:
     """Work out the plan. Raises ScenarioError for what cannot be compared or is not installed."""
-    chosen = _entrants(asked, stacks)
+    wanted = _entrants(asked, stacks)
     families = [family_of(path, load(path, catalogue).cells) for path in asked.scenarios]
-    pythons, missing = _pythons(chosen)
-    if missing and not asked.skip_missing:
-        names = sorted({one.name for one in chosen if one.label in missing})
-        raise ScenarioError(
-            f"no environment for {', '.join(names)}",
-            hint=(
-                f"chaos stacks install {' '.join(names)} makes"
-                f" {'it' if len(names) == 1 else 'them'}; --skip-missing compares the others"
-            ),
-        )
-    chosen = [one for one in chosen if one.label not in missing]
-    if not chosen:
-        raise ScenarioError(
-            "no stack is left to compare", hint="chaos stacks list shows what is ready"
-        )
+    chosen, pythons, missing = _ready(asked, wanted)
     reference = _reference(chosen, asked.against)
     if asked.same:
         twin = next(one for one in chosen if one.label == reference)
@@ -104,8 +90,52 @@ def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogu
         chosen, pythons = [*chosen, again], {**pythons, again.label: pythons[reference]}
     check_families(families, chosen)
     _check_without(asked.without, chosen, families)
+    plan = _plan(asked, chosen, families, reference=reference, missing=missing)
+    if asked.closed and (broken := rules.broken(plan, families)):
+        raise ScenarioError(
+            f"--closed: {'; '.join(broken)}",
+            hint="docs/benchmark-rules.md; without --closed it is the open division",
+        )
+    return Prepared(
+        plan=plan,
+        entrants={one.label: one for one in chosen},
+        families={f.name: f for f in families},
+        pythons=pythons,
+    )
+
+
+def _ready(
+    asked: Asked, wanted: Sequence[Entrant]
+) -> tuple[list[Entrant], dict[str, Path], dict[str, str]]:
+    """(entrants that can be played, label -> interpreter, label -> why one is left out)."""
+    pythons, missing = _pythons(wanted)
+    if missing and not asked.skip_missing:
+        names = sorted({one.name for one in wanted if one.label in missing})
+        raise ScenarioError(
+            f"no environment for {', '.join(names)}",
+            hint=(
+                f"chaos stacks install {' '.join(names)} makes"
+                f" {'it' if len(names) == 1 else 'them'}; --skip-missing compares the others"
+            ),
+        )
+    chosen = [one for one in wanted if one.label not in missing]
+    if not chosen:
+        raise ScenarioError(
+            "no stack is left to compare", hint="chaos stacks list shows what is ready"
+        )
+    return chosen, pythons, missing
+
+
+def _plan(
+    asked: Asked,
+    chosen: Sequence[Entrant],
+    families: Sequence[Family],
+    *,
+    reference: str,
+    missing: dict[str, str],
+) -> Plan:
     seeds = list(range(asked.seed, asked.seed + asked.repeat))
-    plan = Plan(
+    return Plan(
         name=asked.name,
         started=now(),
         argv=list(asked.argv),
@@ -133,17 +163,6 @@ def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogu
         closed=asked.closed,
         tune=asked.tune,
         without=list(asked.without),
-    )
-    if asked.closed and (broken := rules.broken(plan, families)):
-        raise ScenarioError(
-            f"--closed: {'; '.join(broken)}",
-            hint="docs/benchmark-rules.md; without --closed it is the open division",
-        )
-    return Prepared(
-        plan=plan,
-        entrants={one.label: one for one in chosen},
-        families={f.name: f for f in families},
-        pythons=pythons,
     )
 
 

@@ -1,8 +1,7 @@
-"""Whoever supervises the job: a controller that can be lost, and another that takes over from the
-log.
+"""The coordinator of a job: a controller that can be lost, and others that take over from the log.
 
 What is lost is the controller and all it knew; the orchestrator around it (processes, injector,
-event log) is the test's, and stays.
+event log) belongs to the test, and stays.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from chaos.events.log import Kind, read_actor
 from harness.launch.launcher import Report, Said
-from harness.run.revocable_hands import Absence, CoordinatorLost, Grip
+from harness.run.revocable_hands import Absence, CoordinatorLost, RevocableHands
 from recovery.policy.strategy import StateFrom
 from recovery.supervise.adoption import past
 from recovery.supervise.controller import Controller
@@ -25,7 +24,7 @@ FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own,
 
 class Coordinator:
     """``controller`` is the present one, or the one that was lost last. ``before``: see
-    ``Grip``.
+    ``RevocableHands``.
     """
 
     def __init__(
@@ -36,12 +35,12 @@ class Coordinator:
         self._log = log
         self._before = before
         self._absence: Absence | None = None
-        self._grip = Grip(hands, before)
-        self.controller = make(self._grip)
+        self._access = RevocableHands(hands, before)
+        self.controller = make(self._access)
 
     @property
     def there(self) -> bool:
-        """Whether somebody supervises the job now."""
+        """Whether a controller supervises the job now."""
         return self._absence is None
 
     def start(self) -> None:
@@ -49,7 +48,7 @@ class Coordinator:
         self.supervise(lambda controller: controller.start(FIRST_STATE))
 
     def supervise(self, act: Callable[[Controller], None]) -> None:
-        """Let it do something, if it is there; it may be lost in the middle of that."""
+        """Have the controller act, if there is one; it may be lost in the middle of that."""
         if self._absence is None:
             try:
                 act(self.controller)
@@ -57,15 +56,17 @@ class Coordinator:
                 pass
 
     def lose(self, down_s: float) -> None:
-        """It forgets everything, and can do nothing any more, in the middle of whatever it does."""
+        """Lose the controller, with all it knew, even in the middle of an act."""
         now_ns = int(self._hands.now_s() * 1e9)
-        self._grip.lost = True
+        self._access.lost = True
         self._absence = Absence(
             since_ns=now_ns, until_ns=now_ns + int(down_s * 1e9), stage=self.controller.stage.value
         )
 
     def misses(self, report: Report) -> bool:
-        """Whether nobody hears it now; messages are kept for the next one, exits are in the log."""
+        """Whether no controller hears a report now. Messages are kept for the next one; exits
+        are in the log.
+        """
         if self._absence is None or (
             isinstance(report, Said) and isinstance(report.message, Extra)
         ):
@@ -79,16 +80,16 @@ class Coordinator:
         return absence is not None and (at_once or self._hands.now_s() * 1e9 >= absence.until_ns)
 
     def take_over(self, asked: Collection[str]) -> list[Report]:
-        """Another one takes over. Returns what nobody heard meanwhile. ``asked``: who was sent its
-        end.
+        """Have another controller take over; returns the messages that came meanwhile. ``asked``:
+        processes that were asked to end.
         """
         absence = self._absence
         assert absence is not None
         events = read_actor(self._log).events
         known = past(events, asked)
         self._absence = None
-        self._grip = Grip(self._hands, self._before)
-        self.controller = self._make(self._grip)
+        self._access = RevocableHands(self._hands, self._before)
+        self.controller = self._make(self._access)
         down_s = self._hands.now_s() - absence.since_ns / 1e9
         self._hands.record(
             Kind.COORDINATOR_ADOPTED,

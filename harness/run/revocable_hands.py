@@ -1,6 +1,4 @@
-"""What a coordinator holds the world by, and loses when it is lost: a dead one can do nothing any
-more.
-"""
+"""Revocable access to the job; every call raises once the coordinator is lost."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from recovery.transport.wire import Message
 
 
 class CoordinatorLost(Exception):
-    """The coordinator is gone, in the middle of whatever it was doing."""
+    """The coordinator was lost, possibly in the middle of an act."""
 
 
-class Grip:
+class RevocableHands:
     """Implements ``recovery.supervise.supervision.Hands`` by handing on to ``hands`` until
     ``lost``; every call raises then.
 
@@ -65,7 +63,7 @@ class Grip:
         return self._hands.os_state(process)
 
     def pulse(self, process: str) -> Pulse:
-        """What it got of the processors."""
+        """See Hands."""
         return self._hands.pulse(process)
 
     def record(
@@ -86,7 +84,9 @@ class Grip:
 
 @dataclass(kw_only=True)
 class Absence:
-    """A time without a coordinator: since when, until when, and what it has not heard."""
+    """A time without a coordinator, by the clock of the arm. ``stage``: of the job when it began;
+    ``held``: reports that came meanwhile.
+    """
 
     since_ns: int
     until_ns: int

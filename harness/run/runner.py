@@ -203,7 +203,7 @@ def _play(
             )
             if cell.scenario.workload.command is not None:
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
-                pressure.follow(script, script.training)
+                pressure.follow(script.scene, script.scene.training)
                 script.run()
                 blind |= {cell.id} if not script.observer.reports else set()
             else:
@@ -217,7 +217,7 @@ def _play(
                 except Stopped:
                     return
                 played = Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop)
-                pressure.follow_built_in(played, cluster)
+                pressure.follow_built_in(played.scene, cluster)
                 played.run()
             ledger.undone(checkpoints, _discard_checkpoints(run, name))
 

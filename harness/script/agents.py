@@ -22,8 +22,9 @@ from chaos.fault.base import Fault, Where
 from chaos.fault.build import build_all
 from chaos.scenario.workload import WorkloadSpec
 from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
+from harness.arm.fault_context import Record
 from harness.inject.injector import Injector
-from harness.script.listen.observer import Observer, Record
+from harness.script.listen.observer import Observer
 from harness.script.points import Asked, Did, Points
 from harness.script.processes.ranks import Ranks
 from harness.script.processes.standing import Standing

@@ -9,26 +9,21 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from chaos.errors import InfrastructureError
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
-from recovery.checkpoint.memory import ROLE as KEEPER
-from recovery.checkpoint.memory.housing import Here
-from recovery.checkpoint.memory.keepers import Keepers, Started
-from recovery.cli.home import Home, Spot, ThisMachine, least_taken
+from recovery.cli.home import Home, Spot, ThisMachine
+from recovery.cli.job_spec import JobSpec, script_config
+from recovery.cli.keepers import JobKeepers
+from recovery.cli.processes import JobProcesses
 from recovery.cli.takeover_log import Estate
 from recovery.nodes.coordinator.node_events import event_of
 from recovery.nodes.link.clock import boot_id
 from recovery.policy import strategies
-from recovery.policy.backoff import Reputation
-from recovery.policy.jobconfig import InMemory, Net, Saves
 from recovery.policy.strategy import Cause, StateFrom, Strategy
 from recovery.process.local import Dying, Exited, Said, start_store
 from recovery.process.logroom import LogRoom
 from recovery.process.starvation import Pulse
-from recovery.rank.joining import Seat
 from recovery.rank.script import ScriptConfig
 from recovery.supervise.adoption import past
 from recovery.supervise.controller import Controller, Stage, Timing
@@ -39,32 +34,6 @@ from recovery.transport.wire import CheckpointNote, Failed, Message, Ready
 LOG_RESERVE = 4 << 20
 LOST = "unknown: it was killed"
 _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the
-    script says; ``memory_every``: steps between checkpoints in memory, 0: none, and
-    ``memory_bytes`` for them; ``fresh``: begin with initial values, whatever checkpoints there are;
-    ``log_limit_bytes``: for event logs, and for what ranks print (in ``logs``).
-    """
-
-    script: Path
-    args: tuple[str, ...]
-    ranks: int
-    events: Path
-    backend: Literal["gloo", "nccl"]
-    checkpoint_dir: Path | None
-    checkpoint_every: int | str | None
-    checkpoint_keep: int | None
-    shards: int = 1
-    saves: Saves | None = None
-    verify_every: int | None = None
-    log_limit_bytes: int = 10_000_000_000
-    logs: Path | None = None
-    memory_every: int = 0
-    memory_bytes: int = 4_000_000_000
-    fresh: bool = False
 
 
 @dataclass(kw_only=True)
@@ -112,26 +81,21 @@ class Supervisor:
         self._listener = listener
         self._home = home
         self._estate = estate
-        left = estate.processes if estate is not None else {}
         folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
         # While our own log is not there, so that it counts.
         self._log_room = LogRoom(
-            folders, spec.log_limit_bytes, left if estate is not None else None
+            folders, spec.log_limit_bytes, estate.processes if estate is not None else None
         )
         log = estate.log if estate is not None else None
         self._writer = EventWriter(
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
         )
-        # Of processes that live, or whose end is still to be told.
-        self._pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
-        self._spots = {name: (left[name].node, left[name].device) for name in self._pids}
-        self._reputation = Reputation()
-        self._started = estate.names if estate is not None else 0
+        self._processes = JobProcesses(home, self._log_room, estate, now_s=self.now_s)
+        self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
         self._described = False
         self._failed_s: float | None = None
         self._failed_step = 0
-        self._keepers: Keepers | None = None
         try:
             self._store, port = start_store(home.store_host)
             self.controller = Controller(
@@ -181,13 +145,7 @@ class Supervisor:
             return
         if self._spec.memory_every:
             assert isinstance(self._home, ThisMachine)
-            self._keepers = Keepers(
-                Here(self._home.fork, log=self._home.logs),
-                job=self._job,
-                nodes=1,
-                limit_bytes=self._spec.memory_bytes,
-                replicate=False,
-            )
+            self._keepers.start(self._home)
         self.controller.start(self._first_state)
 
     def _name_job(self, started: Event) -> None:
@@ -235,8 +193,7 @@ class Supervisor:
                 self._on_exit(report)
             elif said := event_of(report):
                 self._write(said[0], **said[1])
-        for news in self._keepers.look() if self._keepers is not None else ():
-            self._note_keeper(news)
+        self._keepers.look()
         self.controller.tick()
         self._clear_logs()
         if self._stop.signum:
@@ -249,8 +206,7 @@ class Supervisor:
     def _clear_logs(self) -> None:
         if self.controller.stage is not Stage.TRAINING:
             return  # looking takes a while where there are many files
-        keepers = [self._keepers.keeper_of(0)] if self._keepers is not None else []
-        cleared = self._log_room.look({*self._pids, *keepers})
+        cleared = self._log_room.look({*self._processes.pids, *self._keepers.names})
         if cleared is not None:
             limit = f"more than {self._spec.log_limit_bytes / 1e9:g} GB of event logs and outputs"
             self._write(
@@ -263,7 +219,7 @@ class Supervisor:
         # what follows the loop is being done, and may take long
         if controller.outcome == "completed":
             controller.outcome, controller.reason = "interrupted", f"{by} after the last step"
-            for name in self._pids:
+            for name in self._processes.pids:
                 self.kill(name)
 
     def _note_job(self, ready: Ready) -> None:
@@ -294,50 +250,21 @@ class Supervisor:
         self.record(
             Kind.PROCESS_EXITED,
             process=name,
-            pid=self._pids[name],
+            pid=self._processes.pids[name],
             exit_code=report.exit_code,
             signal=report.signal,
             expected=expected,
             last_seq=self.mark(name).last_seq,
         )
-        del self._pids[name]
+        self._processes.exited(name)
         self.controller.on_exit(name, report.how)
-        for book in (self._spots, self._errors):
-            book.pop(name, None)
-
-    def _note_keeper(self, news: Started | Exited, *, expected: bool = False) -> None:
-        if isinstance(news, Started):
-            self._log_room.begins(news.process)
-            self._write(
-                Kind.PROCESS_SPAWNED,
-                process=news.process,
-                pid=news.pid,
-                role=KEEPER,
-                mode="warm",
-                node=0,
-            )
-            return
-        assert self._keepers is not None
-        self._write(
-            Kind.PROCESS_EXITED,
-            process=news.process,
-            pid=self._keepers.pid_of(news.process),
-            exit_code=news.exit_code,
-            signal=news.signal,
-            expected=expected,
-            last_seq=None,
-            role=KEEPER,
-        )
+        self._processes.forget(name)
+        self._errors.pop(name, None)
 
     def _end(self) -> None:
         committed = self.controller.committed
-        for news in self._keepers.look() if self._keepers is not None else ():
-            self._note_keeper(news)  # before anybody is asked to end
-        alive = self._home.close()
-        if self._keepers is not None:
-            for news in self._keepers.end():
-                self._note_keeper(news, expected=True)
-            alive |= self._keepers.close()
+        self._keepers.look()  # before anything is asked to end
+        alive = self._home.close() | self._keepers.end()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
         self._store = None
         self._write(Kind.LEFTOVERS, processes=left, ports=[], shared_memory=[])
@@ -356,89 +283,29 @@ class Supervisor:
         return time.monotonic()
 
     def spawn(self, role: str, mode: str) -> str:
-        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
-        spare.
-        """
-        name, pid, spot = self._start("s" if role == "spare" else "w", mode)
-        self._pids[name], self._spots[name] = pid, (spot.node, spot.device)
+        """Start a process under the next free name; see ``JobProcesses.start``."""
+        stop = self._stop
+        started = self._processes.start(role, mode, self._config, stopped=lambda: bool(stop.signum))
         self.record(
             Kind.PROCESS_SPAWNED,
-            process=name,
-            pid=pid,
+            process=started.name,
+            pid=started.pid,
             role=role,
             mode=mode,
-            node=spot.node,
-            device=spot.device,
+            node=started.spot.node,
+            device=started.spot.device,
         )
-        return name
-
-    def _avoids(self, spot: tuple[int, str]) -> bool:
-        return self._reputation.avoids(spot, self.now_s())
-
-    def _start(self, kind: str, mode: str) -> tuple[str, int, Spot]:
-        """Try node after node, and again while any may come back. Each try uses up a name: what
-        could not be started may be there yet, and begin late.
-        """
-        taken = [self._spots[other] for other in self._pids]
-        while True:
-            why, failed = "no node is left", set[int]()
-            for spot in least_taken(self._home.spots(), taken, self._avoids):
-                if spot.node in failed:
-                    continue
-                name = f"{kind}{self._started}"
-                self._started += 1
-                self._log_room.begins(name)
-                try:
-                    return name, self._home.start(name, spot, self._config(name, spot), mode), spot
-                except ConnectionError as error:
-                    why = str(error)
-                    failed.add(spot.node)
-            if self._stop.signum or not self._home.may_return():
-                raise InfrastructureError(
-                    f"cannot start a process: {why}", hint="see what the nodes' agents say"
-                )
+        return started.name
 
     def _config(self, name: str, spot: Spot) -> ScriptConfig:
-        spec = self._spec
-        seat = Seat(
-            supervisor="recovery.run",
-            process=name,
-            world=spec.ranks,
-            shards=spec.shards,
-            batch=self.strategy.batch_policy,
-            backend=spec.backend,
-            device=spot.device,
-            net=Net(store_host=self._home.store_host, address=spot.address),
-            restores=not self.strategy.keeps_survivors,
-            checkpoint_dir=spec.checkpoint_dir,
-            checkpoint_every=spec.checkpoint_every,
-            checkpoint_keep=spec.checkpoint_keep,
-            saves=spec.saves,
-            memory=self._memory(),
-            verify_every=spec.verify_every,
-            nonfinite=self.strategy.nonfinite_policy,
-            fresh=spec.fresh,
+        return script_config(
+            self._spec,
+            self.strategy,
+            name,
+            spot,
+            store_host=self._home.store_host,
             job_id=self._job_id,
-        )
-        return ScriptConfig(
-            name=name,
-            parent=0,
-            events=spot.events,
-            log=spot.logs / f"{name}.log" if spot.logs else None,
-            path=spec.script,
-            args=list(spec.args),
-            seat=seat,
-        )
-
-    @property
-    def _job(self) -> str:
-        return f"{self._spec.script.name}-{os.getpid()}"
-
-    def _memory(self) -> InMemory | None:
-        if self._keepers is None:
-            return None
-        return InMemory(
-            socket=self._keepers.socket_of(0), job=self._job, every=self._spec.memory_every
+            memory=self._keepers.memory,
         )
 
     def send(self, process: str, message: Message) -> bool:
@@ -470,12 +337,8 @@ class Supervisor:
             and data["rank"] is not None
             and data["cause"] != Cause.NOTICE
         )
-        if (
-            kind is Kind.FAILURE_DETECTED
-            and data["process"] in self._spots
-            and data["cause"] not in _NOT_OF_A_PLACE
-        ):
-            self._reputation.failed(self._spots[data["process"]], self.now_s())
+        if kind is Kind.FAILURE_DETECTED and data["cause"] not in _NOT_OF_A_PLACE:
+            self._processes.failed(data["process"])
         if stops and self._failed_s is None:
             self._failed_s, self._failed_step = self.now_s(), self.controller.committed
         return self._write(kind, step=step, generation=generation, **data)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +19,14 @@ from typing import Any
 
 from chaos.fault.targets import LinkShape
 from harness.launch.containers import rules
+from harness.launch.containers.delay_helper import DelayHelper, queue_of
 from harness.launch.containers.flapping import Flaps
 from harness.launch.containers.inside import Inside, lacks_tools
 from harness.launch.containers.probes import AT_A_RATE, AT_ANY, Probes
 
 Link = tuple[str, str]
 OPEN = LinkShape()
-READY_LIMIT_S = 10.0
-END_LIMIT_S = 2.0
+TRIAL_LIMIT_S = 10.0
 USUAL_SEGMENTS = 65535
 TRIALS = (
     (
@@ -67,7 +66,7 @@ class _Rules:
     outward: Mapping[str, rules.Outward] = field(default_factory=dict)
     inward: rules.Inward = field(default_factory=rules.Inward)
     numbers: dict[str, int] = field(default_factory=dict)
-    delayers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    delayers: dict[str, DelayHelper] = field(default_factory=dict)
     single: bool = False
     chained: bool = False
 
@@ -216,7 +215,7 @@ class NodeLinks:
         known = self._in_force.pop(node, None)
         if known is not None:
             for address in list(known.delayers):
-                _end(known.delayers.pop(address))
+                known.delayers.pop(address).end()
             known.inside.close()
 
     def _arriving(self, node: int) -> Iterator[tuple[str, LinkShape]]:
@@ -268,18 +267,18 @@ class NodeLinks:
         """
         if late.keys() != found.delayers.keys():
             for address in late.keys() - found.delayers.keys():
-                found.delayers[address] = _delayer(found, address)
+                found.delayers[address] = DelayHelper(found.inside, address)
         for address, shape in late.items():
-            _tell(found.delayers[address], shape)
+            found.delayers[address].delay(shape)
         if late or found.chained:
             found.inside.run(
-                ["iptables-restore", "--noflush"], rules.queues({a: _queue(a) for a in late})
+                ["iptables-restore", "--noflush"], rules.queues({a: queue_of(a) for a in late})
             )
             if not found.chained:
                 found.inside.run(["iptables", "-t", "mangle", "-I", "INPUT", "-j", rules.CHAIN])
                 found.chained = True
         for address in found.delayers.keys() - late.keys():
-            _end(found.delayers.pop(address))
+            found.delayers.pop(address).end()
 
     def has_netem(self) -> bool:
         """Whether the kernel can delay packets by itself; tried once, in a namespace that ends with
@@ -339,7 +338,7 @@ def refused(argv: Sequence[str], text: str) -> str:
             input=text,
             text=True,
             capture_output=True,
-            timeout=READY_LIMIT_S,
+            timeout=TRIAL_LIMIT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -354,51 +353,3 @@ def _device(inside: Inside, address: str) -> str:
         if len(words) > 3 and words[3].split("/")[0] == address:
             return words[1]
     raise RuntimeError(f"no network device of the node has its address {address}")
-
-
-def _queue(address: str) -> int:
-    """The last two bytes tell sources of one network apart."""
-    third, fourth = address.split(".")[2:]
-    return (int(third) << 8) | int(fourth)
-
-
-def _delayer(found: _Rules, address: str) -> subprocess.Popen[bytes]:
-    helper = found.inside.stay(
-        [sys.executable, "-m", "harness.launch.containers.delaying", str(_queue(address))]
-    )
-    assert helper.stdout is not None
-    ready = threading.Timer(READY_LIMIT_S, helper.kill)
-    ready.start()
-    try:
-        said = helper.stdout.readline()
-    finally:
-        ready.cancel()
-    if said != b"ready\n":
-        _end(helper)
-        raise RuntimeError(
-            "packets cannot be held: the kernel gives no queue to user space (NFQUEUE), nor has it"
-            " netem"
-        )
-    return helper
-
-
-def _tell(helper: subprocess.Popen[bytes], shape: LinkShape) -> None:
-    assert helper.stdin is not None
-    try:
-        helper.stdin.write(f"{shape.delay_s} {shape.jitter_s}\n".encode())
-        helper.stdin.flush()
-    except OSError as error:
-        raise RuntimeError(f"the helper that holds packets is gone: {error.strerror}") from error
-
-
-def _end(helper: subprocess.Popen[bytes]) -> None:
-    """By the end of its input; what it holds goes on."""
-    for pipe in (helper.stdin, helper.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    try:
-        helper.wait(END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        helper.kill()
-        helper.wait(END_LIMIT_S)

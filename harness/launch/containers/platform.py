@@ -8,18 +8,13 @@ fault of the run needs it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import select
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
 from chaos.fault.base import Need
 from harness.host.container_engine import (
     DIRECTORY_LABEL,
@@ -35,6 +30,7 @@ from harness.launch.containers.inside import ByEngine, ByNamespace, may_enter
 from harness.launch.containers.links import BY_QUEUE, NodeLinks, Place
 from harness.launch.containers.machines import PERIOD_US, ContainerMachines
 from harness.launch.containers.network import Network, make_network
+from harness.launch.containers.node_container import NodeContainer, remove
 from harness.launch.containers.sharing import PROPAGATION, SharedDirectory
 from harness.launch.launcher import LinkControl, MachineControl
 from harness.launch.nodes.platform import Wanted
@@ -44,11 +40,6 @@ from harness.undo.live import Holder
 from harness.undo.records import MARKER
 
 MIB = 1 << 20
-SETTLING_S = 4.0
-NOTICED_S = 5.0  # the engine hears of an end later than who holds the process
-LOOK_EVERY_S = 0.02
-ENDED = ("exited", "dead", "removing")
-SAID_LINES = 3
 NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 """Needs whose faults change devices, queues or filters inside a node."""
 
@@ -69,19 +60,6 @@ class Settings:
     subnet: str = ""
     outside: bool = False
     mounts: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """The present container of a node. ``pid``: of its first process on this machine, 0 where that
-    cannot be known; ``pidfd``: -1 then.
-    """
-
-    container: Any
-    pid: int
-    pidfd: int
-    at_s: float
-    life: int
 
 
 class DockerPlatform:
@@ -105,7 +83,7 @@ class DockerPlatform:
         )
         self._records = [wanted.will(undo) for undo in self._undo]
         self._ledger = Ledger(wanted.run.ledger)
-        self._nodes: dict[int, Started] = {}
+        self._nodes: dict[int, NodeContainer] = {}
         self._lives: dict[int, int] = {}
         self._lock = threading.Lock()  # a lost node is begun anew on a thread of its own
         self._root = wanted.run.root.resolve()
@@ -181,7 +159,7 @@ class DockerPlatform:
         it has ended. Raises ProcessLookupError.
         """
         found = self._started(node)
-        return 0 if _ended(found) else found.pid
+        return 0 if found.ended else found.pid
 
     def init_pidfd(self, node: int) -> int:
         """Held open on that process as long as the node lives; -1 where there is none. Raises
@@ -201,7 +179,7 @@ class DockerPlatform:
         """Where its packets can be handled."""
         with self._lock:
             found = self._nodes.get(node)
-        if found is None or _ended(found):
+        if found is None or found.ended:
             return None
         pid, container, python = found.pid, found.container, self._image.python
         enter = pid > 0 and may_enter()
@@ -217,10 +195,10 @@ class DockerPlatform:
             before = self._nodes.pop(node, None)
             life = self._lives[node] = self._lives.get(node, 0) + 1
         if before is not None:
-            self._keep_output(node, before)
-            _close(before)
+            before.keep_output(node, self._root / "nodes")
+            before.close()
             with asking(f"remove the lost node {before.container.name}"):
-                _remove(before.container)
+                remove(before.container)
         name = f"{self.name}-n{node}"
         with asking(f"start node {node} as {name}"):
             made = self.client.containers.create(
@@ -230,17 +208,9 @@ class DockerPlatform:
                 made.start()
                 made.reload()
             except BaseException:
-                _remove(made)  # its name is wanted when it is tried again
+                remove(made)  # its name is wanted when it is tried again
                 raise
-        pid = int(made.attrs["State"]["Pid"])
-        pidfd = _hold(pid, str(made.id))
-        found = Started(
-            container=made,
-            pid=pid if pidfd >= 0 else 0,
-            pidfd=pidfd,
-            at_s=time.monotonic(),
-            life=life,
-        )
+        found = NodeContainer.of(made, life=life)
         with self._lock:
             self._nodes[node] = found
         self._links.renewed(node)
@@ -257,13 +227,7 @@ class DockerPlatform:
             found = self._nodes.get(node)
         if found is None:
             return "it has no container"
-        if not _ended(found):
-            return None
-        if time.monotonic() - found.at_s < SETTLING_S:
-            # An agent that ends so early has failed to start: what it said matters more than the
-            # milliseconds.
-            return f"its container ended at once: {_last_words(found)}"
-        return "its container ended"
+        return found.why_ended() if found.ended else None
 
     def drain(self, node: int, reason: str) -> str | None:
         """An engine places nobody by itself."""
@@ -275,8 +239,8 @@ class DockerPlatform:
         with self._lock:
             nodes, self._nodes = self._nodes, {}
         for node, found in nodes.items():
-            self._keep_output(node, found)
-            _close(found)
+            found.keep_output(node, self._root / "nodes")
+            found.close()
         left = []
         for undo, record in zip(self._undo, self._records, strict=True):
             outcome = undo.undo()
@@ -355,21 +319,12 @@ class DockerPlatform:
             ipv4_address=self.address(node), aliases=[f"n{node}"]
         )
 
-    def _started(self, node: int) -> Started:
+    def _started(self, node: int) -> NodeContainer:
         with self._lock:
             found = self._nodes.get(node)
         if found is None:
             raise ProcessLookupError(f"node {node} has no container")
         return found
-
-    def _keep_output(self, node: int, found: Started) -> None:
-        """What the agent printed outlives its container, as far as the engine still tells."""
-        place = Path(self._wanted.run.root) / "nodes"
-        with contextlib.suppress(InfrastructureError, OSError), asking("say what it printed"):
-            said = found.container.logs()
-            if said:
-                place.mkdir(exist_ok=True)
-                (place / f"n{node}.{found.life}.log").write_bytes(said)
 
 
 def _gpus(gpus: int | str, node: int) -> list[Any]:
@@ -382,64 +337,3 @@ def _gpus(gpus: int | str, node: int) -> list[Any]:
     first = int(gpus) * node
     ids = [str(index) for index in range(first, first + int(gpus))]
     return [DeviceRequest(device_ids=ids, capabilities=[["gpu"]])]
-
-
-def _hold(pid: int, container: str) -> int:
-    """A pidfd of a container's first process; -1 where pids of the engine mean something
-    else here.
-    """
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return -1
-    try:
-        if container in Path(f"/proc/{pid}/cgroup").read_text():
-            return pidfd
-    except OSError:
-        pass
-    os.close(pidfd)
-    return -1
-
-
-def _ended(found: Started) -> bool:
-    if found.pidfd >= 0:
-        poll = select.poll()
-        poll.register(found.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-    try:
-        with asking("say whether it runs"):
-            found.container.reload()
-    except InfrastructureError:
-        return False  # the engine is away; its containers may well live
-    return found.container.status in ENDED
-
-
-def _last_words(found: Started) -> str:
-    """Of one that has ended."""
-    deadline = time.monotonic() + NOTICED_S
-    try:
-        with asking("say how it ended"):
-            found.container.reload()
-            while found.container.status not in ENDED and time.monotonic() < deadline:
-                time.sleep(LOOK_EVERY_S)
-                found.container.reload()
-            state = found.container.attrs["State"]
-            said = found.container.logs(tail=SAID_LINES).decode(errors="replace").split("\n")
-    except InfrastructureError as error:
-        return error.message
-    killed = ", killed for want of memory" if state["OOMKilled"] else ""
-    words = " / ".join(line.strip() for line in said if line.strip())
-    return f"exit code {state['ExitCode']}{killed}" + (f", it said: {words}" if words else "")
-
-
-def _remove(container: Any) -> None:
-    """Kill and remove it, unless somebody else has."""
-    from docker.errors import NotFound
-
-    with contextlib.suppress(NotFound):
-        container.remove(force=True, v=True)
-
-
-def _close(found: Started) -> None:
-    if found.pidfd >= 0:
-        os.close(found.pidfd)

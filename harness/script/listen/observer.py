@@ -24,9 +24,10 @@ import signal
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from chaos.events.log import Event, Kind
+from chaos.events.log import Kind
+from harness.arm.fault_context import Record
 from harness.script.listen.progress import Progress
 
 NS = 1e9
@@ -37,15 +38,6 @@ LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
 MOST_STEPS = 100  # times the steps announced; no count of steps
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-
-
-class Record(Protocol):
-    """Writes an event."""
-
-    def __call__(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> Event:
-        """Write it."""
 
 
 class Observer:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from chaos.events.log import EventWriter, Kind
+from harness.sim.rank.acquire_state import StateAcquisition
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.faults import SimFaultAgent, TrainingError
 from harness.sim.rank.keepers import SimRemembering
@@ -271,9 +271,7 @@ class SimRank:
             yield None
             seconds = round((clock.now_ns - started) / 1e9, 6)
             self.write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
-            if order.finish:
-                yield from self._finish(order, group)
-            name = yield from self._take_state(order, group)
+            name = yield from StateAcquisition(self, group, order).run()
             self.check()
         except Lost as error:
             self._park_lost(error)
@@ -297,96 +295,6 @@ class SimRank:
                 f"{self.process.name} holds shard {self._shard}, and was asked for {shard}"
             )
         self.layout, self._shard = layout, shard
-
-    def _finish(self, order: Join, group: Group) -> Sleeping:
-        """Whoever has applied the step tells all others the end of it; those who only lack that
-        apply it too.
-        """
-        mine = self.told if self.told and self.told[0] == order.finish == self.state.step else None
-        group.meet(self.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
-        told = yield None
-        self.check()
-        if told is None:
-            raise AssertionError(f"nobody can tell the end of step {order.finish}")
-        if self.member.holding.pending == order.finish and self.state.step == order.finish - 1:
-            assert self.attempt is not None and self.attempt.number == order.finish
-            # those who tell it have parked and saved for it
-            done = replace(told[1], pause=False, save=False)
-            self.attempt.commit(done)
-        self.told = told
-
-    def _take_state(self, order: Join, group: Group) -> Generator[float | None, Any, str | None]:
-        started, held = self.process.clock.now_ns, self.member.holding
-        name: str | None = None
-        origin = "kept" if self.state.step else "initial"
-        if order.restore and self.layout.replica_of(self.rank) == 0:
-            held.restores()
-            name = yield from self._restore(group, anew=order.anew)
-            origin = "checkpoint" if name else "initial"
-            held.restored(found=name is not None)
-        if order.restore and (self.rank == 0 or self.layout.shards > 1):
-            self.checkpoints.restored()
-        if order.receives:
-            held.receives()
-            origin = "peer"
-        if order.source >= 0:
-            yield from self._copy_state(group, order)
-        held.valid = True
-        self.write(
-            Kind.STATE_READY,
-            step=self.state.step,
-            rank=self.rank,
-            origin=origin,
-            source=order.source if order.receives else name,
-            seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
-        )
-        return name
-
-    def _copy_state(self, group: Group, order: Join) -> Sleeping:
-        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is
-        over.
-        """
-        receives, shard = order.receives, self.layout.shard_of(self.rank)
-        sent = self.behaviour.snapshot(self) if self.rank == order.source else None
-        if receives:
-            self.state = self.state.torn()
-            # of a step that others may have done otherwise
-            self.told = self.told if order.finish else None
-        transfer_ns = self.about(self.config.timings.transfer_ms * MS)
-        self.check()
-        group.meet(self.rank, sent, dict, transfer_ns, among=self.layout.holders(shard))
-        received = yield None
-        self.mark.touch()
-        if receives:
-            self.state = received[order.source]
-
-    def _restore(self, group: Group, *, anew: bool) -> Generator[float | None, Any, str | None]:
-        """Load the newest good checkpoint, all ranks of a replica the same; without one, training
-        begins anew, as in fresh processes.
-        """
-        found = self.told = None
-        if self.rank == 0:
-            yield self.about(self.config.timings.checkpoint_ms * MS)
-            newest = self.checkpoints.newest()
-            if newest is not None:
-                data = (newest[0].path / "state.bin").read_bytes()
-                found = newest[0].name, data, newest[1]["scalars"]
-            if self.memory is not None:
-                found = self.memory.restored(newest[0].step if newest else 0) or found
-        if self.layout.shards > 1:
-            self.check()
-            group.meet(self.rank, found, dict, 0, among=self.replica)
-            found = (yield None)[0]
-            self.check()
-        if found is None:
-            try:
-                self.checkpoints.require(anew=anew)
-            except RuntimeError as error:
-                raise TrainingError(error) from error
-            return None
-        name, data, scalars = found
-        self.state = State.restored(data, scalars, self.layout.shard_of(self.rank))
-        return name
 
     def _park_lost(self, error: Lost) -> None:
         self._park(self.member.why_lost(), error=str(error))

@@ -12,10 +12,10 @@ import pytest
 
 from chaos.events.log import Kind
 from harness.arm.command_checkpoints import newest
-from harness.script.arm import ScriptArm
 from harness.script.listen.listening import Listener
 from harness.script.listen.progress import Progress
 from harness.script.processes.ranks import Gone
+from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
 
 LOST = Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
@@ -27,10 +27,10 @@ class Replaced:
     world = 2
 
     def __init__(self, unseen: list[Gone]) -> None:
-        self._unseen = unseen
+        self.unseen = unseen
 
     def wait(self, timeout_s: float) -> list[Gone]:
-        return self._unseen
+        return self.unseen
 
     name_of = None
 
@@ -72,19 +72,29 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     for step in range(1, 31):
         job.train(step, rank=0)
         job.train(step, rank=1)
-    arm: Any = object.__new__(ScriptArm)
-    arm._roll = SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said)
-    arm._gone, unseen = ([LOST], []) if "turn" in noticed else ([], [LOST])
-    arm.observer, arm._ranks, arm._listener = job.observer, Replaced(unseen), Said()
-    arm._command = SimpleNamespace(guard_pid=1, pid=2)
-    arm._spec, arm.storage, arm._stored = SimpleNamespace(ranks=2), None, False
-    arm._missing = False
-    arm._leavings = SimpleNamespace(look=lambda *_: None)
-    arm._scan_ns = arm._asked_ns = 0
-    arm.record, arm.now_ns = job.record, lambda: job.now
-    arm.injector = SimpleNamespace(on_training=lambda: None)
-    arm._generation = job.observer.generation
-    arm._find_ranks()
+    unseen = [] if "turn" in noticed else [LOST]
+    listener: Any = Said()
+    parts: dict[str, Any] = {
+        "ranks": Replaced(unseen),
+        "roll": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
+        "listener": listener,
+        "agents": SimpleNamespace(forget=lambda: None),
+        "injector": SimpleNamespace(
+            arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
+        ),
+        "leavings": SimpleNamespace(look=lambda *_: None),
+    }
+    spec: Any = SimpleNamespace(ranks=2)
+    watch = RankWatch(
+        spec, observer=job.observer, record=job.record, now_ns=lambda: job.now, **parts
+    )
+    watch.arm_generation()
+    if "turn" in noticed:
+        parts["ranks"].unseen = [LOST]
+        watch.wait(0.0)
+        parts["ranks"].unseen = []
+    command: Any = SimpleNamespace(guard_pid=1, pid=2)
+    assert watch.find_ranks(command)
     told = [
         (event.kind, event.generation)
         for event in job.events[-4:]
@@ -96,9 +106,8 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
         (Kind.FAILURE_DETECTED, 1),
         (Kind.GENERATION_STARTED, 2),
     ]
-    assert job.failures() == [("exit", "w1")] and [one.step for one in arm._listener.pending] == [
-        21
-    ]
+    assert job.failures() == [("exit", "w1")]
+    assert [one.step for one in listener.pending] == [21]
 
 
 @pytest.mark.parametrize(

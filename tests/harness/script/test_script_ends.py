@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from chaos.events.log import Kind
 from harness.judge.measure.measure import measure
 from harness.script.arm import ScriptArm
+from harness.script.attempts import Attempts
 from harness.script.processes.command import Ended
 from harness.script.processes.ranks import Gone
+from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
 from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
 
@@ -139,14 +141,18 @@ def gone(name: str, code: int | None, signum: int | None = None) -> Gone:
     return Gone(name=name, pid=3, exit_code=code, signal=signum)
 
 
-def arm_of(job: Job, command: Any) -> Any:
-    arm: Any = object.__new__(ScriptArm)
-    arm.observer, arm.record, arm.now_ns = job.observer, job.record, lambda: job.now
-    arm._command = arm._ranks = command
-    arm._gone, arm._asked_ns, arm._attempt, arm.outcome, arm.reason = [], 0, 1, "", ""
-    arm._record_of_command, arm._left = "", []
-    arm._prepared = SimpleNamespace(mark="x")
-    return arm
+def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
+    spec: Any = SimpleNamespace(ranks=2)
+    unused: dict[str, Any] = dict.fromkeys(("roll", "agents", "injector", "leavings"))
+    return RankWatch(
+        spec,
+        ranks=ranks,
+        observer=job.observer,
+        listener=listener,
+        record=job.record,
+        now_ns=lambda: job.now,
+        **unused,
+    )
 
 
 @pytest.mark.parametrize("ended", [None, Ended(exit_code=1, signal=None)])
@@ -154,24 +160,31 @@ def test_what_the_harness_ends_is_no_failure_of_the_job(ended: Ended | None) -> 
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 31))
-    arm = arm_of(job, Closing(ended))
-    arm._close_command()
+    closing: Any = Closing(ended)
+    watch = watch_of(job, closing)
+    unused: dict[str, Any] = dict.fromkeys(("ledger", "leavings"))
+    attempts = Attempts(
+        cast(Any, SimpleNamespace(mark="x")),
+        arm="a",
+        ranks=closing,
+        watch=watch,
+        record=job.record,
+        now_ns=lambda: job.now,
+        **unused,
+    )
+    attempts.command, attempts.number = closing, 1
+    attempts.close(asked=False)
     exits = {e.data["process"]: e.data for e in job.events if e.kind is Kind.PROCESS_EXITED}
     assert job.failures() == [("exit", "w1")], "it had ended before anybody was asked to"
     assert not exits["w1"]["expected"] and "asked_ns" not in exits["w1"]
     assert exits["w0"]["expected"] and exits["w0"]["asked_ns"] == job.now
-    assert arm._asked_ns == 0, "what is started next was not asked"
+    assert watch.asked_ns == 0, "what is started next was not asked"
 
 
 @pytest.mark.parametrize(("restarts", "again"), [(0, False), (1, True)])
 def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, again: bool) -> None:
     killed(done)
-    arm = arm_of(done, SimpleNamespace(ended=Ended(exit_code=1, signal=None), lost=False))
-    arm._spec = SimpleNamespace(
-        restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
-    )
-    arm._agents = SimpleNamespace(hear=lambda *_: None)
-    arm._listener = SimpleNamespace(
+    listener = SimpleNamespace(
         listen=lambda to_end: None,
         take=lambda *_, **__: [],
         overdue=lambda: False,
@@ -179,10 +192,19 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
         last=(),
         refused=0,
     )
-    arm._ranks = SimpleNamespace(wait=lambda _: [])
-    arm.injector, arm._members, arm._missing = None, {}, False
     started: list[int] = []
-    arm._close_command, arm._start_command = lambda: 0, lambda: started.append(1)
-    arm._on_command_ended(arm._command)
+    arm: Any = object.__new__(ScriptArm)
+    arm.observer, arm.record, arm.outcome, arm.reason = done.observer, done.record, "", ""
+    arm._spec = SimpleNamespace(
+        restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
+    )
+    arm._agents, arm._injector = SimpleNamespace(hear=lambda *_: None), None
+    arm._listener, arm._ranks = listener, SimpleNamespace(wait=lambda _: [])
+    arm._watch = watch_of(done, arm._ranks, listener)
+    arm._attempts = SimpleNamespace(
+        number=1, close=lambda asked: 0, start=lambda: started.append(1) or ""
+    )
+    command: Any = SimpleNamespace(ended=Ended(exit_code=1, signal=None), lost=False)
+    arm._on_command_ended(command)
     assert started == [1] * again and arm.outcome == ("" if again else "gave-up")
     assert done.failures() == ([("exit", "w1")] if again else [])

@@ -14,8 +14,9 @@ import pytest
 
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
 from recovery.cli.home import Spot
+from recovery.cli.job_spec import JobSpec
 from recovery.cli.options import parser
-from recovery.cli.supervisor import LOG_RESERVE, JobSpec, StopFlag, Supervisor
+from recovery.cli.supervisor import LOG_RESERVE, StopFlag, Supervisor
 from recovery.cli.takeover_log import read_estate
 from recovery.nodes.link.clock import boot_id
 from recovery.policy.jobconfig import LOOPBACK

@@ -156,7 +156,7 @@ class Fragile(Orchestrator):
         """Count."""
         Fragile.acts += 1
         if Fragile.acts == Fragile.at:
-            self.lose_coordinator(0.1)
+            self.scene.lose_coordinator(0.1)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

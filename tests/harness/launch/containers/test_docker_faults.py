@@ -291,7 +291,7 @@ def test_packets_pass_once_the_helper_that_holds_them_has_ended_with_its_harness
         pytest.skip("this kernel delays packets by itself")
     links.shape([AHEAD], LinkShape(delay_s=0.3))
     (helper,) = links._in_force[1].delayers.values()
-    assert helper.stdin is not None
-    helper.stdin.close()  # as when the harness is killed
-    assert helper.wait(10) == 0
+    assert helper.process.stdin is not None
+    helper.process.stdin.close()  # as when the harness is killed
+    assert helper.process.wait(10) == 0
     assert measured(links)["round_trip_s"] < 0.3

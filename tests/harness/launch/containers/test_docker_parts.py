@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chaos.errors import InfrastructureError, ScenarioError
 from harness.host.container_engine import connect, lacks_engine
-from harness.launch.containers import image, network, platform
+from harness.launch.containers import image, network
 from harness.launch.containers.network import (
     Network,
     free_subnets,
@@ -32,6 +32,7 @@ from harness.launch.containers.network import (
     routed,
     translated,
 )
+from harness.launch.containers.node_container import NodeContainer
 from harness.launchers.docker import Docker
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.records import AnyUndo
@@ -380,5 +381,5 @@ class LateContainer:
 
 
 def test_what_a_node_said_last_is_told_once_the_engine_knows_that_it_has_ended() -> None:
-    found = platform.Started(container=LateContainer(), pid=0, pidfd=-1, at_s=0.0, life=1)
-    assert platform._last_words(found) == "exit code 1, it said: before / no token, no work"
+    found = NodeContainer(container=LateContainer(), pid=0, pidfd=-1, at_s=0.0, life=1)
+    assert found.last_words() == "exit code 1, it said: before / no token, no work"

@@ -1,0 +1,117 @@
+"""What the injector may see and touch of an arm whose ranks are ours."""
+
+from __future__ import annotations
+
+from chaos.fault.targets import StorageTarget
+from harness.arm.fault_context import Record
+from harness.arm.in_force import InForce
+from harness.arm.keeper_tracker import KeeperTracker
+from harness.arm.roster import Roster
+from harness.arm.timers import Timers
+from harness.launch.health import HealthSource
+from harness.launch.launcher import (
+    ArmSetup,
+    Cluster,
+    GroupControl,
+    LinkControl,
+    MachineControl,
+    StoreControl,
+)
+from harness.run.coordinator import Coordinator
+from harness.undo.ledger import Ledger
+from recovery.supervise.controller import Controller
+
+
+class BuiltInScene:
+    """Implements ``harness.arm.fault_context.Scene``. Its ``roster`` and ``keepers`` know the
+    processes of the arm; ``spares``: that the job starts with.
+    """
+
+    def __init__(
+        self,
+        setup: ArmSetup,
+        cluster: Cluster,
+        coordinator: Coordinator,
+        timers: Timers,
+        *,
+        record: Record,
+        spares: int,
+    ) -> None:
+        self.setup = setup
+        self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
+        self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
+        self.record = record
+        self.later, self.now_ns = timers.later, cluster.now_ns
+        self.send = cluster.send
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self.roster = Roster(self, cluster, spares=spares)
+        self.keepers = KeeperTracker(self, cluster)
+        self.node_of, self.device_of = self.roster.node_of, self.roster.device_of
+        self.refuse_device = self.roster.refuse_device
+        self.accept_device = self.roster.accept_device
+
+    @property
+    def controller(self) -> Controller:
+        """Of the coordinator that supervises, or did last."""
+        return self._coordinator.controller
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether a coordinator supervises the job now."""
+        return self._coordinator.there
+
+    def lose_coordinator(self, down_s: float) -> None:
+        """The coordinator forgets everything; another takes over ``down_s`` seconds later."""
+        self._coordinator.lose(down_s)
+        self._cluster.away()
+
+    @property
+    def storage(self) -> StorageTarget | None:
+        """The file system of the checkpoints, if they have one of their own."""
+        return self._cluster.storage
+
+    @property
+    def groups(self) -> GroupControl | None:
+        """Limits on memory."""
+        return self._cluster.groups
+
+    @property
+    def store(self) -> StoreControl | None:
+        """The key-value store, if it is a process of its own."""
+        return self._cluster.store
+
+    @property
+    def links(self) -> LinkControl | None:
+        """What shapes connections between ranks."""
+        return self._cluster.links
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """Acts on nodes as a whole."""
+        return self._cluster.machines
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal a rank, a spare or a keeper."""
+        self._holder_of(process).signal(process, signum)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's state of a rank, a spare or a keeper."""
+        return self._holder_of(process).os_state(process)
+
+    def process_of(self, rank: int) -> str | None:
+        """The living process that holds a rank."""
+        process = self.controller.process_of(rank)
+        return None if process is None or self.roster.gone(process) else process
+
+    def spare(self, index: int) -> str | None:
+        """The process that waits as spare number ``index``."""
+        ready = self.controller.ready_spares
+        return ready[index] if index < len(ready) else None
+
+    def on_node(self, node: int) -> list[str]:
+        """The living processes of a node."""
+        return [*self.roster.on_node(node), *self.keepers.on(node)]
+
+    def _holder_of(self, process: str) -> Cluster | KeeperTracker:
+        return self.keepers if self.keepers.owns(process) else self._cluster

@@ -1,0 +1,126 @@
+"""Starts the command of an arm, once or several times, and ends it with everything it started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from chaos.events.log import Kind
+from harness.arm.fault_context import Record
+from harness.script.processes.command import Command
+from harness.script.processes.environment import Prepared
+from harness.script.processes.leavings import Leavings
+from harness.script.processes.ranks import Ranks
+from harness.script.rank_watch import RankWatch
+from harness.undo.ledger import Ledger
+from harness.undo.records import KillSession
+
+TICK_S = 0.02
+TERM_GRACE_S = 3.0  # from the request to end to the kill
+
+
+class Attempts:
+    """``command``: the one under way, if any; ``number``: of starts so far; ``arm``: its id, for
+    the ledger.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        arm: str,
+        ledger: Ledger,
+        ranks: Ranks,
+        watch: RankWatch,
+        leavings: Leavings,
+        record: Record,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._prepared = prepared
+        self._arm = arm
+        self._ledger = ledger
+        self._ranks = ranks
+        self._watch = watch
+        self._leavings = leavings
+        self._record = record
+        self._now_ns = now_ns
+        self.command: Command | None = None
+        self.number = 0
+        self._undo = ""  # record in the ledger of the command under way
+        self._left: list[dict[str, Any]] = []
+
+    def start(self) -> str:
+        """Start the command; why it could not be, "" when it was. Raises InfrastructureError when
+        not even its guard could.
+        """
+        self.number += 1
+        prepared = self._prepared
+        self.command = command = Command.start(
+            prepared.argv, directory=prepared.directory, env=prepared.env, output=prepared.output
+        )
+        self._watch.expect_ranks()
+        if command.error:
+            return command.error
+        undo = KillSession.of(command.guard_pid, "guard of the command")
+        self._undo = self._ledger.will(undo, arm=self._arm, process="command")
+        self._ranks.register(command.fileno())
+        self._record(
+            Kind.COMMAND_STARTED,
+            attempt=self.number,
+            pid=command.pid,
+            argv=list(prepared.argv),
+        )
+        return ""
+
+    def note_left(self, command: Command) -> None:
+        """A command has ended well: note its processes that live on, before they are ended too."""
+        self._left = self._leavings.processes(command.guard_pid, command.pid)
+
+    def close(self, *, asked: bool) -> int:
+        """End the command and all that came of it; returns how many processes could not be killed.
+        ``asked``: it does not end by itself.
+        """
+        command, self.command = self.command, None
+        if command is None:
+            return 0
+        self._watch.wait(0.0)
+        self._watch.take_exits()  # a process that is gone by now was not asked to end
+        self._watch.asked_ns = self._now_ns()
+        if command.pid:
+            self._ask_to_end(command)
+            self._ranks.unregister(command.fileno())
+        left = command.close(self._prepared.mark)
+        self._reap_ranks()
+        self._watch.asked_ns = 0
+        ended = command.ended
+        if ended is not None:
+            self._record(
+                Kind.COMMAND_ENDED,
+                attempt=self.number,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+                asked=asked,
+                killed=command.killed,
+                left=self._left,
+            )
+        self._left = []
+        if self._undo and not left:
+            self._ledger.undone(self._undo, "ended")
+        self._undo = ""
+        return left
+
+    def _ask_to_end(self, command: Command) -> None:
+        deadline = time.monotonic() + TERM_GRACE_S
+        if command.ended is None:
+            command.terminate()
+        while command.ended is None and time.monotonic() < deadline:
+            self._watch.wait(TICK_S)
+            self._watch.take_exits()
+            command.look()
+
+    def _reap_ranks(self) -> None:
+        deadline = time.monotonic() + TERM_GRACE_S
+        while self._ranks.living() and time.monotonic() < deadline:
+            self._watch.wait(TICK_S)
+            self._watch.take_exits()

@@ -1,0 +1,110 @@
+"""Outcome and reason of an arm of a command, for people: what was seen, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaos.scenario.model import RegexProgress
+from chaos.scenario.workload import WorkloadSpec
+from harness.script.listen.listening import Listener
+from harness.script.listen.observer import Observer
+from harness.script.processes.command import Ended
+
+SHOWN_LINES = 6
+SHOWN_WIDTH = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What is known of a command at its end. ``ranks``: found, 0 for none; ``lines``, ``last``: of
+    its output; ``refused``: reports that made no sense.
+    """
+
+    spec: WorkloadSpec
+    reports: int
+    committed: int
+    finished: bool
+    ranks: int
+    lines: int
+    last: tuple[str, ...]
+    refused: int
+
+    @classmethod
+    def of(cls, spec: WorkloadSpec, observer: Observer, listener: Listener) -> Findings:
+        """By what observer and listener have taken in."""
+        return cls(
+            spec=spec,
+            reports=observer.reports,
+            committed=observer.committed,
+            finished=observer.finished,
+            ranks=len(observer.members) if observer.generation else 0,
+            lines=listener.lines,
+            last=listener.last,
+            refused=listener.refused,
+        )
+
+
+def outcome_of(found: Findings, ended: Ended | None) -> tuple[str, str]:
+    """(outcome, reason). ``ended``: None when it made no progress for the deadline instead of
+    ending.
+    """
+    limit_s, name = found.spec.patience(begun=bool(found.reports))
+    deadline = f"{limit_s:g} s (workload.{name})"
+    if ended is None:
+        if not found.reports:
+            return "timed-out", f"no progress within {deadline}: {_why_none(found)}"
+        if found.finished:
+            return (
+                "timed-out",
+                (
+                    f"all {found.spec.steps} steps were reported, but the command had not ended"
+                    f" {deadline} later"
+                ),
+            )
+        return "timed-out", f"no step for {deadline} after step {found.committed}"
+    if not found.reports and not ended.well:
+        return (
+            "gave-up",
+            f"the command ended with {ended.how} before any progress was seen{_shown(found)}",
+        )
+    if not found.reports:
+        return (
+            "gave-up",
+            f"the command ended with {ended.how} and no progress was seen: {_why_none(found)}",
+        )
+    if found.finished and ended.well:
+        return "completed", ""
+    where = f"at step {found.committed} of {found.spec.steps}"
+    if ended.well:
+        return (
+            "gave-up",
+            (
+                f"the command ended with exit code 0 {where}: set workload.steps to what it"
+                f" does{_shown(found)}"
+            ),
+        )
+    return "gave-up", f"the command ended with {ended.how} {where}{_shown(found)}"
+
+
+def _why_none(found: Findings) -> str:
+    if isinstance(found.spec.progress, RegexProgress):
+        if not found.lines:
+            return "it printed nothing, so workload.progress.regex found nothing"
+        if found.refused:
+            return (
+                f"workload.progress.regex matched, but group step was never a number{_shown(found)}"
+            )
+        return f"workload.progress.regex matched none of {found.lines} lines{_shown(found)}"
+    if found.refused:
+        return (
+            f"{found.refused} lines of the beacon were not understood: copy chaos/beacon.py again"
+        )
+    cure = "call chaos.beacon.step(...) after each step, or give progress: {regex: ...}"
+    return f"no beacon was heard: {cure}{_shown(found)}"
+
+
+def _shown(found: Findings) -> str:
+    if not found.last:
+        return "; it printed nothing"
+    lines = "\n".join(f"    | {line[:SHOWN_WIDTH]}" for line in found.last[-SHOWN_LINES:])
+    return f"; its last lines:\n{lines}"

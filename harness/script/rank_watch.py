@@ -1,0 +1,183 @@
+"""Follows the ranks of a command: finds them, and takes in what they report and how they end, in an
+order in which the end of a generation comes before its replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from chaos.events.log import Kind
+from chaos.scenario.workload import WorkloadSpec
+from harness.arm.fault_context import Record
+from harness.inject.injector import Injector
+from harness.script.agents import Agents
+from harness.script.listen.listening import Listener
+from harness.script.listen.observer import Observer
+from harness.script.processes.command import Command
+from harness.script.processes.leavings import Leavings
+from harness.script.processes.ranks import Gone, Ranks
+from harness.script.rollcall import RollCall
+
+SCAN_FORMING_S = 0.05  # between looks for ranks while some are missing
+SCAN_STEADY_S = 0.5
+NS = 1e9
+
+
+class RankWatch:
+    """Of one arm, over all starts of its command.
+
+    ``sign_ns``: when there was last a sign of life; ``progress_ns``: when there was last a new step
+    or generation; ``asked_ns``: since when processes that end were asked to, 0: they are not.
+    """
+
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        *,
+        ranks: Ranks,
+        roll: RollCall,
+        listener: Listener,
+        observer: Observer,
+        agents: Agents,
+        injector: Injector,
+        leavings: Leavings,
+        record: Record,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._spec = spec
+        self._ranks = ranks
+        self._roll = roll
+        self._listener = listener
+        self._observer = observer
+        self._agents = agents
+        self._injector = injector
+        self._leavings = leavings
+        self._record = record
+        self._now_ns = now_ns
+        self.sign_ns = self.progress_ns = now_ns()
+        self.asked_ns = 0
+        self._scan_ns = 0
+        self._gone: list[Gone] = []  # noticed, and not recorded yet
+        self._members: dict[int, str] = {}
+        self._missing = True
+        self._generation = 0
+
+    def expect_ranks(self) -> None:
+        """The command has just been started: its ranks are still to be found."""
+        self.sign_ns = self._now_ns()
+        self._missing = True
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of a rank, or news of the command."""
+        self._gone += self._ranks.wait(timeout_s)
+
+    def find_ranks(self, command: Command) -> bool:
+        """Look for ranks, if it is time to; whether it was. A generation begins when all have been
+        found.
+        """
+        now = self._now_ns()
+        changing, spoken = self._missing or self._observer.failing, self._listener.waiting
+        every_s = SCAN_FORMING_S if changing else SCAN_STEADY_S
+        early = (now - self._scan_ns) / NS < every_s
+        if early and not (changing and spoken):
+            return False
+        self._scan_ns = now
+        found = self._roll.find(command, self._listener.hints, spoken=spoken)
+        sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
+        members, new = self._ranks.hold(sure)
+        self._leavings.look(command.guard_pid, self._ranks.name_of)
+        for rank in new:
+            self.sign_ns = now
+            self._record(
+                Kind.PROCESS_SPAWNED,
+                process=rank.name,
+                pid=rank.found.pid,
+                role="worker",
+                mode="script",
+                rank=rank.found.rank,
+            )
+        strangers = set(members.values()) - set(self._observer.members.values())
+        if not strangers and self._observer.generation:
+            self._missing = unsettled
+            return True
+        self._members = members
+        self._missing = (
+            unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
+        )
+        if not self._missing:
+            self._close_generation()
+            self._observer.on_ranks(members, now)
+        return True
+
+    def _close_generation(self) -> None:
+        """What its ranks had said before they ended, and their ends, come before those that take
+        their place.
+        """
+        self.wait(0.0)
+        self._listener.listen()
+        self.take_progress(self._ranks.ended(self._observer.members.values()))
+        self.take_exits()
+
+    def take_progress(self, pids: Set[int] | None = None) -> None:
+        """Take in the steps that were reported, once all ranks have been found or are overdue.
+        ``pids``: only what these processes said.
+        """
+        if self._missing and self._listener.overdue():
+            if self._members and not self._observer.generation:
+                self._observer.on_ranks(self._members, self._now_ns())  # those that were found
+            self._missing = False
+        if self._missing:
+            return
+        before = (self._observer.generation, self._observer.committed)
+        for progress in self._listener.take(
+            pids, beyond=self._observer.last_said if self._gone else None
+        ):
+            reports = self._observer.reports
+            self._observer.on_progress(self._roll.whose(progress), self._now_ns())
+            self.arm_generation()
+            if self._observer.reports > reports and self._observer.first_of_generation:
+                self._injector.on_training()
+        if (self._observer.generation, self._observer.committed) != before:
+            self.sign_ns = self.progress_ns = self._now_ns()
+
+    def take_last_words(self) -> None:
+        """The command has ended: take in all that it said, whether its ranks were found or not."""
+        self.wait(0.0)
+        self.take_exits()
+        self._missing = False
+        self._listener.listen(to_end=True)
+        self.take_progress()
+
+    def take_exits(self) -> None:
+        """Record the ends that were noticed. A process that was asked to end, or killed with the
+        command, has not failed.
+        """
+        while self._gone:
+            gone = self._gone.pop(0)
+            asked = {"asked_ns": self.asked_ns} if self.asked_ns else {}
+            self._record(
+                Kind.PROCESS_EXITED,
+                process=gone.name,
+                pid=gone.pid,
+                exit_code=gone.exit_code,
+                signal=gone.signal,
+                expected=bool(asked) or gone.exit_code == 0,
+                last_seq=None,
+                **asked,
+            )
+            if not asked:
+                self._observer.on_exit(gone.name, gone.exit_code, gone.signal, self._now_ns())
+
+    def arm_generation(self) -> None:
+        """If a generation has begun, its ranks hear of the faults that wait for them, as those of
+        built-in workloads do.
+        """
+        if self._observer.generation == self._generation:
+            return
+        self._generation = self._observer.generation
+        self.sign_ns = self._now_ns()
+        self._agents.forget()
+        for rank, process in self._observer.members.items():
+            self._injector.arm(process, rank)
+        if self._generation > 1:
+            self._injector.on_event("regroup")

@@ -1,0 +1,130 @@
+"""What the injector may see and do of a command, which is not ours: its ranks are found and
+signalled; what takes being its launcher, or being inside it, is not supported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from harness.arm.fault_context import Record
+from harness.arm.in_force import InForce
+from harness.arm.timers import Timers
+from harness.launch.launcher import ArmSetup
+from harness.launch.storage import Storage, mount_for
+from harness.script.agents import Agents
+from harness.script.listen.observer import Observer
+from harness.script.processes.ranks import Ranks
+from harness.undo.ledger import Ledger
+
+
+class CommandScene:
+    """Implements ``harness.arm.fault_context.Scene``. ``storage``: where the command writes its
+    checkpoints, from ``mount`` on, if a fault needs it.
+    """
+
+    def __init__(
+        self,
+        setup: ArmSetup,
+        *,
+        ranks: Ranks,
+        observer: Observer,
+        agents: Agents,
+        timers: Timers,
+        record: Record,
+    ) -> None:
+        self.setup = setup
+        self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
+        self.storage: Storage | None = None
+        self.record, self.later, self.now_ns = record, timers.later, time.monotonic_ns
+        # A command has no agents in its ranks; the arm keeps their points for them.
+        self.send = agents.take
+        self.signal, self.os_state = ranks.signal, ranks.state
+        self.process_of = observer.process_of
+        self._ranks, self._observer = ranks, observer
+        self._stored = False
+
+    # ---- storage
+
+    def mount(self) -> None:
+        """Mount the file system of the checkpoints, if a fault needs one of its own."""
+        self.storage = mount_for(self.setup)
+
+    def look_at_storage(self) -> None:
+        """Note whether the command writes there."""
+        self._stored = self._stored or (self.storage is not None and self.storage.used())
+
+    @property
+    def storage_unused(self) -> bool:
+        """Whether there is one, and nothing was ever seen there."""
+        return self.storage is not None and not self._stored
+
+    def close(self) -> None:
+        """Unmount it, after a last look."""
+        if self.storage is not None:
+            self.look_at_storage()
+            self.storage.close()
+
+    # ---- ranks
+
+    def on_node(self, node: int) -> list[str]:
+        """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""
+        ranks = self.setup.cell.scenario.topology.ranks_on(node)
+        return [name for name in map(self.process_of, ranks) if name]
+
+    def training(self) -> Mapping[str, int]:
+        """The ranks that are there, with their pids, while steps come and nothing has failed."""
+        seen = self._observer
+        if seen.failing or seen.committed_here is None:
+            return {}
+        return {name: pid for name in seen.members.values() if (pid := self._ranks.pid_of(name))}
+
+    # ---- not supported for a command
+
+    @property
+    def has_coordinator(self) -> bool:
+        """False: a command may have one, but it is not known here."""
+        return False
+
+    def lose_coordinator(self, down_s: float) -> None:
+        """Never called: no launcher of a command offers it. Raises RuntimeError."""
+        raise RuntimeError("a command has no coordinator that could be lost")
+
+    @property
+    def store(self) -> None:
+        """None: a command has its own."""
+
+    @property
+    def health(self) -> None:
+        """None: a command reads no health source."""
+
+    @property
+    def groups(self) -> None:
+        """None: a command's processes are in groups of its own choice."""
+
+    @property
+    def links(self) -> None:
+        """None: a command's connections go straight."""
+
+    @property
+    def machines(self) -> None:
+        """None: a command's nodes are only names."""
+
+    def node_of(self, process: str) -> int | None:
+        """None: the nodes of a command's processes are not known."""
+        return None
+
+    def device_of(self, process: str) -> str | None:
+        """None: a command chooses its devices itself."""
+        return None
+
+    def spare(self, index: int) -> str | None:
+        """None: a command's spares are not known."""
+        return None
+
+    def refuse_device(self, process: str) -> str:
+        """A command chooses its devices itself. Raises RuntimeError."""
+        raise RuntimeError("a command chooses its devices itself: no device can be refused to it")
+
+    def accept_device(self, process: str) -> None:
+        """Nothing was refused."""

@@ -1,0 +1,132 @@
+"""How a simulated rank comes by its state when it joins a generation: it keeps, restores or copies
+it. The counterpart of ``recovery.rank.acquire_state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from chaos.events.log import Kind
+from harness.sim.rank.faults import TrainingError
+from harness.sim.rank.state import State
+from harness.sim.world.group import Group
+from harness.sim.world.settings import MS
+from recovery.transport.wire import Join
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+Sleeping = Generator[float | None, Any, None]
+
+
+class StateAcquisition:
+    """For one join. ``group``: formed."""
+
+    def __init__(self, job: SimRank, group: Group, order: Join) -> None:
+        self._job = job
+        self._group = group
+        self._order = order
+
+    def run(self) -> Generator[float | None, Any, str | None]:
+        """Acquire it; returns the checkpoint that it is from, if it is from one. Raises Lost,
+        TrainingError.
+        """
+        if self._order.finish:
+            yield from self._finish()
+        return (yield from self._take())
+
+    def _finish(self) -> Sleeping:
+        """A rank that has applied the step tells all others the end of it; those that only lack
+        that apply it too.
+        """
+        job, finish = self._job, self._order.finish
+        mine = job.told if job.told and job.told[0] == finish == job.state.step else None
+        self._group.meet(job.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
+        told = yield None
+        job.check()
+        if told is None:
+            raise AssertionError(f"nobody can tell the end of step {finish}")
+        if job.member.holding.pending == finish and job.state.step == finish - 1:
+            assert job.attempt is not None and job.attempt.number == finish
+            # those who tell it have parked and saved for it
+            done = replace(told[1], pause=False, save=False)
+            job.attempt.commit(done)
+        job.told = told
+
+    def _take(self) -> Generator[float | None, Any, str | None]:
+        job, order = self._job, self._order
+        started, held = job.process.clock.now_ns, job.member.holding
+        name: str | None = None
+        origin = "kept" if job.state.step else "initial"
+        if order.restore and job.layout.replica_of(job.rank) == 0:
+            held.restores()
+            name = yield from self._restore()
+            origin = "checkpoint" if name else "initial"
+            held.restored(found=name is not None)
+        if order.restore and (job.rank == 0 or job.layout.shards > 1):
+            job.checkpoints.restored()
+        if order.receives:
+            held.receives()
+            origin = "peer"
+        if order.source >= 0:
+            yield from self._copy()
+        held.valid = True
+        job.write(
+            Kind.STATE_READY,
+            step=job.state.step,
+            rank=job.rank,
+            origin=origin,
+            source=order.source if order.receives else name,
+            seconds=round((job.process.clock.now_ns - started) / 1e9, 6),
+        )
+        return name
+
+    def _copy(self) -> Sleeping:
+        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is
+        over.
+        """
+        job, order = self._job, self._order
+        receives, shard = order.receives, job.layout.shard_of(job.rank)
+        sent = job.behaviour.snapshot(job) if job.rank == order.source else None
+        if receives:
+            job.state = job.state.torn()
+            # of a step that others may have done otherwise
+            job.told = job.told if order.finish else None
+        transfer_ns = job.about(job.config.timings.transfer_ms * MS)
+        job.check()
+        self._group.meet(job.rank, sent, dict, transfer_ns, among=job.layout.holders(shard))
+        received = yield None
+        job.mark.touch()
+        if receives:
+            job.state = received[order.source]
+
+    def _restore(self) -> Generator[float | None, Any, str | None]:
+        """Load the newest good checkpoint, all ranks of a replica the same; without one, training
+        begins anew, as in fresh processes.
+        """
+        job = self._job
+        found = job.told = None
+        if job.rank == 0:
+            yield job.about(job.config.timings.checkpoint_ms * MS)
+            newest = job.checkpoints.newest()
+            if newest is not None:
+                data = (newest[0].path / "state.bin").read_bytes()
+                found = newest[0].name, data, newest[1]["scalars"]
+            if job.memory is not None:
+                found = job.memory.restored(newest[0].step if newest else 0) or found
+        if job.layout.shards > 1:
+            job.check()
+            self._group.meet(job.rank, found, dict, 0, among=job.replica)
+            found = (yield None)[0]
+            job.check()
+        if found is None:
+            try:
+                job.checkpoints.require(anew=self._order.anew)
+            except RuntimeError as error:
+                raise TrainingError(error) from error
+            return None
+        name, data, scalars = found
+        job.state = State.restored(data, scalars, job.layout.shard_of(job.rank))
+        return name

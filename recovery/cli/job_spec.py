@@ -1,0 +1,83 @@
+"""What a supervised job is, and what each of its processes is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from recovery.cli.home import Spot
+from recovery.policy.jobconfig import InMemory, Net, Saves
+from recovery.policy.strategy import Strategy
+from recovery.rank.joining import Seat
+from recovery.rank.script import ScriptConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the
+    script says; ``memory_every``: steps between checkpoints in memory, 0: none, and
+    ``memory_bytes`` for them; ``fresh``: begin with initial values, whatever checkpoints there are;
+    ``log_limit_bytes``: for event logs, and for what ranks print (in ``logs``).
+    """
+
+    script: Path
+    args: tuple[str, ...]
+    ranks: int
+    events: Path
+    backend: Literal["gloo", "nccl"]
+    checkpoint_dir: Path | None
+    checkpoint_every: int | str | None
+    checkpoint_keep: int | None
+    shards: int = 1
+    saves: Saves | None = None
+    verify_every: int | None = None
+    log_limit_bytes: int = 10_000_000_000
+    logs: Path | None = None
+    memory_every: int = 0
+    memory_bytes: int = 4_000_000_000
+    fresh: bool = False
+
+
+def script_config(
+    spec: JobSpec,
+    strategy: Strategy,
+    name: str,
+    spot: Spot,
+    *,
+    store_host: str,
+    job_id: str,
+    memory: InMemory | None,
+) -> ScriptConfig:
+    """What the process ``name`` is told when it starts at a spot. ``store_host``: where the
+    key-value store listens; ``memory``: its keeper, None: it has none.
+    """
+    seat = Seat(
+        supervisor="recovery.run",
+        process=name,
+        world=spec.ranks,
+        shards=spec.shards,
+        batch=strategy.batch_policy,
+        backend=spec.backend,
+        device=spot.device,
+        net=Net(store_host=store_host, address=spot.address),
+        restores=not strategy.keeps_survivors,
+        checkpoint_dir=spec.checkpoint_dir,
+        checkpoint_every=spec.checkpoint_every,
+        checkpoint_keep=spec.checkpoint_keep,
+        saves=spec.saves,
+        memory=memory,
+        verify_every=spec.verify_every,
+        nonfinite=strategy.nonfinite_policy,
+        fresh=spec.fresh,
+        job_id=job_id,
+    )
+    return ScriptConfig(
+        name=name,
+        parent=0,
+        events=spot.events,
+        log=spot.logs / f"{name}.log" if spot.logs else None,
+        path=spec.script,
+        args=list(spec.args),
+        seat=seat,
+    )

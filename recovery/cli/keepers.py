@@ -1,0 +1,95 @@
+"""Keepers of checkpoints in memory, as the log of a supervised job has them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+from chaos.events.log import Kind
+from recovery.checkpoint.memory import ROLE
+from recovery.checkpoint.memory.housing import Here
+from recovery.checkpoint.memory.keepers import Keepers, Started
+from recovery.cli.home import ThisMachine
+from recovery.cli.job_spec import JobSpec
+from recovery.policy.jobconfig import InMemory
+from recovery.process.local import Exited
+from recovery.process.logroom import LogRoom
+
+
+class Write(Protocol):
+    """Writes an event of the supervisor."""
+
+    def __call__(self, kind: Kind, /, **data: Any) -> object:
+        """Write it."""
+
+
+class JobKeepers:
+    """The keeper of this machine; before ``start``, and where the job has none, nothing happens."""
+
+    def __init__(self, spec: JobSpec, log_room: LogRoom, write: Write) -> None:
+        self._spec = spec
+        self._log_room = log_room
+        self._write = write
+        self._keepers: Keepers | None = None
+        self._job = f"{spec.script.name}-{os.getpid()}"
+
+    def start(self, home: ThisMachine) -> None:
+        """Start one. Raises InfrastructureError."""
+        self._keepers = Keepers(
+            Here(home.fork, log=home.logs),
+            job=self._job,
+            nodes=1,
+            limit_bytes=self._spec.memory_bytes,
+            replicate=False,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Of the one that lives."""
+        return [self._keepers.keeper_of(0)] if self._keepers is not None else []
+
+    @property
+    def memory(self) -> InMemory | None:
+        """How ranks reach it."""
+        if self._keepers is None:
+            return None
+        return InMemory(
+            socket=self._keepers.socket_of(0), job=self._job, every=self._spec.memory_every
+        )
+
+    def look(self) -> None:
+        """Record what has started or ended since."""
+        for news in self._keepers.look() if self._keepers is not None else ():
+            self._note(news)
+
+    def end(self) -> dict[int, str]:
+        """End it, and record that; what could not be removed: pid -> name."""
+        if self._keepers is None:
+            return {}
+        for news in self._keepers.end():
+            self._note(news, expected=True)
+        return self._keepers.close()
+
+    def _note(self, news: Started | Exited, *, expected: bool = False) -> None:
+        if isinstance(news, Started):
+            self._log_room.begins(news.process)
+            self._write(
+                Kind.PROCESS_SPAWNED,
+                process=news.process,
+                pid=news.pid,
+                role=ROLE,
+                mode="warm",
+                node=0,
+            )
+            return
+        assert self._keepers is not None
+        self._write(
+            Kind.PROCESS_EXITED,
+            process=news.process,
+            pid=self._keepers.pid_of(news.process),
+            exit_code=news.exit_code,
+            signal=news.signal,
+            expected=expected,
+            last_seq=None,
+            role=ROLE,
+        )

@@ -8,14 +8,14 @@ scenario for it to count; no other is excused.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events.log import Kind
+from chaos.events.log import Kind, Log
 from harness.fuzz.play.play import Played, kinds
+from harness.fuzz.play.uncompared import uncompared
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.results import Finding
 
@@ -57,6 +57,14 @@ def _kinds(tree: Tree) -> set[str]:
     return {fault["kind"] for fault in tree["faults"]}
 
 
+def _faulted(played: Played) -> Log | None:
+    """The log of the arm with the faults. Where it was played for real its name has the cell and
+    the repeat, too.
+    """
+    named = (log for name, log in played.logs.items() if name.rpartition(".")[2] == "faulted")
+    return next(named, None)
+
+
 def _insists(tree: Tree, played: Played) -> bool:
     """Whether faults strike so often that the same step may fail again and again."""
     once = ({"step"}, {"time"}, {"event"})
@@ -73,8 +81,8 @@ def _never_agreed(tree: Tree, played: Played) -> bool:
     """Whether a fault made replicas differ before they had agreed on anything that a checkpoint
     holds: nobody can tell which of two is right then, and there is nothing to go back to.
     """
-    log = played.logs.get("faulted")
-    if log is None or not _kinds(tree) & {"replica-desync", "tensor-corrupt"}:
+    log = _faulted(played)
+    if log is None or not any(kinds()[kind].changes_state for kind in _kinds(tree)):
         return False
     differ = [e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "diverged"]
     named = bool(differ) and differ[-1].data["process"] is not None
@@ -101,40 +109,10 @@ def _silent(tree: Tree, played: Played) -> bool:
     return others or bool(_kinds(tree) & {"data-corrupt", "replica-desync"})
 
 
-def _silent_and_uncompared(tree: Tree, played: Played) -> bool:
-    """Whether, in addition, the replicas are never compared, so that one of them stays another."""
-    return _silent(tree, played) and tree["workload"].get("verify_every") == 0
-
-
-def _ended_uncompared(tree: Tree, played: Played) -> bool:
-    """Whether no step came at which replicas that a fault had made differ are compared, nor did a
-    generation train that had taken its state from them, until all went back to what was saved or
-    the job ended.
-    """
-    log = played.logs.get("faulted")
-    changed = (
-        [e for e in log.of(Kind.FAULT_INJECTED) if kinds()[e.data["kind"]].changes_state]
-        if log
-        else []
-    )
-    if log is None or not changed:
-        return False
-    every = tree["workload"].get("verify_every")
-    looked = log.of(Kind.STEP_COMMITTED if every else Kind.CHECKPOINT_SAVING)
-    compared: list[tuple[int, float]] = [
-        (e.generation, e.step or 0) for e in looked if not every or not (e.step or 0) % every
-    ]
-    back = [
-        e.generation for e in log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"
-    ]
-    compared += [(e.generation, math.inf) for e in log.of(Kind.GENERATION_READY)]
-    return not any(
-        step >= (hit.step or 0)
-        for hit in changed
-        for number, step in compared
-        if hit.generation < number < min((b for b in back if b > hit.generation), default=math.inf)
-        or (number == hit.generation and step != math.inf)
-    )
+def _uncompared(tree: Tree, played: Played) -> bool:
+    """Whether replicas differ as a fault made them, and nothing was due to compare them."""
+    log = _faulted(played)
+    return log is not None and uncompared(tree, log)
 
 
 def _cut_off(tree: Tree, played: Played) -> bool:
@@ -147,7 +125,7 @@ def _slow_to_start(tree: Tree, played: Played) -> bool:
     """Whether no step was ever made, and the supervisor spent half of the time after which a job is
     halted on hangs, of which it cannot know before the first step how soon they are none.
     """
-    log = played.logs.get("faulted")
+    log = _faulted(played)
     if log is None or any(log.of(Kind.STEP_COMMITTED)):
         return False
     limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
@@ -221,7 +199,7 @@ def _all_gone(tree: Tree, played: Played) -> bool:
     """Whether, by the log, all that was ever started on a node had ended, or was told to, when a
     fault found nobody there: others had hit it before.
     """
-    log = played.logs.get("faulted")
+    log = _faulted(played)
     if log is None:
         return False
     ended = {
@@ -342,10 +320,7 @@ EXCUSES: tuple[Excuse, ...] = (
         says=r"\d+ of \d+ ranks left a digest of the last step",
     ),
     Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
-    Excuse(name="replica-equality", verdict="fail", says="", when=_silent_and_uncompared),
-    Excuse(
-        name="replica-equality", verdict="fail", says="ranks hold different", when=_ended_uncompared
-    ),
+    Excuse(name="replica-equality", verdict="fail", says="ranks hold different", when=_uncompared),
 )
 
 

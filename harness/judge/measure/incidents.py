@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chaos.events.log import Event, Kind
+from harness.judge.measure.refused import refused_states
 from harness.judge.record.episodes import Episode
 from harness.judge.record.lineage import NS, Generation, History, StepRun
 from harness.judge.record.node_attribution import homes, nodes_hit
@@ -361,11 +362,14 @@ def diverged(history: History, step: int | None = None) -> list[Event]:
 def sound_digests(history: History) -> Iterator[Event]:
     """State digests, without those of a process that was found to differ, or of all where nobody
     could say which did, from the last agreement until that was noticed: replicas are not compared
-    after each step.
+    after each step. Nor those of a state in which a fault planted what is not finite, until it was
+    refused.
     """
     known = [(f, agreed_before(history, f)) for f in diverged(history)]
+    refused = refused_states(history)
     for event in history.log.of(Kind.STATE_DIGEST):
-        if not any(_is_of(failure, agreed, event) for failure, agreed in known):
+        differed = any(_is_of(failure, agreed, event) for failure, agreed in known)
+        if not differed and not any(one.has(event) for one in refused):
             yield event
 
 

@@ -22,7 +22,12 @@ def holders(history: History, hit: Iterable[str], since: int, until: int) -> fro
     """Processes that hold a state in generation ``until`` that was changed in those that were
     ``hit`` in ``since``.
     """
-    held = set(hit)
+    return frozenset(origins(history, hit, since, until))
+
+
+def origins(history: History, hit: Iterable[str], since: int, until: int) -> dict[str, str]:
+    """The ``holders``, each with the one that was ``hit`` whose state it has."""
+    held = {name: name for name in hit}
     taken = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
     for event in sorted(
         history.log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation
@@ -31,14 +36,25 @@ def holders(history: History, hit: Iterable[str], since: int, until: int) -> fro
             continue
         took = {name for name in event.data["members"] if (event.generation, name) in taken}
         if event.data["state"] not in KEEPING:
-            held -= took
+            held = {name: root for name, root in held.items() if name not in took}
             continue
         sources = {
             name: one for name, one in (event.data.get("sources") or {}).items() if name in took
         }
-        copies = {name for name, one in sources.items() if one in held}
-        held = (held - sources.keys()) | copies
-    return frozenset(held)
+        copies = {name: held[one] for name, one in sources.items() if one in held}
+        held = {name: root for name, root in held.items() if name not in sources} | copies
+    return held
+
+
+def went_on_with(history: History, hit: Collection[str], since: int, step: int) -> bool:
+    """Whether anything was computed with a state that was changed in those ``hit`` as they made
+    this step: a later step, or a generation in which somebody still held it. Otherwise it was gone
+    before it could show.
+    """
+    if any(run.generation == since and run.step > step for run in history.runs):
+        return True
+    later = (one for one in history.worked if one.number > since)
+    return any(holders(history, hit, since, one.number) & set(one.members) for one in later)
 
 
 def outvoted(changed: Collection[str], generation: Generation | None, named: str | None) -> bool:

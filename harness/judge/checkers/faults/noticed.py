@@ -11,8 +11,8 @@ from harness.judge.evidence.evidence import Evidence, failed, passed, some, unkn
 from harness.judge.measure.incidents import by_shard, diverged, final_digests, recovery_of
 from harness.judge.record.episodes import Episode, changed_by
 from harness.judge.record.kept_in_memory import lost_keepers
-from harness.judge.record.lineage import Generation
-from harness.judge.record.split import outvoted
+from harness.judge.record.lineage import Generation, History
+from harness.judge.record.split import outvoted, went_on_with
 from harness.judge.results import Finding
 
 STATE = ("parameters", "optimizer")
@@ -268,7 +268,7 @@ def nan_containment(evidence: Evidence) -> Finding:
                     f"; {episode.fault} changed nothing: after step {same.step} all is as in the"
                     " control arm"
                 )
-            elif not mine and not _cut_off(evidence, episode.injected):
+            elif not mine and not _cut_off(evidence, episode):
                 problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
     if not count:
         return unknown("no step was committed")
@@ -330,24 +330,34 @@ def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
     return not there or bool(there & blamed) or not blamed & hit
 
 
-def _cut_off(evidence: Evidence, injected: Event) -> bool:
+def _cut_off(evidence: Evidence, episode: Episode) -> bool:
     """Whether another failure ended the attempt of an injection, which nobody then committed; or
-    whose state nobody came to use: it was the last step, after which a state is looked at when all
-    is done, and was done again from an earlier one.
+    whose state nobody went on with. After the last step, where a state is looked at when all is
+    done, it must have been done again from an earlier one.
     """
-    generation, step, history = injected.generation, injected.step, evidence.history
+    injected, history = episode.injected, evidence.history
+    if injected is None:
+        return False
+    generation, step = injected.generation, injected.step or 0
     if any((run.generation, run.step) == (generation, step) for run in history.runs):
-        again = history.lineage.get(step or 0)
-        anew = history.generation(again.generation) if again is not None else None
-        if step != history.info.steps or anew is None or anew.number <= generation:
+        if went_on_with(history, episode.processes, generation, step):
             return False
-        if anew.resume_step is None or anew.resume_step >= step:
+        if step == history.info.steps and not _done_again(history, generation, step):
             return False
     return any(
         failure.data["cause"] != "nonfinite" and failure.generation == generation
         for failure in evidence.log.of(Kind.FAILURE_DETECTED)
         if failure.time_ns >= injected.time_ns
     )
+
+
+def _done_again(history: History, generation: int, step: int) -> bool:
+    """Whether the step that the job ended with was made by a later generation."""
+    run = history.lineage.get(step)
+    anew = history.generation(run.generation) if run is not None else None
+    if anew is None or anew.number <= generation:
+        return False
+    return anew.resume_step is not None and anew.resume_step < step
 
 
 def expectations(evidence: Evidence) -> Finding:

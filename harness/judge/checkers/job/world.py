@@ -13,6 +13,7 @@ from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, v
 from harness.judge.measure.incidents import diverged, final_digests, sound_digests
 from harness.judge.measure.pauses import pauses
 from harness.judge.measure.pressure import TOO_BUSY
+from harness.judge.measure.refused import refused_at, refused_states
 from harness.judge.record.kept_in_memory import keepers
 from harness.judge.record.lineage import Generation, History, StepRun
 from harness.judge.results import Finding
@@ -161,7 +162,7 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
 def replica_equality(evidence: Evidence) -> Finding:
     """All ranks that hold the same part of the model hold the same parameters, optimizer and
     scheduler state after a step, and all report the same loss; but for those that the supervisor
-    named for holding another state at it.
+    named for holding another state at it, or one that is not finite.
 
     Random generators belong to a rank: their digest must be the same whenever that rank does that
     step in a world of that size, in this arm and in the control arm (they are derived from seed,
@@ -187,6 +188,8 @@ def replica_equality(evidence: Evidence) -> Finding:
     last = final_digests(history).get(history.committed_step, {})
     run = history.lineage.get(history.committed_step)
     named = len(diverged(history, history.committed_step))
+    if run is not None:
+        named += refused_at(refused_states(history), run.generation, run.step)
     if history.outcome == "completed" and run is not None and len(last) + named < run.world:
         return unknown(f"{len(last)} of {run.world} ranks left a digest of the last step")
     if (

@@ -4,6 +4,7 @@ caused it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,26 @@ def test_the_last_step_is_lost_before_its_state_was_looked_at(tmp_path: Path) ->
 
     assert verdict(lambda tape: None) == "pass"
     assert verdict(never_again) == verdict(from_there) == "fail"
+
+
+def test_another_failure_comes_before_the_step_that_would_show_it(memory: Path) -> None:
+    """That the state was gone by then is an excuse, and only where nobody went on with it."""
+    spoilt = {**PLACEHOLDER, "at": {"step": 15}}
+    at = {"step": 16, "phase": "data"}
+    kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 1}, "at": at}
+
+    def verdict(change: Any = None) -> str:
+        root = memory / str(change and change.__name__)
+        root.mkdir()
+        return contained(root, [spoilt, kill], change, recovery="checkpoint-restart").verdict
+
+    def a_later_step(tape: Tape) -> None:
+        for row in tape.find(Kind.STEP_COMMITTED, step=15, generation=1, rank=0):
+            tape.rows.append(replace(row, step=16, time_ns=row.time_ns + 1))
+
+    def with_what_they_held(tape: Tape) -> None:
+        (started,) = tape.find(Kind.GENERATION_STARTED, generation=2)
+        started.data |= {"state": "kept", "members": ["w0", "w1", "w2", "w3"]}
+
+    assert verdict() == "pass"
+    assert verdict(a_later_step) == verdict(with_what_they_held) == "fail"

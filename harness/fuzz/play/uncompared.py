@@ -1,0 +1,153 @@
+"""Replicas that differ and that nothing was due to compare: the one reason for which a job may have
+replicas that differ, as a fault made them, and go on or end so.
+
+The rule. A fault that changes a rank's state makes its replica another than the rest, and nothing
+is non-finite that would show it. Recovery can only tell when states are compared. That happens
+
+- after a step at which all members of a generation send digests: each ``verify_every`` steps,
+  without it with each checkpoint, and after the last step (``recovery.policy.interval.compared``);
+- when a generation has formed, before it trains, of all that its members hold.
+
+A comparison shows the change only while of one part of the model some hold it and some do not. Once
+all do (a spare copied it from the last survivor), or nobody does (all went back to a checkpoint,
+whoever held it is gone), there is nothing left to compare. How often a job compares is its user's
+to choose, and so is what may happen in between: that a rank becomes the source of a replacement, or
+saves, with a state that is compared later. So a difference is no defect of recovery exactly when
+
+- it is of a state that a fault changed: all that hold none such hold the same; and
+- no comparison was due that could have shown that change, from the injection until the end.
+
+Both are read from the log and from what a kind of fault says that it changes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.events.log import Event, Kind, Log
+from harness.fuzz.play.play import kinds
+from harness.judge.measure.incidents import sound_digests
+from harness.judge.record.episodes import Episode, episodes_of
+from harness.judge.record.lineage import Generation, History, history_of
+from harness.judge.record.split import origins
+from recovery.policy.interval import compared
+
+Tree = Mapping[str, Any]
+HELD = ("parameter", "optimizer_state")
+"""Of what a fault may change (``Fault.changes``), what a rank keeps from one step to the next."""
+PARTS = ("parameters", "optimizer", "scheduler")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A state that was changed in some ``processes`` in a step of a generation."""
+
+    processes: tuple[str, ...]
+    generation: int
+    step: int
+
+    def origins(self, history: History, number: int, step: int) -> dict[str, str]:
+        """Who holds it after a step of generation ``number``, and from which of those that were
+        hit.
+        """
+        if (number, step) < (self.generation, self.step):
+            return {}
+        return origins(history, self.processes, self.generation, number)
+
+
+def uncompared(tree: Tree, log: Log) -> bool:
+    """Whether replicas differed, and all differences are as the rule of this module says."""
+    history = history_of(log)
+    changes = [
+        Change(
+            processes=one.processes,
+            generation=one.injected.generation,
+            step=one.injected.step or 0,
+        )
+        for one in episodes_of(history)
+        if one.injected and _changes_what_is_held(tree, one)
+    ]
+    differences = list(_differences(history))
+    return bool(differences) and all(
+        _made_by_changes(history, digests, changes)
+        and not any(_was_due(tree, history, one) for one in _behind(history, digests, changes))
+        for digests in differences
+    )
+
+
+def _changes_what_is_held(tree: Tree, episode: Episode) -> bool:
+    spec = next((one for one in tree["faults"] if one["id"] == episode.fault), None)
+    if spec is None or not episode.changed:
+        return False
+    return kinds()[spec["kind"]](**spec.get("params", {})).changes() in HELD
+
+
+def _differences(history: History) -> Iterator[list[Event]]:
+    """Digests of one part of the model after one step that are not all the same."""
+    groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
+    for event in sound_digests(history):
+        key = (event.generation, event.step or 0, event.data["rank"] % history.shards)
+        groups[key].append(event)
+    yield from (digests for digests in groups.values() if not _same(digests))
+
+
+def _same(digests: list[Event]) -> bool:
+    return len({tuple(event.data[part] for part in PARTS) for event in digests}) <= 1
+
+
+def _made_by_changes(history: History, digests: list[Event], changes: list[Change]) -> bool:
+    """Whether those that hold no changed state hold the same."""
+    number, step = digests[0].generation, digests[0].step or 0
+    held = {name for one in changes for name in one.origins(history, number, step)}
+    return _same([event for event in digests if event.actor not in held])
+
+
+def _behind(history: History, digests: list[Event], changes: list[Change]) -> list[Change]:
+    """The changes that somebody held of those whose digests differ."""
+    number, step = digests[0].generation, digests[0].step or 0
+    actors = {event.actor for event in digests}
+    return [one for one in changes if actors & one.origins(history, number, step).keys()]
+
+
+def _was_due(tree: Tree, history: History, change: Change) -> bool:
+    """Whether a comparison that could have shown a change was due."""
+    return any(
+        _shows(history, change, generation)
+        and (
+            (generation.number > change.generation and generation.ready_ns is not None)
+            or any(_steps_compared(tree, history, change, generation))
+        )
+        for generation in history.generations
+        if generation.number >= change.generation
+    )
+
+
+def _shows(history: History, change: Change, generation: Generation) -> bool:
+    """Whether of some part of the model not all members hold the same, as far as it is due to the
+    change.
+    """
+    held = origins(history, change.processes, change.generation, generation.number)
+    kept: dict[int, set[str | None]] = defaultdict(set)
+    for rank, name in enumerate(generation.members):
+        kept[generation.shard_of(rank)].add(held.get(name))
+    return any(len(states) > 1 for states in kept.values())
+
+
+def _steps_compared(
+    tree: Tree, history: History, change: Change, generation: Generation
+) -> Iterator[int]:
+    """Steps of a generation, since the change, of which all members were to send a digest."""
+    saving = {
+        (event.generation, event.step) for event in history.log.of(Kind.STATE_DIGEST)
+    }  # and after the last step, which is compared anyway
+    every, steps = tree["workload"].get("verify_every"), history.info.steps
+    for run in history.runs_of(generation.number):
+        if (run.generation, run.step) < (change.generation, change.step):
+            continue
+        whole = {event.actor for event in run.commits} >= set(generation.members)
+        saved = (run.generation, run.step) in saving
+        if whole and compared(run.step, every=every, steps=steps, saving=saved):
+            yield run.step

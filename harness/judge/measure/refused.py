@@ -1,0 +1,92 @@
+"""States that a fault made non-finite and that were refused: their digests are of a difference that
+was answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Kind
+from harness.judge.record.episodes import Episode, episodes_of
+from harness.judge.record.lineage import History
+from harness.judge.record.split import holders
+
+Moment = tuple[int, int]
+"""A generation and a step of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A state that ``process`` held with a planted value in it that is no number, from the step of
+    the injection to that of the failure that named the process for it. ``held``: the generations
+    between, in which it had taken no other state yet.
+    """
+
+    process: str
+    since: Moment
+    until: Moment
+    held: frozenset[int]
+
+    def has(self, digest: Event) -> bool:
+        """Whether a digest is of this state."""
+        at = (digest.generation, digest.step or 0)
+        within = self.since <= at <= self.until and digest.generation in self.held
+        return within and digest.actor == self.process
+
+
+def refused_states(history: History) -> tuple[Refused, ...]:
+    """All of them. Only a rank that by its own account held such a value is among them, and until
+    it was first named for what is not finite: a sample may be to blame for the next time.
+    """
+    failures: dict[str, list[Event]] = {}
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        if failure.data["cause"] == "nonfinite" and failure.data["process"] is not None:
+            failures.setdefault(failure.data["process"], []).append(failure)
+    if not failures:
+        return ()
+    planted = [one for one in episodes_of(history) if one.changed and _not_finite(one)]
+    return tuple(
+        found
+        for episode in planted
+        for process, named in failures.items()
+        if (found := _refused(history, episode, process, named)) is not None
+    )
+
+
+def refused_at(states: Sequence[Refused], generation: int, step: int) -> int:
+    """How many processes held such a state after this step."""
+    return len(
+        {
+            one.process
+            for one in states
+            if one.since <= (generation, step) <= one.until and generation in one.held
+        }
+    )
+
+
+def _refused(
+    history: History, episode: Episode, process: str, named: Sequence[Event]
+) -> Refused | None:
+    injected = episode.injected
+    failure = next((one for one in named if injected and injected.time_ns <= one.time_ns), None)
+    if injected is None or failure is None:
+        return None
+    first, last = injected.generation, failure.generation
+    held = frozenset(
+        number
+        for number in range(first, last + 1)
+        if process in holders(history, episode.processes, first, number)
+    )
+    if last not in held:
+        return None
+    until = (last, failure.step or 0)
+    return Refused(process=process, since=(first, injected.step or 0), until=until, held=held)
+
+
+def _not_finite(episode: Episode) -> bool:
+    """Whether it wrote a value that is no number, by the account of the rank that it hit."""
+    evidence = episode.landed.data["evidence"] if episode.landed else None
+    written = evidence.get("new") if isinstance(evidence, dict) else None
+    return any(not math.isfinite(float(value)) for value in written or ())

@@ -1,0 +1,88 @@
+"""Replicas that differ are no find only where a fault made them so and nothing was due to compare
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from chaos.cli import build_catalogue
+from chaos.events.log import Kind
+from harness.fuzz.play.oracle import find_in
+from harness.fuzz.play.play import Played, Player
+from harness.fuzz.play.uncompared import uncompared
+from tests.mutations.tape import Tape
+
+FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
+COPIED = "changed-state-copied-from-the-last-survivor"
+DISCARDED = "changed-state-discarded-before-replicas-were-compared"
+
+
+@cache
+def played(name: str) -> tuple[dict[str, Any], Played]:
+    tree = YAML(typ="safe", pure=True).load(FOLDER / f"{name}.yaml")
+    return tree, Player(catalogue=build_catalogue()).play(tree)
+
+
+def excused(name: str, change: Callable[[Tape], None] = lambda _: None, **workload: Any) -> bool:
+    """What is said of an arm after a change of its log or of how its scenario compares."""
+    tree, one = played(name)
+    actors = one.logs["faulted"].actors
+    change(tape := Tape.of({actor: log.events for actor, log in actors.items()}))
+    return uncompared({**tree, "workload": tree["workload"] | workload}, tape.log())
+
+
+def test_a_real_run_names_its_logs_otherwise() -> None:
+    tree, one = played(COPIED)
+    assert find_in(tree, replace(one, logs={"default.r0.faulted": one.logs["faulted"]})) is None
+    assert find_in(tree, replace(one, logs={})) is not None
+
+
+@pytest.mark.parametrize("name", [COPIED, DISCARDED])
+def test_what_nothing_was_due_to_compare_is_excused(name: str) -> None:
+    assert excused(name)
+    assert not excused(name, verify_every=1), "it was due after the step of the change"
+    assert not excused(name, verify_every=None), "it was due with the checkpoint of that step"
+
+
+def test_a_difference_before_its_fault_is_not() -> None:
+    def before(tape: Tape) -> None:
+        tape.find(Kind.STATE_DIGEST, step=3)[0].data["parameters"] = "0" * 16
+
+    assert not excused(COPIED, before)
+
+
+def test_a_difference_after_all_took_one_state_is_not() -> None:
+    def after(tape: Tape) -> None:
+        tape.find(Kind.STATE_DIGEST, step=4, generation=2)[0].data["optimizer"] = "0" * 16
+
+    assert not excused(DISCARDED, after)
+
+
+def test_a_generation_that_holds_both_states_was_compared_as_it_formed() -> None:
+    def kept(tape: Tape) -> None:
+        tape.find(Kind.GENERATION_STARTED, generation=2)[0].data["sources"] = {}
+
+    assert not excused(COPIED, kept)
+
+
+def test_a_fault_that_did_not_land_changed_nothing() -> None:
+    def missing(tape: Tape) -> None:
+        tape.drop(tape.find(Kind.FAULT_LANDED, fault="f0"))
+
+    assert not excused(COPIED, missing)
+
+
+def test_replicas_that_are_alike_need_no_excuse() -> None:
+    def alike(tape: Tape) -> None:
+        for row in tape.find(Kind.STATE_DIGEST):
+            row.data |= dict.fromkeys(("parameters", "optimizer", "scheduler"), "0" * 16)
+
+    assert not excused(COPIED, alike)

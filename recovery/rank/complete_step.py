@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from chaos.events.log import Kind
 from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.reduce import Reduced
+from recovery.collectives.reducer import Reduced
 from recovery.policy.interval import counts
 from recovery.rank.fingerprint import tell_digest
 from recovery.transport import progress_counters

@@ -30,7 +30,7 @@ from chaos.events.log import EventWriter, Kind
 from recovery.checkpoint.checkpointer import Checkpointer
 from recovery.collectives.dialing import Address
 from recovery.collectives.group import GenerationLost
-from recovery.collectives.reduce import Reducer
+from recovery.collectives.reducer import Reducer
 from recovery.data import order
 from recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
 from recovery.data.loader import Loader

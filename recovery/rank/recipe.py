@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from recovery.collectives.elastic import ElasticReducer
-from recovery.collectives.reduce import GradientReducer, Reducer
+from recovery.collectives.reduce import GradientReducer
+from recovery.collectives.reducer import Reducer
 from recovery.policy.jobconfig import JobConfig
 from recovery.policy.layout import Layout
 from recovery.state.state import TrainState

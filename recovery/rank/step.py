@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from recovery.collectives.reduce import Reduced
+from recovery.collectives.reducer import Reduced
 from recovery.data.order import MicroBatch
 from recovery.rank.busy import BusyBlocks
 from recovery.rank.complete_step import complete

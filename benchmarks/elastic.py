@@ -26,7 +26,8 @@ from harness.launch.workload import BuildContext, Trainable
 from harness.workloads.gpt import Gpt
 from recovery.collectives.elastic import ElasticReducer
 from recovery.collectives.group import Group
-from recovery.collectives.reduce import GradientReducer, Reducer
+from recovery.collectives.reduce import GradientReducer
+from recovery.collectives.reducer import Reducer
 from recovery.data import order
 from recovery.process.local import start_store
 

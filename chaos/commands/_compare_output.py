@@ -96,7 +96,7 @@ def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
 
     Raises InfrastructureError.
     """
-    from reports._compare import write_all
+    from reports.compare import write_all
 
     for caution in made.cautions:
         say(f"not alike: {caution}", err=True)

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from chaos.errors import EXIT_FAIL, ChaosError
 from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Disk
-from recovery.checkpoint.files.custody import Custody, agreement, writers
-from recovery.checkpoint.files.saving import Outcome, Saving, Write, pruned
+from recovery.checkpoint.files.custody import Custody, writers
+from recovery.checkpoint.files.saving import Saving, Write
 from recovery.checkpoint.memory_checkpointer import Remembering
-from recovery.checkpoint.saves.background import Background, Snapshot
-from recovery.checkpoint.saves.chunks import Chunk
-from recovery.checkpoint.saves.sharded import give_up
-from recovery.checkpoint.state_io import Order
+from recovery.checkpoint.save_writer import SaveWriter
 from recovery.checkpoint.together import restore_together
-from recovery.collectives.group import GenerationLost, Group
+from recovery.collectives.group import Group
 from recovery.policy.doubts import Doubt, in_doubt
 from recovery.policy.interval import Timetable
 from recovery.policy.jobconfig import JobConfig
 from recovery.policy.layout import Layout
 from recovery.state.state import TrainState
 from recovery.state.strides import quiet
-
-PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
-END_S = 60.0  # longest wait for a sign of life of a save that is under way
 
 
 class NothingToRestore(ChaosError):
@@ -69,27 +59,17 @@ class Checkpointer:
         agreed: Callable[[], int] = lambda: -1,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
         self._config = config
         self._state = state
         self._write = write
-        self._check = check
         self._progress = progress
         self._entered = entered
         self._saves = saves
-        self._agreed = agreed
         self._clock_s = clock_s
         self._saving = Saving(write=write, send=send, clock_s=clock_s)
         self._timetable = Timetable(
             config.checkpoint_every, mtbf_s=config.saves.mtbf_s, now_s=clock_s()
         )
-        self._snapshot = Snapshot()
-        self._background = Background()
-        self._given_up = threading.Event()  # of the save under way
-        self._written: set[str] = (
-            set()
-        )  # by this rank in this generation, so that nobody has to read them to know
-        self._since = -1  # the step from which this generation went on
         self._custody = Custody(
             config.checkpoint_dir,
             job=config.job_id,
@@ -100,7 +80,17 @@ class Checkpointer:
             forget=self._forget,
         )
         self._fence = self._custody.fence
-        self._placed = threading.Event()  # the save under way has its name
+        self._writer = SaveWriter(
+            config,
+            state,
+            saving=self._saving,
+            timetable=self._timetable,
+            fence=self._fence,
+            check=check,
+            progress=progress,
+            agreed=agreed,
+            clock_s=clock_s,
+        )
         self._memory: Remembering | None = None
         if config.memory is not None:
             self._memory = Remembering(
@@ -114,7 +104,15 @@ class Checkpointer:
                 progress=progress,
                 saves=saves,
             )
-        self._together = self._commits = False  # others write parts of it; this rank commits it
+
+    @property
+    def disk(self) -> Disk | None:
+        """A fault injector's voice in place of the disk's."""
+        return self._writer.disk
+
+    @disk.setter
+    def disk(self, disk: Disk | None) -> None:
+        self._writer.disk = disk
 
     def wants(self, step: int) -> bool:
         """Whether rank 0 asks all ranks to save after ``step``; it is told to them with the
@@ -122,7 +120,7 @@ class Checkpointer:
         """
         if self._config.checkpoint_dir is None:
             return False
-        return self._timetable.wants(step, self._clock_s(), busy=self._background.busy)
+        return self._timetable.wants(step, self._clock_s(), busy=self._writer.background.busy)
 
     def after_commit(
         self,
@@ -137,7 +135,7 @@ class Checkpointer:
         """Save if ``asked`` for, by ``wants`` or the supervisor; ``pausing``: training stops after
         this step. A failed save is reported and never ends training.
         """
-        self._report()
+        self._writer.report()
         if self._memory is not None:
             self._memory.after_commit(step, rank=rank, layout=layout, generation=generation)
         directory = self._config.checkpoint_dir
@@ -149,21 +147,20 @@ class Checkpointer:
             self._entered(step, False)
             return
         self._saves()
-        if self._background.busy:
-            self._settle()
+        if self._writer.background.busy:
+            self._writer.settle()
         if rank == 0:
             self._put_aside()  # the disk may take it now
         began_s = self._saving.begin(step, whole=rank == 0)
         self._entered(step, True)
-        self._given_up, self._together, self._commits = threading.Event(), len(among) > 1, rank == 0
-        self._placed = threading.Event()
-        order, chunks = self._order(directory, generation, rank, len(among))
-        if self._background.busy:
-            self._not_saved(order, began_s, "the save before has not ended")
-        elif self._config.saves.mode == "async" and not pausing:
-            self._save_later(order, chunks, began_s)
-        else:
-            self._save_now(order, chunks, began_s)
+        self._writer.save(
+            directory,
+            generation=generation,
+            rank=rank,
+            writers=len(among),
+            began_s=began_s,
+            later=self._config.saves.mode == "async" and not pausing,
+        )
 
     def parked(self, *, lost: bool) -> None:
         """This rank leaves its generation, and nothing that it saves gets its name from now on; one
@@ -173,17 +170,14 @@ class Checkpointer:
         """
         if self._fence is not None:
             self._fence.suspend()
-        if self._placed.is_set():
-            self._background.wait(PLACED_S)
-        self._report()
+        self._writer.parked()
         if lost:
             self.lost()
 
     def lost(self) -> None:
         """The generation is lost: a save by several ranks is given up."""
         self._timetable.lost()
-        if self._together:
-            self._given_up.set()
+        self._writer.lost()
 
     def joined(self, rank: int, layout: Layout, generation: int) -> None:
         """A new generation: its rank 0 is who saves now, and nobody of an earlier one. What those
@@ -191,7 +185,7 @@ class Checkpointer:
         somebody newer saves.
         """
         directory, fence = self._config.checkpoint_dir, self._fence
-        self._written = set()
+        self._writer.joined()
         self._custody.joined(rank, generation)
         if directory is None or fence is None:
             return
@@ -201,7 +195,7 @@ class Checkpointer:
 
     def began(self, step: int) -> None:
         """The generation trains on from this step."""
-        self._since = step
+        self._writer.since = step
 
     def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
         """Restore none of those: the state may have been corrupted before anybody noticed.
@@ -209,12 +203,14 @@ class Checkpointer:
         What cannot be done now is tried again at each save, and by the next generation.
         """
         if doubts:
-            self._settle()
+            self._writer.settle()
         self._custody.distrust(doubts, deletes=deletes)
         self._put_aside()
 
     def _put_aside(self) -> None:
-        self._custody.put_aside(disk=self._on_disk, guard=self._guard, progress=self._progress)
+        self._custody.put_aside(
+            disk=self._writer.on_disk, guard=self._writer.guard, progress=self._progress
+        )
 
     def _forget(self, doubts: Sequence[Doubt]) -> bool:
         memory = self._memory
@@ -241,7 +237,7 @@ class Checkpointer:
         those of the first replica load: see ``recovery.checkpoint.together``. Raises what
         ``restore_newest`` does.
         """
-        self._settle()
+        self._writer.settle()
         self._custody.restoring()
         name = self._restore(group, layout)
         self._timetable.restored(self._clock_s())
@@ -297,149 +293,9 @@ class Checkpointer:
         """
         if self._fence is not None and self._fence.suspended:
             self._fence.give_up()
-        self._settle()
+        self._writer.settle()
         if self._memory is not None:
             self._memory.close()
 
     def _writers(self, layout: Layout) -> range:
         return writers(layout, sharded=self._config.saves.sharded)
-
-    def _order(
-        self, directory: Path, generation: int, rank: int, writers: int
-    ) -> tuple[Order, list[Chunk]]:
-        given_up, fence = self._given_up, self._fence
-        assert fence is not None  # as there is a directory
-
-        def check() -> None:
-            if given_up.is_set():
-                raise GenerationLost("the save was given up")
-
-        return checkpointing.order_of(
-            self._state,
-            directory,
-            generation=generation,
-            writer=rank,
-            writers=writers,
-            job=self._config.job_id,
-            delta_every=self._config.saves.delta,
-            disk=self._on_disk,
-            check=check,
-            since=self._since,
-            progress=self._progress,
-            enter=partial(fence.enter, generation, takes=rank == 0),
-            still=partial(fence.look, generation),
-            guard=self._guard,
-        )
-
-    @contextmanager
-    def _guard(
-        self,
-        *,
-        waits: bool = False,
-        check: Callable[[], None] | None = None,
-        placed: threading.Event | None = None,
-        tenure: int | None = None,
-    ) -> Iterator[None]:
-        assert self._fence is not None
-        with self._fence.held(tenure=tenure, waits=waits, check=check):
-            yield
-            if placed is not None:
-                placed.set()
-
-    def _save_now(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
-        given_up = order.check
-
-        def check() -> None:
-            self._check()
-            given_up()
-            self._progress()
-
-        outcome = self._write_out(
-            replace(order, check=check), chunks, began_s, None, (GenerationLost,)
-        )
-        self._timetable.saved(began_s, self._clock_s() - began_s)
-        self._saving.report(outcome, whole=self._commits)
-
-    def _save_later(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
-        try:
-            copies = self._snapshot.take(chunks, self._progress)
-        except (OSError, MemoryError, RuntimeError) as error:
-            self._not_saved(
-                order, began_s, f"no copy of the state: {checkpoints.first_line(error)}"
-            )
-            return
-        blocked_s = self._clock_s() - began_s
-        self._timetable.saved(began_s, blocked_s)
-        tenure = self._fence.tenure if self._fence is not None else None
-        guard = partial(
-            self._guard, waits=True, check=order.check, placed=self._placed, tenure=tenure
-        )
-        check, progress = self._background.seen_by(order.check), self._background.moved
-        order = replace(
-            order, disk=self._on_disk_later, progress=progress, check=check, guard=guard
-        )
-        self._background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
-
-    def _not_saved(self, order: Order, began_s: float, why: str) -> None:
-        """Said by who commits; the others tell that one."""
-        if order.writer:
-            give_up(checkpointing.note_of(order, order.writer), why)
-        seconds = self._clock_s() - began_s
-        outcome = Outcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why)
-        self._saving.report(outcome, whole=self._commits)
-
-    def _write_out(
-        self,
-        order: Order,
-        chunks: Sequence[Chunk],
-        began_s: float,
-        blocked_s: float | None,
-        passes: tuple[type[BaseException], ...],
-    ) -> Outcome:
-        """On any thread. A writer that does not commit leaves its failure to the one that does to
-        say.
-        """
-        save = partial(checkpointing.write, order, chunks)
-        outcome = self._saving.tried(
-            order.step, save, since_s=began_s, passes=passes, blocked_s=blocked_s
-        )
-        if outcome.saved is None:
-            return outcome
-        self._written.add(outcome.saved[0].name)
-        config = self._config
-        agreed = agreement(
-            self._agreed(), every=config.verify_every, world=config.world, shards=config.shards
-        )
-        done = pruned(
-            order.directory,
-            config.checkpoint_keep,
-            agreed=agreed,
-            recorded=self._written,
-            disk=order.disk,
-            progress=order.progress,
-            guard=self._guard,
-        )
-        return replace(outcome, pruned=done)
-
-    def _settle(self) -> None:
-        """Wait for the save under way, and give it up when it shows no sign of life for
-        too long.
-        """
-        if not self._background.wait(END_S, self._progress):
-            self._given_up.set()
-        self._report()
-
-    def _report(self) -> None:
-        outcome = self._background.take()
-        if outcome is not None:
-            self._saving.report(outcome, whole=self._commits)
-
-    def _on_disk(self, what: str, path: Path) -> None:
-        self._progress()  # a slow disk is no hang
-        self._on_disk_later(what, path)
-
-    def _on_disk_later(self, what: str, path: Path) -> None:
-        """Without a sign of progress of its own: this is not the training thread."""
-        self._background.moved()
-        if self.disk is not None:
-            self.disk(what, path)

@@ -16,7 +16,8 @@ from recovery.checkpoint.files.pieces import CorruptCheckpoint
 from recovery.checkpoint.files.saving import Write
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.header import name_of
-from recovery.checkpoint.memory_state import Candidate, Memory, MemoryReading, Saved
+from recovery.checkpoint.memory_reading import Candidate, MemoryReading
+from recovery.checkpoint.memory_state import Memory, Saved
 from recovery.checkpoint.saves.reading import CheckpointMismatch
 from recovery.checkpoint.together import votes
 from recovery.collectives.group import Group

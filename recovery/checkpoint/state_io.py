@@ -16,10 +16,10 @@ from typing import Any
 
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
+from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from recovery.checkpoint.saves import delta, sharded
 from recovery.checkpoint.saves.chunks import Chunk, chunks_of, described, share
-from recovery.checkpoint.saves.part import file_of, write_part
+from recovery.checkpoint.saves.part import Part, file_of, write_part
 from recovery.checkpoint.saves.reading import Reading, planned, table_of
 from recovery.state.state import TrainState
 from recovery.state.strides import quiet
@@ -141,27 +141,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
         if order.writer:
             sharded.announce(staging, order.writer, part, disk=order.disk)
             return None
-        others = sharded.gather(
-            staging,
-            order.writers,
-            timeout_s=PARTS_TIMEOUT_S,
-            check=order.check,
-            note_of=partial(note_of, order),
-            still=order.still,
-        )
-        facts, streams = sharded.merge([part, *others])
-        gone = delta.missing(order.directory, streams)
-        if gone is not None:
-            raise RuntimeError(
-                f"{gone} is gone, to which this delta refers: the next one is tried anew"
-            )
-        facts |= {
-            "epoch": epoch,
-            "generation": order.generation,
-            "since": order.since,
-            **({"job": order.job} if order.job else {}),
-            "scalars": order.scalars,
-        }
+        facts, streams = _merged(order, staging, part, epoch)
         order.check()
         return checkpoints.commit(
             staging,
@@ -178,6 +158,36 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
             remove(staging, progress)
             for writer in range(1, order.writers):
                 note_of(order, writer).unlink(missing_ok=True)
+
+
+def _merged(
+    order: Order, staging: Path, own: Part, epoch: int
+) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
+    """Wait for the other writers' parts: what the manifest is to say, and the pieces of each file.
+    Raises as ``write``.
+    """
+    others = sharded.gather(
+        staging,
+        order.writers,
+        timeout_s=PARTS_TIMEOUT_S,
+        check=order.check,
+        note_of=partial(note_of, order),
+        still=order.still,
+    )
+    facts, streams = sharded.merge([own, *others])
+    gone = delta.missing(order.directory, streams)
+    if gone is not None:
+        raise RuntimeError(
+            f"{gone} is gone, to which this delta refers: the next one is tried anew"
+        )
+    facts |= {
+        "epoch": epoch,
+        "generation": order.generation,
+        "since": order.since,
+        **({"job": order.job} if order.job else {}),
+        "scalars": order.scalars,
+    }
+    return facts, streams
 
 
 def note_of(order: Order, writer: int) -> Path:

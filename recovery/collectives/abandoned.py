@@ -1,9 +1,10 @@
-"""Takes down a process group that was abandoned in the middle of an operation, once the operation
-has ended.
+"""Takes process groups down on threads of their own: one that was abandoned in the middle of an
+operation as soon as the operation has ended.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import threading
 import time
@@ -16,16 +17,15 @@ from recovery.collectives.circle import Circle
 
 LOOK_EVERY_S = 1.0
 GRACE_S = 5.0
+END_S = 5.0  # longest wait for those threads as the process ends
+LEAVING = "leave-group"  # the threads that take groups down
 ABANDONED = "abandoned-group"  # the threads that wait for it
 
 
-def outlive(
-    work: dist.Work, circles: Sequence[Circle], made: list[Any], *, limit_s: float, then: str
-) -> None:
+def outlive(work: dist.Work, circles: Sequence[Circle], made: list[Any], *, limit_s: float) -> None:
     """Hold torch's groups, ``made``, until ``work`` has ended, and then let go of them, on a thread
     of its own: before, destroying them would join the thread that waits. ``limit_s``: the
-    operation's own timeout; one that it does not end is held for ever. ``then``: the thread's name
-    while it takes them down.
+    operation's own timeout; one that it does not end is held for ever.
     """
 
     def hold() -> None:
@@ -35,9 +35,18 @@ def outlive(
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
                 return
             time.sleep(LOOK_EVERY_S)
-        threading.current_thread().name = then
+        threading.current_thread().name = LEAVING
         for circle in circles:
             circle.close()
         made.clear()
 
     threading.Thread(target=hold, name=ABANDONED, daemon=True).start()
+
+
+@atexit.register
+def _await_leaving() -> None:
+    """A thread that comes back from gloo and finds no interpreter any more aborts the process."""
+    deadline_s = time.monotonic() + END_S
+    for thread in threading.enumerate():
+        if thread.name == LEAVING:
+            thread.join(max(0.0, deadline_s - time.monotonic()))

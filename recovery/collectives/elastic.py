@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from recovery.collectives.buckets import check_types
 from recovery.collectives.group import Circle, Group
-from recovery.collectives.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets, Reduced
+from recovery.collectives.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets
+from recovery.collectives.reducer import Reduced
 from recovery.data import order
 from recovery.state.finite import Amount
 

@@ -8,9 +8,7 @@ unblocked the same way. What NCCL needs besides is in ``recovery.collectives.ncc
 
 from __future__ import annotations
 
-import atexit
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,21 +22,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recovery.collectives import nccl
-from recovery.collectives.abandoned import outlive
+from recovery.collectives.abandoned import LEAVING, outlive
 from recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
 from recovery.collectives.dialing import Address, RedirectingStore, Roll, address_of
 from recovery.collectives.sockets import shut_down, socket_inodes
-from recovery.collectives.storelink import StoreLink, forget_generations, socket_to
+from recovery.collectives.storelink import StoreLink, connect, forget_generations, socket_to
 from recovery.policy.jobconfig import Net
 from recovery.policy.layout import Layout
-from recovery.transport.reverse_dns import nameless
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
-STORE_ATTEMPT_S = 0.4
-STORE_PAUSE_S = 0.02
-END_S = 5.0
-LEAVING = "leave-group"  # the threads that take groups down
 SEE_OFF_S = 30.0  # how long a set-up that was left behind is pushed to end
 SEE_OFF_PAUSE_S = 0.05
 
@@ -221,37 +214,11 @@ class Group:
         return {self._link.inode} if self._link else set()
 
     def _client(self) -> dist.TCPStore:
-        """Connect to the store. Raises GenerationLost when it does not answer, or the generation is
-        aborted.
-
-        In short attempts, each longer than the last: nothing but its own timeout ends torch's wait
-        for a store that is gone.
-        """
-        deadline_s, attempt_s = (
-            time.monotonic() + self._timeout.total_seconds(),
-            STORE_ATTEMPT_S / 2,
-        )
         kept = self._link.take(self._store_at) if self._link else None
         if kept is not None:
             kept.set_timeout(self._timeout)
             return kept
-        while True:
-            try:
-                with socket.create_connection(self._store_at, timeout=STORE_ATTEMPT_S):
-                    attempt_s *= 2  # there is one; it may be slow
-                limit = timedelta(seconds=attempt_s)
-                client = nameless(
-                    partial(dist.TCPStore, *self._store_at, is_master=False, timeout=limit)
-                )
-                client.set_timeout(self._timeout)
-                return client
-            except (OSError, RuntimeError) as error:
-                if self._aborted or time.monotonic() > deadline_s:
-                    raise GenerationLost(
-                        f"could not form the group: {first_line(error)}"
-                    ) from error
-                self._check()
-                time.sleep(STORE_PAUSE_S)
+        return connect(self._store_at, self._timeout, self._check, lambda: self._aborted)
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work:
         """Begin to sum ``tensor`` over all ranks, in place. Raises GenerationLost."""
@@ -393,7 +360,7 @@ class Group:
             if time.monotonic() > deadline:
                 self.abandoned = True
                 limit_s = self._patience.total_seconds()
-                outlive(work, self._circles, self._made, limit_s=limit_s, then=LEAVING)
+                outlive(work, self._circles, self._made, limit_s=limit_s)
                 return
             time.sleep(0.001)
 
@@ -405,15 +372,6 @@ def gloo_device(address: str) -> Any:
     if address:
         return dist.ProcessGroupGloo.create_device(hostname=address)
     return dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
-
-
-@atexit.register
-def _await_leaving() -> None:
-    """A thread that comes back from gloo and finds no interpreter any more aborts the process."""
-    deadline_s = time.monotonic() + END_S
-    for thread in threading.enumerate():
-        if thread.name == LEAVING:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _settle(made: Future[Any], make: Callable[[], Any]) -> None:

@@ -10,9 +10,8 @@ and one non-finite flag a rank, so that all ranks learn of them alike and no ext
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,103 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from recovery.collectives.buckets import Bucket, check_types, make_buckets
 from recovery.collectives.group import Circle, GenerationLost, Group
+from recovery.collectives.reducer import Reduced
 from recovery.state.finite import Amount, Flaws, all_finite
 
 _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
 _EXACT = 1 << 24  # integers below are exact in float32
 _FLAG_ROOM = 1 << 10  # flags of a rank's micro-batches add up to less
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reduced:
-    """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks
-    with non-finite values.
-    """
-
-    loss: float
-    samples: int
-    pause: bool
-    blamed: tuple[int, ...]
-    grad_norm: float
-    save: bool = False
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradients may be applied."""
-        return (
-            not self.blamed
-            and self.grad_norm == self.grad_norm
-            and abs(self.grad_norm) != float("inf")
-        )
-
-
-class Reducer(Protocol):
-    """What a job needs of whoever reduces gradients.
-
-    The caller's loss must be a *sum* over its samples; shares may then be uneven. Optional seams:
-    ``pace`` is called with the bytes about to go over this rank's link, ``reached`` in the middle
-    of backward, ``check`` wherever an abort should be noticed (it raises GenerationLost),
-    ``instead`` before each collective: it may give work to wait for instead.
-    """
-
-    pace: Callable[[int], None] | None
-    reached: Callable[[], None] | None
-    check: Callable[[], None] | None
-    instead: Callable[[], Any] | None
-    wire_bytes: int
-
-    def new_generation(self, group: Group) -> None:
-        """Use this group from now on, and count collectives anew."""
-
-    def starts_with(self, digest: str) -> None:
-        """What this rank holds as the generation begins, in hexadecimal digits: a part of it goes
-        with the flags of the first step, and ``finish`` raises GenerationLost unless all that hold
-        the same have sent the same.
-        """
-
-    def rehearse(self) -> None:
-        """Clear gradients and get ready for a backward pass that is not reduced."""
-
-    def begin(self) -> None:
-        """Clear gradients and get ready for one backward pass."""
-
-    def expect(self, *, last: bool = True) -> None:
-        """A backward pass of the step comes now; ``last``: no other follows it before ``finish`` or
-        ``keep``. Raises RuntimeError when parameters were frozen or unfrozen between two passes of
-        a step.
-        """
-
-    def require(self) -> None:
-        """The optimizer is about to use the gradients. Raises RuntimeError when they are gone."""
-
-    def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
-        """End a micro-batch that is not this rank's last of the step. Raises RuntimeError where
-        there is but one.
-        """
-
-    def finish(
-        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
-    ) -> Reduced:
-        """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means
-        over all samples afterwards.
-        """
-
-    def clip(self, grad_norm: float, limit: float) -> None:
-        """Scale gradients so that their norm is at most ``limit`` (as
-        torch.nn.utils.clip_grad_norm_ does).
-        """
-
-    def all_finite(self) -> bool:
-        """Whether this rank's own gradients, as they are now, are finite."""
-
-    def broken_off(self) -> bool:
-        """The step is not going on. Whether its gradients are complete all the same, but for what
-        ``finish`` returns: they are kept then until the next ``begin``, and ``settle`` makes use of
-        them.
-        """
-
-    def settle(self, samples: Amount) -> None:
-        """Make means of gradients that are sums over so many samples, once."""
 
 
 class Buckets:

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recovery.collectives.group import Circle, GenerationLost, Group
-from recovery.collectives.reduce import Buckets, Reduced
+from recovery.collectives.reduce import Buckets
+from recovery.collectives.reducer import Reduced
 from recovery.collectives.sharding import reset
 from recovery.state.finite import Amount, Flaws
 

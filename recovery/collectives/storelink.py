@@ -8,11 +8,19 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
+from recovery.collectives.circle import GenerationLost, first_line
+from recovery.transport.reverse_dns import nameless
+
 PROBE_LIMIT_S = 0.2
+ATTEMPT_S = 0.4
+PAUSE_S = 0.02
 _GENERATION = re.compile(r"generation-(\d+)\b")
 _MAPPED = "::ffff:"  # IPv4 over a socket of IPv6, as torch makes them
 
@@ -46,6 +54,31 @@ class StoreLink:
     def keep(self, at: Place, client: dist.TCPStore, inode: str) -> None:
         """Keep a connection that nobody uses now."""
         self._at, self._client, self.inode = at, client, inode
+
+
+def connect(
+    at: Place, timeout: timedelta, check: Callable[[], None], aborted: Callable[[], bool]
+) -> dist.TCPStore:
+    """Connect to the store. Raises GenerationLost when it does not answer within ``timeout``, or
+    the generation is aborted, and what ``check`` raises.
+
+    In short attempts, each longer than the last: nothing but its own timeout ends torch's wait for
+    a store that is gone.
+    """
+    deadline_s, attempt_s = time.monotonic() + timeout.total_seconds(), ATTEMPT_S / 2
+    while True:
+        try:
+            with socket.create_connection(at, timeout=ATTEMPT_S):
+                attempt_s *= 2  # there is one; it may be slow
+            limit = timedelta(seconds=attempt_s)
+            client = nameless(partial(dist.TCPStore, *at, is_master=False, timeout=limit))
+            client.set_timeout(timeout)
+            return client
+        except (OSError, RuntimeError) as error:
+            if aborted() or time.monotonic() > deadline_s:
+                raise GenerationLost(f"could not form the group: {first_line(error)}") from error
+            check()
+            time.sleep(PAUSE_S)
 
 
 def forget_generations(client: dist.Store, before: int) -> int:

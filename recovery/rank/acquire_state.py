@@ -5,23 +5,21 @@ checkpoint's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chaos.events.log import Kind
 from recovery.collectives.group import Group
 from recovery.collectives.transfer import copy_state
-from recovery.rank.complete_step import told
+from recovery.rank.complete_step import complete, told
 from recovery.transport.wire import Join
 
 if TYPE_CHECKING:
     from recovery.rank.job import Job
 
 
-def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -> str | None:
+def take_state(job: Job, order: Join, group: Group) -> str | None:
     """Get hold of the generation's state; returns the checkpoint's name if this rank restored one.
-    ``write``: logs an event. Raises GenerationLost, NothingToRestore when nothing can bring the
-    state back.
+    Raises GenerationLost, NothingToRestore when nothing can bring the state back.
     """
     holding, layout, rank = job.member.holding, job.layout, job.rank
     if order.finish:
@@ -52,7 +50,7 @@ def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -
             device=job.config.device,
         )
     holding.valid = True
-    write(
+    job.write(
         Kind.STATE_READY,
         step=job.state.step,
         rank=rank,
@@ -68,4 +66,4 @@ def _finish(job: Job, number: int, group: Group) -> None:
     reduced = told(number, job.state.last, group, job.config.device)
     if job.member.holding.pending == number:
         job.reducer.settle(reduced.samples)
-        job.apply(job.current, reduced, late=True)
+        complete(job, job.current, reduced, late=True)

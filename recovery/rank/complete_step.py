@@ -1,4 +1,4 @@
-"""A step that some ranks have applied and others have not, though their gradients are complete.
+"""Applies a step's reduced gradients and commits it, also when only other ranks have done so yet.
 
 The last collective of a sharded step may end on some ranks only. Those that did not get its result
 hold everything but that: the others tell it in the next generation, so that no shard is left a step
@@ -8,12 +8,81 @@ behind the others.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from chaos.events.log import Kind
 from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.reduce import Reduced
+from recovery.collectives.reducer import Reduced
+from recovery.policy.interval import counts
+from recovery.rank.fingerprint import tell_digest
+from recovery.transport import progress_counters
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+    from recovery.rank.step import Step
+
+
+def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> None:
+    """Let the optimizer use the reduced gradients, and commit. ``late``: others have done so in an
+    earlier generation, and go on already.
+    """
+    lr = _apply(job, step, reduced)
+    if not late:
+        step.end_phase()
+    _log_commit(job, step, reduced, lr)
+    job.marks.commit(step.number)
+    job.pausing = reduced.pause
+    if job.probe is not None:
+        job.probe.committed(step.number)
+    config = job.config
+    saving = counts(step.number, config.checkpoint_every, asked=reduced.save)
+    if saving or step.number == config.steps:
+        digests = job.state.digests(job.marks.touch)
+        job.write(Kind.STATE_DIGEST, step=step.number, rank=job.rank, **digests)
+    if late:
+        return
+    tell_digest(job, step.number, saving=saving)
+    job.checkpoints.after_commit(
+        step.number,
+        rank=job.rank,
+        layout=job.layout,
+        generation=job.generation,
+        asked=reduced.save,
+        pausing=reduced.pause,
+    )
+    job.marks.enter(progress_counters.BETWEEN)
+
+
+def _apply(job: Job, step: Step, reduced: Reduced) -> float:
+    """The learning rate that the step was done with."""
+    state = job.state
+    job.member.holding.applied()
+    lr = state.optimizer.param_groups[0]["lr"]
+    if job.clip_norm:
+        job.reducer.clip(reduced.grad_norm, job.clip_norm)
+    state.apply(reduced.loss)
+    state.step, state.last = step.number, noted(step.number, reduced)
+    return float(lr)
+
+
+def _log_commit(job: Job, step: Step, reduced: Reduced, lr: float) -> None:
+    job.write(
+        Kind.STEP_COMMITTED,
+        step=step.number,
+        rank=job.rank,
+        world=job.world,
+        samples=reduced.samples,
+        loss=reduced.loss,
+        lr=lr,
+        wire_bytes=job.reducer.wire_bytes,
+        grad_norm=reduced.grad_norm,
+        optimizer_step=job.state.optimizer_step(),
+        scheduler_step=job.state.scheduler_step(),
+        seconds={k: round(v, 6) for k, v in step.seconds.items()},
+    )
 
 
 def noted(step: int, reduced: Reduced) -> list[float]:

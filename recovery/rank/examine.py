@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from recovery.collectives.group import GenerationLost
-from recovery.collectives.reduce import Reducer
+from recovery.collectives.reducer import Reducer
 from recovery.transport.wire import MOST_BLAMED
 
 if TYPE_CHECKING:

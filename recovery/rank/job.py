@@ -16,7 +16,6 @@ takes part in the new generation, and the step is done again.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,39 +24,47 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
 
 from chaos.events.log import EventWriter, Kind
 from recovery.checkpoint.checkpointer import Checkpointer
 from recovery.collectives.dialing import Address
-from recovery.collectives.elastic import ElasticReducer
-from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.reduce import GradientReducer, Reduced, Reducer
-from recovery.collectives.storelink import StoreLink
+from recovery.collectives.group import GenerationLost
+from recovery.collectives.reducer import Reducer
 from recovery.data import order
-from recovery.policy.interval import counts
+from recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
+from recovery.data.loader import Loader
 from recovery.policy.jobconfig import JobConfig
 from recovery.policy.layout import Layout
-from recovery.rank.acquire_state import take_state
 from recovery.rank.agent import Agent
-from recovery.rank.complete_step import noted
+from recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
 from recovery.rank.examine import LossOf, samples_to_blame
-from recovery.rank.fingerprint import tell_digest, tell_joined
-from recovery.rank.job_api import JobFacts
-from recovery.rank.membership import Membership, Why, stays_connected
-from recovery.rank.recipe import MakeOptimizer, MakeScheduler, Recipe, rehearse
-from recovery.rank.step import NonFinite, Probe, Step
+from recovery.rank.generation import Generations
+from recovery.rank.membership import Membership
+from recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, Recipe
+from recovery.rank.step import NonFinite, Probe, Step, StepInProgress
 from recovery.state.misuse import guard_scaling, in_step
+from recovery.state.registered import Stateful
 from recovery.state.state import TrainState
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.versions import versions
-from recovery.transport.wire import Abort, Join, LeaveOut, Ready, Stop
+from recovery.transport.wire import Abort, LeaveOut, Ready, Stop
 
 __all__ = ["Job", "JobConfig"]
 
 
-class Job(JobFacts):
-    """One rank's membership in a supervised training job. Use from the training thread only."""
+class Job:
+    """One rank's membership in a supervised training job. Use from the training thread only.
+
+    ``rank`` (-1 in a spare) and ``world`` may change from step to step. Hooks of a fault injector:
+    ``probe``, ``dial`` (the way to a process, if not straight), ``spoil`` (the loss of some
+    samples, as it is to be) and ``on_attach``.
+    """
+
+    state: TrainState
+    reducer: Reducer
+    checkpoints: Checkpointer
 
     def __init__(
         self, config: JobConfig, agent: Agent, page: MarkPage, writer: EventWriter
@@ -67,26 +74,28 @@ class Job(JobFacts):
         self.marks = page
         self.writer = writer
         self.probe: Probe | None = None
-        self.loss_of: LossOf | None = None
-        # a fault injector's hand on the loss
-        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None
-        self.examine = 0  # the step at which a non-finite value is to be traced to samples
-        self.on_attach: Callable[[Job], None] | None = None
-        # the way to a process, if not straight
         self.dial: Callable[[str, Address], Address] | None = None
-        self.current: Step
+        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None
+        self.on_attach: Callable[[Job], None] | None = None
+        self.loss_of: LossOf | None = None
+        self.clip_norm = 0.0
+        self.examine = 0  # the step at which a non-finite value is to be traced to samples
+        self.pausing = False  # all park after this step
         self.over = False
-        self._in_step = False
         self.rank = -1
         self.world = 0
         self.layout = Layout(world=1)
         self.member = Membership(agent.heard, steps=config.steps)
-        self._group: Group | None = None
-        self._link = StoreLink()
-        self._retired: Group | None = None
-        self._pausing = False
+        self.blocks = BusyBlocks(
+            note=page.busy,
+            write=self.write,
+            rank=lambda: self.rank,
+            wanted=lambda: self.member.lost,
+        )
+        self.progress = StepInProgress(marks=page, blocks=self.blocks)
+        self._generations = Generations(self)
+        self._attached: Attached | None = None
         self._announced = False
-        self._attached = False
         if config.device.startswith("cuda"):
             # what the script does without saying where is done there
             torch.cuda.set_device(config.device)
@@ -113,15 +122,20 @@ class Job(JobFacts):
         floating-point type, and for a model wrapped in DistributedDataParallel, whose own reduction
         would get in the way.
         """
-        shards = self.config.shards
-        self._recipe = Recipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units)
-        self._recipe.check(shards=shards)
-        made = (None, None) if shards > 1 else self._recipe.make()
-        self.state = TrainState(model, *made, seed=self.config.seed)
+        attached = Attached(
+            Recipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units),
+            self.config,
+            entering=self.marks.collective,
+            forward=self.progress.forward,
+            exchange=self.progress.exchange,
+        )
+        self.state, self.reducer = attached.state, attached.reducer
+        self.reducer.check = self.check
+        self.reducer.reached = lambda: self._at(self.state.step + 1, "backward")
         self.checkpoints = Checkpointer(
             self.config,
             self.state,
-            write=self._write,
+            write=self.write,
             send=self.agent.channel.send,
             check=self.check,
             progress=self.marks.touch,
@@ -129,36 +143,67 @@ class Job(JobFacts):
             agreed=lambda: self.agent.heard.agreed,
             saves=lambda: self.marks.enter(progress_counters.CHECKPOINT),
         )
-        self.reducer = self._make_reducer(model)
-        self.reducer.check = self.check
-        self.reducer.reached = self._in_backward
-        self._clip_norm = clip_norm
+        self.clip_norm = clip_norm
         self.loss_of = loss_of or self.loss_of
         guard_scaling()
-        self._attached = True
-        self._forward_hook = model.register_forward_pre_hook(self._in_forward)
+        self._attached = attached
         if self.on_attach is not None:
             self.on_attach(self)
 
-    def _make_reducer(self, model: nn.Module) -> Reducer:
-        world, entering = self.config.world, self.marks.collective
-        if self.config.shards == 1:
-            elastic = self.config.determinism == "elastic"
-            chosen = ElasticReducer if elastic else GradientReducer
-            return chosen(model, max_world=world, entering=entering)
-        from recovery.collectives.sharded import ShardedReducer
+    def register(
+        self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None
+    ) -> None:
+        """Make an object's state part of the job's: it is saved, restored and copied with the
+        model. Between ``attach`` and the loop, the same on every rank.
 
-        self._sharded = ShardedReducer(model, entering=entering, waiting=self._in_exchange)
-        return self._sharded
+        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors are its own, all else is
+        JSON. ``update`` is called after each optimizer step, before anything is saved:
+        ``update=lambda: ema.update_parameters(model)``. What changes it elsewhere belongs before
+        ``step.commit()``. Raises TypeError, ValueError for a name that is taken, RuntimeError
+        before ``attach``.
+        """
+        self._require_attached("register(name, object)")
+        self.state.registered.add(name, thing, update)
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        num_workers: int = 2,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch: int = 2,
+        limit_s: float = LOADER_LIMIT_S,
+    ) -> Loader:
+        """A data loader whose workers compute this rank's samples ahead: ``loader.load(samples)``
+        in a step. Make it after ``attach`` and before the loop.
+
+        ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0
+        workers samples are computed when they are asked for. ``limit_s``: how long data may take to
+        come; a rank that waits for its workers is not taken for hung until then. Raises ImportError
+        when torchdata is not installed, TypeError for an iterable dataset, RuntimeError before
+        ``attach``.
+        """
+        self._require_attached("loader(dataset)")
+        return Loader(
+            self,
+            dataset,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            prefetch=prefetch,
+            limit_s=limit_s,
+        )
+
+    def _require_attached(self, call: str) -> Attached:
+        if self._attached is None:
+            raise RuntimeError(f"job.attach(model, optimizer) comes before job.{call}")
+        return self._attached
 
     def ready(self) -> None:
         """Listen to the supervisor, and tell it that this process is built; ``running`` does it if
-        nobody did.
+        the script did not.
         """
         config = self.config
-        if config.shards > 1:
-            rehearse(config.shards, config.device)
-        self.reducer.rehearse()
+        self._require_attached("ready()").rehearse()
         self.agent.status = lambda number: self.member.status(self.state.step, number)
         self.agent.start()
         self._announced = True
@@ -175,19 +220,13 @@ class Job(JobFacts):
             )
         )
 
-    def check(self) -> None:
-        """Raise GenerationLost if the supervisor aborted this generation."""
-        if self.member.lost:
-            raise GenerationLost("aborted by the supervisor")
-
     def running(self) -> bool:
         """True when a step should be trained; waits for the supervisor where needed. False: end of
         the job.
 
         A spare waits here until it is needed. Raises RuntimeError before ``attach``.
         """
-        if not self._attached:
-            raise RuntimeError("job.attach(model, optimizer) comes before job.running()")
+        attached = self._require_attached("running()")
         if not self._announced:
             self.ready()
         while True:
@@ -203,35 +242,29 @@ class Job(JobFacts):
                     self._refuse_end(bad)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
-                self._leave()
+                self._generations.leave()
                 self.checkpoints.close()
                 self.over = True
                 return False
             if isinstance(order, Abort):
                 if self.member.leaves(order):
-                    self._park("aborted")
+                    self._generations.park("aborted")
             elif isinstance(order, LeaveOut):
                 self.member.hears(order)
             else:
-                self._join(order)
+                self._generations.join(order, attached)
 
     def _refuse_end(self, bad: str) -> None:
         """No step follows whose loss or gradient would show what is wrong with the state of this
         rank.
         """
-        print(
-            f"after the last step {bad} is not finite: the state is refused",
-            file=sys.stderr,
-            flush=True,
-        )
-        self._write(
-            Kind.NONFINITE_CAUGHT,
-            step=self.state.step,
-            rank=self.rank,
-            blamed=[self.rank],
-            what="state",
-        )
-        self._park("nonfinite", blamed=[self.rank])
+        text = f"after the last step {bad} is not finite: the state is refused"
+        print(text, file=sys.stderr, flush=True)
+        self._caught(self.state.step, [self.rank], "state")
+        self._generations.park("nonfinite", blamed=[self.rank])
+
+    def _caught(self, step: int, blamed: list[int], what: str) -> None:
+        self.write(Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what=what)
 
     @contextmanager
     def step(self) -> Iterator[Step]:
@@ -240,12 +273,12 @@ class Job(JobFacts):
         """
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
-        self.not_busy()
+        self.blocks.training()
         self.marks.enter(progress_counters.DATA)
-        step = self.current = Step(self, number, self.micro_batches(number))
-        self._in_step = True
+        step = Step(self, number, self.micro_batches(number))
+        self.progress.begin(step)
         try:
-            self._write(
+            self.write(
                 Kind.BATCH_TAKEN,
                 step=number,
                 rank=self.rank,
@@ -253,8 +286,7 @@ class Job(JobFacts):
                 epoch=(number - 1) * self.config.global_batch // self.config.samples,
             )
             try:
-                if self.probe is not None and self.probe.active:
-                    self.probe.at(number, "data")
+                self._at(number, "data")
             except GenerationLost:
                 # The block cannot be skipped: its first phase() raises this again, or its reduction
                 # fails.
@@ -264,81 +296,84 @@ class Job(JobFacts):
             with in_step():
                 yield step
             step.require_commit()
-            if self._pausing and self.state.step < self.config.steps:
-                self._park("pause")
+            if self.pausing and self.state.step < self.config.steps:
+                self._generations.park("pause")
         except GenerationLost as error:
-            self._park(self.member.why_lost(), error=str(error))
+            self._generations.park(self.member.why_lost(), error=str(error))
         except NonFinite as error:
-            self._write(
-                Kind.NONFINITE_CAUGHT,
-                step=number,
-                rank=self.rank,
-                blamed=list(error.blamed),
-                what="loss or gradient",
-            )
+            self._caught(number, list(error.blamed), "loss or gradient")
             samples = samples_to_blame(self, step, error.blamed)
-            self._park("nonfinite", blamed=error.blamed, samples=samples)
+            self._generations.park("nonfinite", blamed=error.blamed, samples=samples)
         finally:
-            self._in_step = False
+            self.progress.end()
 
-    def apply(self, step: Step, reduced: Reduced, *, late: bool = False) -> None:
-        """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``.
-        ``late``: others have done so in an earlier generation, and go on already.
-        """
-        state = self.state
-        self.member.holding.applied()
-        lr = state.optimizer.param_groups[0]["lr"]
-        if self._clip_norm:
-            self.reducer.clip(reduced.grad_norm, self._clip_norm)
-        state.apply(reduced.loss)
-        state.step, state.last = step.number, noted(step.number, reduced)
-        if not late:
-            step.end_phase()
-        self._write(
-            Kind.STEP_COMMITTED,
-            step=step.number,
-            rank=self.rank,
-            world=self.world,
-            samples=reduced.samples,
-            loss=reduced.loss,
-            lr=float(lr),
-            wire_bytes=self.reducer.wire_bytes,
-            grad_norm=reduced.grad_norm,
-            optimizer_step=state.optimizer_step(),
-            scheduler_step=state.scheduler_step(),
-            seconds={k: round(v, 6) for k, v in step.seconds.items()},
-        )
-        self.marks.commit(step.number)
-        self._pausing = reduced.pause
-        if self.probe is not None:
-            self.probe.committed(step.number)
-        saving = counts(step.number, self.config.checkpoint_every, asked=reduced.save)
-        if saving or step.number == self.config.steps:
-            self._write(
-                Kind.STATE_DIGEST,
-                step=step.number,
-                rank=self.rank,
-                **state.digests(self.marks.touch),
-            )
-        if late:
-            return
-        tell_digest(self, step.number, saving=saving)
-        self.checkpoints.after_commit(
-            step.number,
-            rank=self.rank,
-            layout=self.layout,
-            generation=self.generation,
-            asked=reduced.save,
-            pausing=reduced.pause,
-        )
-        self.marks.enter(progress_counters.BETWEEN)
+    def _at(self, number: int, phase: str) -> None:
+        if self.probe is not None and self.probe.active:
+            self.probe.at(number, phase)
 
     def _in_checkpoint(self, number: int, saves: bool) -> None:
         """This rank comes to a save; ``saves``: it takes part in writing it."""
         if saves:
             self.marks.enter(progress_counters.CHECKPOINT)
-        if self.probe is not None and self.probe.active:
-            self.probe.at(number, "checkpoint")
+        self._at(number, "checkpoint")
+
+    def busy(self, what: str, *, limit_s: float = LIMIT_S) -> Busy:
+        """Say that this rank does something else, such as an evaluation, while others may wait for
+        it: it is not taken for hung within ``limit_s`` seconds (an hour).
+
+        ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next
+        phase of a step. Its ``wanted`` says whether another rank has failed meanwhile and the job
+        waits. The event log says what it was and how long it took (``busy``, ``busy_ended``).
+        Raises ValueError.
+        """
+        return self.blocks.begin(what, limit_s)
+
+    @property
+    def generation(self) -> int:
+        """Number of the group of ranks that it trains in, or did last; 0 before the first."""
+        return self.member.generation
+
+    @property
+    def seed(self) -> int:
+        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values,
+        with it.
+        """
+        return self.config.seed
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole job."""
+        return self.config.steps
+
+    @property
+    def device(self) -> str:
+        """Where this process is to train: ``cpu`` or ``cuda:<index>``."""
+        return self.config.device
+
+    @property
+    def done(self) -> int:
+        """The last step that is applied here."""
+        return self.state.step
+
+    @property
+    def current(self) -> Step:
+        """The step that was begun last."""
+        return self.progress.current
+
+    def check(self) -> None:
+        """Raise GenerationLost if the supervisor aborted this generation."""
+        if self.member.lost:
+            raise GenerationLost("aborted by the supervisor")
+
+    def due(self, number: int) -> list[int]:
+        """The global batch of a step, without the samples that the job leaves out."""
+        return list(self._batch(number))
+
+    def _batch(self, number: int) -> order.Batch:
+        config = self.config
+        return order.Batch(
+            number, config.global_batch, config.samples, config.seed, self.state.skip
+        )
 
     def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
         """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing
@@ -356,125 +391,6 @@ class Job(JobFacts):
             elastic=config.determinism == "elastic",
         )
 
-    def _in_forward(self, *_: object) -> None:
-        """The model is called: the forward phase begins, if the loop has not said so itself."""
-        if torch.compiler.is_compiling():
-            return  # nothing of this belongs into a compiled graph
-        if self._in_step and self.current.in_data and self._inside() is None:
-            self.current.phase("forward")
-
-    def _in_exchange(self, begins: bool) -> None:
-        """A sharded model waits for the other ranks of its replica, in the midst of a pass."""
-        if begins:
-            self.marks.enter(progress_counters.COLLECTIVE)
-        self.current.wait(begins)
-
-    def _in_backward(self) -> None:
-        if self.probe is not None and self.probe.active:
-            self.probe.at(self.state.step + 1, "backward")
-
-    def _join(self, order: Join) -> None:
-        self._leave()
-        self.member.joins(order)
-        self.rank, self.world = order.rank, order.world
-        self.layout = Layout(world=self.world, shards=order.shards)
-        self._take_part()
-        self.writer.generation = order.generation
-        self.examine = order.examine
-        self.marks.begin(order.generation, self.state.step)
-        self.marks.collective(0)
-        self.marks.enter(progress_counters.JOINING)
-        self._pausing = False
-        group = Group(
-            generation=order.generation,
-            rank=order.rank,
-            world=self.world,
-            store_port=order.store_port,
-            backend=self.config.backend,
-            timeout_s=max(self.config.form_timeout_s, 2 * order.timeout_s),
-            collective_timeout_s=self.config.collective_timeout_s,
-            check=self.check,
-            device=self.config.device,
-            shards=order.shards,
-            dial=self.dial,
-            name=self.config.process,
-            link=self._link,
-            net=self.config.net,
-        )
-        self._group = group
-        self.agent.entering(group)
-        self.checkpoints.joined(self.rank, self.layout, order.generation)
-        self.checkpoints.distrust(order.doubts, deletes=self.rank == 0)
-        try:
-            self.check()
-            started = time.perf_counter()
-            group.form()
-            seconds = round(time.perf_counter() - started, 6)
-            self._write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
-            name = take_state(self, order, group, self._write)
-            # a checkpoint may be older than a decision
-            self.state.skip.add(self.member.left_out(order))
-            self.check()
-        except GenerationLost as error:
-            self._park(self.member.why_lost(), error=str(error))
-            return
-        self.member.begins(self.state.step)
-        self.checkpoints.began(self.state.step)
-        self.reducer.new_generation(group)
-        self.marks.commit(self.state.step)
-        tell_joined(self, name)
-        self.member.joined()
-
-    def _take_part(self) -> None:
-        """Shard the model, if it is to be and is not yet."""
-        if self.layout.shards != self.config.shards:
-            raise RuntimeError(
-                f"a job of {self.config.shards} shards is told that there are {self.layout.shards}"
-            )
-        if self.layout.shards > 1 and self._recipe.take_part(
-            self.rank,
-            self.layout,
-            state=self.state,
-            reducer=self._sharded,
-            device=self.config.device,
-        ):
-            self._forward_hook.remove()  # the sharded model's own comes before it
-            self._forward_hook = self.state.model.register_forward_pre_hook(
-                self._in_forward, prepend=True
-            )
-
-    def _park(
-        self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
-    ) -> None:
-        held, stays = self.member.holding, stays_connected(why)
-        if self._in_step:
-            left = self.reducer.broken_off() and not stays
-            held.pending = (
-                self.current.number if left and self.current.number > self.state.step else 0
-            )
-        if stays:
-            self._retired, self._group = self._group, None
-            self._out()
-        else:
-            self._leave()
-        self.checkpoints.parked(lost=not stays)
-        self._write(Kind.PARKED, step=self.state.step, valid=held.valid, why=why)
-        said = self.member.parked(
-            why, step=self.state.step, error=error, blamed=blamed, samples=samples
-        )
-        self.agent.channel.send(said)
-
-    def _leave(self) -> None:
-        for group in (self._group, self._retired):
-            if group is not None:
-                group.leave()
-        self._group = self._retired = None
-        self._out()
-
-    def _out(self) -> None:
-        self.member.left()
-        self.agent.left()
-        self.marks.enter(progress_counters.IDLE)
-
-    def _write(self, kind: Kind, /, **data: Any) -> None:
+    def write(self, kind: Kind, /, **data: Any) -> None:
+        """Log an event of this rank."""
         self.marks.wrote(self.writer.write(kind, **data).seq)

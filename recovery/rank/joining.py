@@ -1,6 +1,6 @@
 """``recovery.join``: how a training script becomes a rank of a supervised job.
 
-Whoever runs the script (``python -m recovery.run``, or a launcher of the harness) first hands its
+The supervisor (``python -m recovery.run``, or a launcher of the harness) first hands the script's
 process a ``Place`` with ``taking``. Without one the script is a job of its own, with one rank and
 no recovery.
 """
@@ -172,6 +172,10 @@ def join(
         checkpoint=checkpoint,
         determinism=determinism,
     )
+    return _job(config, place)
+
+
+def _job(config: JobConfig, place: Place | None) -> Job:
     # One rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     if place is None:
@@ -200,16 +204,8 @@ def settle(
     """What a process is to do, by what its supervisor (``seat``) and its script say. Raises
     JoinError.
     """
-    directory = (
-        Path(checkpoint_dir)
-        if seat.checkpoint_dir is None and checkpoint_dir
-        else seat.checkpoint_dir
-    )
-    seed = (
-        0
-        if facts.seed is None and seat.seed is None
-        else _agree("seed", facts.seed, seat.seed, seat)
-    )
+    seeded = facts.seed is not None or seat.seed is not None
+    seed = _agree("seed", facts.seed, seat.seed, seat) if seeded else 0
     said_every = checkpoint_every if seat.checkpoint_every is None else seat.checkpoint_every
     every = EVERY if said_every is None else said_every
     _check_every(every)
@@ -228,7 +224,7 @@ def settle(
         steps=_agree("steps", facts.steps, seat.steps, seat),
         global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
         seed=seed,
-        checkpoint_dir=directory,
+        checkpoint_dir=seat.checkpoint_dir or (Path(checkpoint_dir) if checkpoint_dir else None),
         checkpoint_every=every,
         checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
         saves=seat.saves or _saves(checkpoint or {}),
@@ -239,28 +235,42 @@ def settle(
         fresh=seat.fresh,
         job_id=seat.job_id,
     )
-    for name in ("samples", "steps", "global_batch", "checkpoint_keep"):
-        if getattr(config, name) < 1:
-            raise JoinError(f"{name} is {getattr(config, name)}", hint="it must be at least 1")
+    _check_numbers(config)
+    _check_together(config, restores=seat.restores)
+    return config
+
+
+def _check_numbers(config: JobConfig) -> None:
+    at_least_one = {
+        "samples": config.samples,
+        "steps": config.steps,
+        "global_batch": config.global_batch,
+        "checkpoint_keep": config.checkpoint_keep,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise JoinError(f"{name} is {value}", hint="it must be at least 1")
     if config.seed < 0:
         raise JoinError(f"seed is {config.seed}", hint="it must be at least 0")
-    if config.determinism == "elastic" and (seat.shards > 1 or seat.batch == "shrink"):
+
+
+def _check_together(config: JobConfig, *, restores: bool) -> None:
+    """What is right by itself may not go with the rest. ``restores``: the strategy needs
+    checkpoints.
+    """
+    sharded = config.shards > 1
+    if config.determinism == "elastic" and (sharded or config.batch == "shrink"):
+        why = "the model is sharded" if sharded else "samples of missing ranks are left out"
         raise JoinError(
-            "determinism is elastic, and "
-            + (
-                "the model is sharded"
-                if seat.shards > 1
-                else "samples of missing ranks are left out"
-            ),
-            hint="use determinism=default, or "
-            + ("one shard" if seat.shards > 1 else "batch=constant"),
+            f"determinism is elastic, and {why}",
+            hint=f"use determinism=default, or {'one shard' if sharded else 'batch=constant'}",
         )
-    if config.global_batch < seat.world:
+    if config.global_batch < config.world:
         raise JoinError(
-            f"global_batch {config.global_batch} cannot feed {seat.world} ranks",
-            hint=f"use global_batch={seat.world} or more, or fewer ranks",
+            f"global_batch {config.global_batch} cannot feed {config.world} ranks",
+            hint=f"use global_batch={config.world} or more, or fewer ranks",
         )
-    if seat.restores and directory is None and seat.memory is None:
+    if restores and config.checkpoint_dir is None and config.memory is None:
         raise JoinError(
             "the strategy restores checkpoints, and nobody says where they go",
             hint=(
@@ -268,7 +278,6 @@ def settle(
                 "python -m recovery.run"
             ),
         )
-    return config
 
 
 def _check_every(value: int | str) -> None:

@@ -15,6 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from recovery.collectives.elastic import ElasticReducer
+from recovery.collectives.reduce import GradientReducer
+from recovery.collectives.reducer import Reducer
+from recovery.policy.jobconfig import JobConfig
 from recovery.policy.layout import Layout
 from recovery.state.state import TrainState
 
@@ -23,13 +27,6 @@ if TYPE_CHECKING:
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler | None]
-
-
-def rehearse(shards: int, device: str) -> None:
-    """Do once what sharding needs the first time only, before anybody waits for it."""
-    from recovery.collectives import sharding
-
-    sharding.rehearse(shards, device)
 
 
 @dataclass(kw_only=True)
@@ -108,3 +105,65 @@ class Recipe:
         state.adopt(*self.make())
         reducer.adopt()
         return True
+
+
+class Attached:
+    """What training changes on this rank: ``state`` (the model with its optimizer and scheduler)
+    and ``reducer``, which sums its gradients over the ranks.
+
+    ``entering``: called with a running number before each collective; ``forward``: called when the
+    model is called; ``exchange``: see ``ShardedReducer``. Raises TypeError as ``Job.attach``.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: JobConfig,
+        *,
+        entering: Callable[[int], None],
+        forward: Callable[..., None],
+        exchange: Callable[[bool], None],
+    ) -> None:
+        recipe.check(shards=config.shards)
+        self._recipe = recipe
+        self._config = config
+        self._sharded: ShardedReducer | None = None
+        made = (None, None) if config.shards > 1 else recipe.make()
+        self.state = TrainState(recipe.model, *made, seed=config.seed)
+        self.reducer = self._make_reducer(entering, exchange)
+        self._forward = forward
+        self._hook = recipe.model.register_forward_pre_hook(forward)
+
+    def _make_reducer(
+        self, entering: Callable[[int], None], exchange: Callable[[bool], None]
+    ) -> Reducer:
+        model, config = self._recipe.model, self._config
+        if config.shards == 1:
+            chosen = ElasticReducer if config.determinism == "elastic" else GradientReducer
+            return chosen(model, max_world=config.world, entering=entering)
+        from recovery.collectives.sharded import ShardedReducer
+
+        self._sharded = ShardedReducer(model, entering=entering, waiting=exchange)
+        return self._sharded
+
+    def rehearse(self) -> None:
+        """Do what is slow the first time only, before any other rank waits for it."""
+        if self._sharded is not None:
+            from recovery.collectives import sharding
+
+            sharding.rehearse(self._config.shards, self._config.device)
+        self.reducer.rehearse()
+
+    def take_part(self, rank: int, layout: Layout) -> None:
+        """Shard the model, if it is to be and is not yet. Raises RuntimeError when this process
+        cannot hold the part that the rank needs.
+        """
+        if layout.shards != self._config.shards:
+            raise RuntimeError(
+                f"a job of {self._config.shards} shards is told that there are {layout.shards}"
+            )
+        if self._sharded is not None and self._recipe.take_part(
+            rank, layout, state=self.state, reducer=self._sharded, device=self._config.device
+        ):
+            self._hook.remove()  # the sharded model's own comes before it
+            self._hook = self.state.model.register_forward_pre_hook(self._forward, prepend=True)

@@ -1,4 +1,4 @@
-"""One attempt at one training step, and whoever is told where in it training is."""
+"""One attempt at one training step, and the phase that it is in."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
-from recovery.collectives.reduce import Reduced
+from recovery.collectives.reducer import Reduced
 from recovery.data.order import MicroBatch
+from recovery.rank.busy import BusyBlocks
+from recovery.rank.complete_step import complete
 from recovery.state.finite import Amount, amount_of
 from recovery.transport import progress_counters
+from recovery.transport.progress_counters import MarkPage
 
 if TYPE_CHECKING:
     from recovery.rank.job import Job
@@ -81,7 +85,7 @@ class Step:
         """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
         job = self._job
         job.check()
-        job.not_busy()
+        job.blocks.training()
         now = time.perf_counter()
         probe = job.probe
         if probe is not None and probe.active:
@@ -213,4 +217,45 @@ class Step:
         if not reduced.finite:
             raise NonFinite(reduced.blamed)
         self._job.reducer.require()
-        self._job.apply(self, reduced)
+        complete(self._job, self, reduced)
+
+
+class StepInProgress:
+    """The step that a rank is at, and the phases that its loop need not announce. ``current``: the
+    last that was begun; ``inside``: the loop is in it.
+    """
+
+    current: Step
+
+    def __init__(self, *, marks: MarkPage, blocks: BusyBlocks) -> None:
+        self.inside = False
+        self._marks = marks
+        self._blocks = blocks
+
+    def begin(self, step: Step) -> None:
+        """The loop enters this step's block."""
+        self.current = step
+        self.inside = True
+
+    def end(self) -> None:
+        """The loop is out of the block, and the rank has parked if it had to."""
+        self.inside = False
+
+    def forward(self, *_: object) -> None:
+        """The model is called: the forward phase begins, if the loop has not said so itself."""
+        if torch.compiler.is_compiling():
+            return  # nothing of this belongs into a compiled graph
+        if self.inside and self.current.in_data and self._blocks.entered() is None:
+            self.current.phase("forward")
+
+    def exchange(self, begins: bool) -> None:
+        """A sharded model begins or ends to wait for the other ranks of its replica, in the midst
+        of a pass.
+        """
+        if begins:
+            self._marks.enter(progress_counters.COLLECTIVE)
+        self.current.wait(begins)
+
+    def unfinished(self, done: int) -> int:
+        """The step under way, 0 if it is applied already. ``done``: the last that is."""
+        return self.current.number if self.current.number > done else 0

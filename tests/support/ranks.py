@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from recovery.collectives.group import LEAVING, GenerationLost, Group
+from recovery.collectives.abandoned import LEAVING
+from recovery.collectives.group import GenerationLost, Group
 from recovery.collectives.storelink import StoreLink
 from recovery.process.local import start_store
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.fault.targets import DiskTrouble
-from recovery.checkpoint.files.checkpoints import MANIFEST
+from recovery.checkpoint.files.manifest import MANIFEST
 
 RECORD_SUFFIX = ".json"
 """Of a part of a checkpoint, whose record is to it what the manifest is to the whole."""

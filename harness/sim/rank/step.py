@@ -1,4 +1,4 @@
-"""One attempt of a simulated rank at one step, as ``recovery.rank.job.Step`` and ``Job.apply``."""
+"""One attempt of a simulated rank at one step, as ``recovery.rank.step`` and ``complete_step``."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ class Attempt:
         return result
 
     def commit(self, reduced: Reduced) -> bool:
-        """Let the optimizer use the reduced gradients, as ``recovery.rank.job.Job.apply``; whether
+        """Let the optimizer use the reduced gradients, as ``recovery.rank.complete_step``; whether
         the step counts as one at which all save. Called too late, by a rank that lacked the others'
         word, it is all that is done of the step.
         """

@@ -29,15 +29,20 @@ from pathlib import Path
 from typing import Any
 
 from recovery.checkpoint.files import pieces
+from recovery.checkpoint.files.manifest import (
+    CHECKPOINT_NAME,
+    FORMAT,
+    MANIFEST,
+    REFUSED,
+    read,
+    sealed,
+    stream_of,
+)
 from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
 
 __all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
 
-MANIFEST = "manifest.json"
-REFUSED = "refused.json"
-FORMAT = 2
-_NAME = re.compile(r"^step-(\d{8})$")
 _STAGING, TRASH, _REFUSAL = ".staging-", ".deleted-", ".refused-"
 _WRITER = re.compile(rf"^{re.escape(_STAGING)}step-\d+-(\d+)-(\d+)$")
 
@@ -112,7 +117,7 @@ def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
     """
     if not directory.is_dir():
         return [], []
-    found = ((path, _NAME.match(path.name)) for path in directory.iterdir())
+    found = ((path, CHECKPOINT_NAME.match(path.name)) for path in directory.iterdir())
     known = [Checkpoint(path=path, step=int(match[1])) for path, match in found if match]
     origins = {checkpoint: origin_of(checkpoint) for checkpoint in known}
     newest = max((origin for origin in origins.values() if origin is not None), default=Origin())
@@ -158,40 +163,8 @@ def note_verified(checkpoint: Checkpoint) -> None:
 
 
 def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The manifest, its own checksum, and the names and sizes of the files checked; no data is
-    read.
-
-    Raises CorruptCheckpoint.
-    """
-    try:
-        raw = (checkpoint.path / MANIFEST).read_bytes()
-        manifest = json.loads(raw)
-        files, step = dict(manifest["files"]), manifest["step"]
-    except FileNotFoundError:
-        raise CorruptCheckpoint("the manifest is missing") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CorruptCheckpoint(f"the manifest has format {manifest.get('format')!r}, not {FORMAT}")
-    if not _is_sealed(raw, manifest):
-        raise CorruptCheckpoint("the manifest does not match its own checksum")
-    if step != checkpoint.step:
-        raise CorruptCheckpoint(f"the manifest is of step {step}")
-    _refuse_extra_files(checkpoint.path, {MANIFEST, REFUSED, *files})
-    for name in files:
-        _verify_size(checkpoint.path / name, files[name]["bytes"], stream_of(manifest, name))
-    return dict(manifest)
-
-
-def stream_of(manifest: Mapping[str, Any], name: str) -> list[Piece]:
-    """The pieces of a data file. Raises CorruptCheckpoint when they are no pieces."""
-    stream = pieces.parse(manifest["files"][name]["pieces"])
-    bad = next((p.where for p in stream if p.where and not _NAME.match(p.where)), None)
-    if bad is not None or "/" in name:
-        raise CorruptCheckpoint(
-            f"the manifest refers to {bad or name!r}, which is no checkpoint's file"
-        )
-    return stream
+    """See ``manifest.read``. Raises CorruptCheckpoint."""
+    return read(checkpoint.path, checkpoint.step)
 
 
 def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
@@ -295,7 +268,7 @@ def commit(
         total += size
     manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": files, **facts}
     manifest["checksum"] = pieces.ALGORITHM
-    write_durably(staging / MANIFEST, _sealed(manifest), tell)
+    write_durably(staging / MANIFEST, sealed(manifest), tell)
     tell("fsync", staging)
     fsync_directory(staging)
     final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
@@ -331,35 +304,6 @@ def first_line(error: BaseException) -> str:
 
 def _silent(what: str, path: Path) -> None:
     """A disk of which nobody wants to hear."""
-
-
-def _refuse_extra_files(path: Path, known: set[str]) -> None:
-    """A reader that takes every data file of the directory would read what nobody vouches for."""
-    try:
-        extra = sorted(set(os.listdir(path)) - known)
-    except OSError as error:
-        raise CorruptCheckpoint(f"it cannot be read: {error.strerror}") from error
-    if extra:
-        raise CorruptCheckpoint(f"{extra[0]} is not in the manifest")
-
-
-def _verify_size(path: Path, size: int, stream: Sequence[Piece]) -> None:
-    """The file is there with its size, and its pieces cover it, each byte once."""
-    end = 0
-    for piece in sorted(p for p in stream if not p.where):
-        if piece.offset != end:
-            raise CorruptCheckpoint(f"the pieces of {path.name} do not meet at byte {end}")
-        end += piece.size
-    if end != size:
-        raise CorruptCheckpoint(f"the pieces of {path.name} are {end} bytes, not {size}")
-    try:
-        actual = path.stat().st_size
-    except FileNotFoundError:
-        raise CorruptCheckpoint(f"{path.name} is missing") from None
-    except OSError as error:
-        raise CorruptCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
-    if actual != size:
-        raise CorruptCheckpoint(f"{path.name} has {actual} bytes, not {size}")
 
 
 def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
@@ -401,31 +345,3 @@ def _seal_file(path: Path) -> list[Piece]:
     with open(path, "rb+") as stream:
         os.fsync(stream.fileno())
     return pieces.of_file(path)
-
-
-def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as text with its own checksum: what ``json.dumps`` with sorted keys
-    makes of it.
-    """
-    parts = {
-        key: f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in manifest.items()
-    }
-    parts["self"] = f'"self": "{_sum("{" + ", ".join(parts[key] for key in sorted(parts)) + "}")}"'
-    return ("{" + ", ".join(parts[key] for key in sorted(parts)) + "}").encode()
-
-
-def _is_sealed(raw: bytes, manifest: Mapping[str, Any]) -> bool:
-    mark = f'"self": "{manifest.get("self")}", '.encode()
-    if raw.count(mark) == 1 and _sum(raw.replace(mark, b"")) == manifest.get("self"):
-        # to the letter; one that somebody has set in another way may say the same all the same
-        return True
-    return bool(manifest.get("self") == _seal(manifest))
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    body = {key: value for key, value in manifest.items() if key != "self"}
-    return _sum(json.dumps(body, sort_keys=True))
-
-
-def _sum(text: str | bytes) -> str:
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

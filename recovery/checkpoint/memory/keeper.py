@@ -14,9 +14,8 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,6 +23,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field
 
 from recovery.checkpoint.memory import KEPT, talk
+from recovery.checkpoint.memory.accepting import MAX_CONNECTIONS, Acceptor
 from recovery.checkpoint.memory.announcing import Announcer
 from recovery.checkpoint.memory.header import Key
 from recovery.checkpoint.memory.holdings import Holdings, Refusal
@@ -53,8 +53,6 @@ TOPIC = "keeper"
 PEERS_TOPIC = "peers"
 # of a version: how many notes a keeper may send; above them stands which keeper it is
 NOTES_BITS = 40
-MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
-TURN_S = 0.1
 LOOK_MS = 60_000
 CLOSE_LIMIT_S = 5.0
 REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
@@ -104,21 +102,15 @@ class Keeper:
         self._versions: dict[int, int] = {}
         self._version = config.number << NOTES_BITS
         self._lock = threading.Lock()
-        self._closed = False
-        self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._ranks.bind("\0" + config.name)
-        self._ranks.listen(MAX_CONNECTIONS)
-        self._others = socket.create_server((config.host, 0), backlog=MAX_CONNECTIONS)
-        self.port: int = self._others.getsockname()[1]
-        self._accepting = [
-            threading.Thread(target=self._accept, args=(listener, serve, patient), daemon=True)
-            for listener, serve, patient in (
-                (self._ranks, self._serve_rank, False),
-                (self._others, self._serve_peer, True),
-            )
-        ]
-        for thread in self._accepting:
-            thread.start()
+        ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        ranks.bind("\0" + config.name)
+        ranks.listen(MAX_CONNECTIONS)
+        others = socket.create_server((config.host, 0), backlog=MAX_CONNECTIONS)
+        self.port: int = others.getsockname()[1]
+        self._acceptors = (
+            Acceptor(ranks, self._serve_rank, patient=False, say=self._say),
+            Acceptor(others, self._serve_peer, patient=True, say=self._say),
+        )
 
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
         """The other keepers are there now, and perhaps new: say what is here, and give the
@@ -140,52 +132,13 @@ class Keeper:
 
     def close(self) -> None:
         """Listen no longer."""
-        self._closed = True
         self._announcer.close()
-        for listener in (self._ranks, self._others):
-            with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        for thread in self._accepting:  # which hold their sockets open until they have noticed
-            thread.join(CLOSE_LIMIT_S)
+        for acceptor in self._acceptors:
+            acceptor.stop()
+        for acceptor in self._acceptors:
+            acceptor.join(CLOSE_LIMIT_S)
 
     # ---- connections
-
-    def _accept(
-        self, listener: socket.socket, serve: Callable[[socket.socket], None], patient: bool
-    ) -> None:
-        """``patient``: whoever is one too many has to, and is not turned away."""
-        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return  # closed
-            while (
-                not (free := slots.acquire(timeout=TURN_S if patient else 0))
-                and patient
-                and not self._closed
-            ):
-                pass
-            if not free:
-                self._say(f"over {MAX_CONNECTIONS} connections: one is turned away")
-                sock.close()
-                continue
-            threading.Thread(target=self._attend, args=(sock, serve, slots), daemon=True).start()
-
-    def _attend(
-        self,
-        sock: socket.socket,
-        serve: Callable[[socket.socket], None],
-        slots: threading.BoundedSemaphore,
-    ) -> None:
-        try:
-            with sock:
-                serve(sock)
-        except (OSError, TalkError) as error:
-            self._say(f"a connection ended: {type(error).__name__}: {error}")
-        finally:
-            slots.release()
 
     def _serve_rank(self, sock: socket.socket) -> None:
         if not talk.same_user(sock):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.manifest import stream_of
 from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from recovery.checkpoint.saves.part import Known, file_of
 
@@ -33,7 +34,7 @@ def base_of(directory: Path, step: int, writer: int, every: int) -> tuple[Known 
         delta = int(manifest.get("delta", 0)) + 1
         if delta >= every or file_of(writer) not in manifest["files"]:
             return None, 0
-        stream = checkpoints.stream_of(manifest, file_of(writer))
+        stream = stream_of(manifest, file_of(writer))
     except CorruptCheckpoint:
         return None, 0  # what is damaged is no ground to build on
     return _known(older, stream), delta

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from chaos.errors import ChaosError
 from recovery.checkpoint.files import checkpoints, pieces
 from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.manifest import stream_of
 from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from recovery.checkpoint.saves.chunks import Chunk, chunks_of, flat
 from recovery.state import strides
@@ -102,7 +103,7 @@ class Reading:
         tensors = table_of(self.manifest)
         refuse_foreign(checkpoint.name, tensors, wanted)
         for name in self.manifest["files"]:
-            stream = checkpoints.stream_of(self.manifest, name)
+            stream = stream_of(self.manifest, name)
             ends = list(itertools.accumulate((piece.size for piece in stream), initial=0))
             self._streams[name] = _Stream(pieces=stream, starts=ends[:-1])
         for chunk in wanted:

@@ -1,5 +1,5 @@
-"""``chaos fuzz`` finds every planted defect (``tests/support/search/planted.py``), and what it finds
-is that defect. Those that it seldom comes upon are shown by a scenario made for them, too.
+"""``chaos fuzz`` finds every planted defect (``tests/support/search/planted.py``), and what it is
+found by is that defect. Those that it seldom comes upon have a scenario made for them, too.
 """
 
 from __future__ import annotations

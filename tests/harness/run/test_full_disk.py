@@ -18,7 +18,7 @@ import pytest
 
 from chaos import disk
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import log as events
+from chaos.events import writer as events
 from chaos.events.following import Tail
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.judge.checkers import check

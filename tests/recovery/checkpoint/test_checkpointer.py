@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from chaos.events.log import Kind
-from recovery.checkpoint import checkpointer as module
+from recovery.checkpoint import save_writer as module
 from recovery.checkpoint.checkpointer import Checkpointer
 from recovery.checkpoint.files import checkpoints
 from recovery.collectives.group import GenerationLost
@@ -173,7 +173,7 @@ def test_a_save_that_falls_due_in_the_meantime_is_made_afterwards(
     rank.saver.disk = gate
     assert rank.run(12) == [5], "10 is due, but 5 is still being written"
     gate.opened.set()
-    rank.saver._settle()
+    rank.saver._writer.settle()
     assert rank.run(2) == [13]
     rank.saver.close()
     assert rank.said(Kind.CHECKPOINT_COMMITTED) == [5, 13]
@@ -274,7 +274,7 @@ def test_a_save_that_never_ends_holds_the_end_up_only_so_long(
     assert gate.reached.wait(WAIT_S)
     rank.saver.close()
     gate.opened.set()
-    assert rank.saver._background.wait(WAIT_S)
+    assert rank.saver._writer.background.wait(WAIT_S)
     assert checkpoints.newest_first(tmp_path) == [], "given up, so it must not appear later"
 
 

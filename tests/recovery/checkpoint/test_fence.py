@@ -203,7 +203,7 @@ def test_a_rank_that_has_parked_commits_nothing(tmp_path: Path, gate: Gate) -> N
     rank = saving(tmp_path, gate)
     rank.saver.parked(lost=False)
     gate.opened.set()
-    assert not rank.saver._background.wait(0.05), "what is written waits for its name"
+    assert not rank.saver._writer.background.wait(0.05), "what is written waits for its name"
     assert checkpoints.newest_first(tmp_path) == []
     member(tmp_path, 2, job_id="one")
     rank.saver.close()  # told to stop
@@ -241,7 +241,7 @@ def test_what_has_its_name_is_said_before_the_rank_parks(tmp_path: Path) -> None
         slow.wait(0.02) if (what, path) == ("fsync", tmp_path) else None
     )
     rank.run(5)
-    assert rank.saver._placed.wait(WAIT_S)
+    assert rank.saver._writer._placed.wait(WAIT_S)
     rank.saver.parked(lost=False)
     assert rank.said(Kind.CHECKPOINT_COMMITTED) == [5], (
         "nothing is said for a generation that is over"

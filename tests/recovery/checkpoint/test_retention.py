@@ -12,6 +12,7 @@ import pytest
 from chaos.events.log import Event, Kind
 from recovery.checkpoint.files import checkpoints, retention
 from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.manifest import MANIFEST
 from recovery.checkpoint.files.retention import Agreement
 from tests.recovery.checkpoint.test_checkpoints import flip, put
 from tests.support.arms import judged
@@ -84,7 +85,7 @@ def test_a_later_generation_comes_first_whatever_its_step(tmp_path: Path) -> Non
 def test_a_damaged_manifest_hides_no_other(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, generation=1, since=0)
     (last,) = saved(tmp_path, 30, generation=2, since=20)
-    flip(last.path / checkpoints.MANIFEST, 0)
+    flip(last.path / MANIFEST, 0)
     refused: list[str] = []
     found = checkpoints.newest_good(tmp_path, lambda bad, why: refused.append(bad.name))
     assert (found and found[0].step, refused) == (20, ["step-00000030"])

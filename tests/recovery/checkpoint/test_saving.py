@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints, pieces, retention
 from recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
+from recovery.checkpoint.files.manifest import seal, stream_of
 from recovery.checkpoint.saves import sharded
 from recovery.checkpoint.saves.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
 from recovery.checkpoint.saves.reading import CheckpointMismatch, HalfLoaded, Reading
@@ -139,7 +140,7 @@ def test_a_large_state_of_many_pieces_comes_back_into_memory_that_is_not_in_orde
 ) -> None:
     whole = random_tensor((700, 1100), torch.float32, 1)
     checkpoint = save(tmp_path, 5, [in_boxes("w", whole, [[], []])])
-    assert len(checkpoints.stream_of(checkpoints.manifest_of(checkpoint), "rank-0000.bin")) > 40
+    assert len(stream_of(checkpoints.manifest_of(checkpoint), "rank-0000.bin")) > 40
     wanted = torch.zeros(1100, 700).t()
     reading = Reading(
         checkpoint, [Chunk(name="w", shape=(700, 1100), at=(0, 0), size=(700, 1100), data=wanted)]
@@ -408,7 +409,7 @@ def test_a_reference_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     path = made[2][0].path / "manifest.json"
     manifest = json.loads(path.read_bytes())
     manifest["files"]["rank-0000.bin"]["pieces"][0][0] = "../../etc"
-    manifest["self"] = checkpoints._seal(manifest)
+    manifest["self"] = seal(manifest)
     path.write_text(json.dumps(manifest))
     with pytest.raises(CorruptCheckpoint, match=r"refers to '\.\./\.\./etc'"):
         checkpoints.verify(made[2][0])
@@ -496,7 +497,7 @@ def test_a_tensor_the_manifest_has_only_half_of_is_refused(tmp_path: Path) -> No
     path = checkpoint.path / "manifest.json"
     manifest = json.loads(path.read_bytes())
     manifest["tensors"]["w"]["chunks"][0]["size"] = [2, 3]
-    manifest["self"] = checkpoints._seal(manifest)
+    manifest["self"] = seal(manifest)
     path.write_text(json.dumps(manifest))
     with pytest.raises(CorruptCheckpoint, match="has 6 of 12 values of w"):
         Reading(checkpoint, [chunk])

@@ -18,7 +18,7 @@ from torch.nn import functional
 from harness.workloads._transformer import Transformer
 from recovery.collectives import buckets, sharding
 from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.reduce import Reduced
+from recovery.collectives.reducer import Reduced
 from recovery.collectives.sharded import ShardedReducer
 from recovery.collectives.transfer import copy_state
 from recovery.data import order

@@ -252,7 +252,10 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
     phases: list[bool] = []
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
-    rank.saver._saves = lambda: (phases.append(rank.saver._background.busy), gate.opened.set())
+    rank.saver._saves = lambda: (
+        phases.append(rank.saver._writer.background.busy),
+        gate.opened.set(),
+    )
     rank.run(5)
     assert gate.reached.wait(WAIT_S) and phases == [False]
     gate.opened.clear()
@@ -264,7 +267,7 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
 def test_a_save_is_not_begun_while_one_stands_still(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.checkpoint.checkpointer.END_S", 0.01)
+    monkeypatch.setattr("recovery.checkpoint.save_writer.END_S", 0.01)
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     rank.run(5)
@@ -274,7 +277,7 @@ def test_a_save_is_not_begun_while_one_stands_still(
         "the save before has not ended"
     ]
     gate.opened.set()
-    assert rank.saver._background.wait(WAIT_S)
+    assert rank.saver._writer.background.wait(WAIT_S)
 
 
 def test_a_state_that_does_not_fit_into_memory_twice_is_not_saved_and_training_goes_on(

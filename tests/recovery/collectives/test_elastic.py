@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recovery.collectives import buckets
 from recovery.collectives.elastic import ElasticReducer
 from recovery.collectives.group import Group
-from recovery.collectives.reduce import Reduced
+from recovery.collectives.reducer import Reduced
 from recovery.data import order
 from tests.support.ranks import Self, results
 

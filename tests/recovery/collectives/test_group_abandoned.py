@@ -14,9 +14,9 @@ import torch
 
 from recovery.collectives import abandoned
 from recovery.collectives import group as module
-from recovery.collectives.abandoned import ABANDONED
+from recovery.collectives.abandoned import ABANDONED, LEAVING
 from recovery.collectives.circle import GenerationLost
-from recovery.collectives.group import LEAVING, Group
+from recovery.collectives.group import Group
 from recovery.collectives.storelink import StoreLink
 from tests.support.ranks import Self, ranks
 from tests.support.running import until

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from recovery.collectives import buckets
 from recovery.collectives.group import GenerationLost
-from recovery.collectives.reduce import GradientReducer, Reduced
+from recovery.collectives.reduce import GradientReducer
+from recovery.collectives.reducer import Reduced
 from recovery.data import order
 from recovery.policy.layout import Layout
 from tests.support.ranks import Self, results

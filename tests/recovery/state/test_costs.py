@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints, retention
+from recovery.checkpoint.files.manifest import MANIFEST, seal
 from recovery.checkpoint.saves.chunks import first_not_finite
 from recovery.collectives.transfer import copy_state
 from recovery.rank import fingerprint
@@ -155,13 +156,13 @@ def test_a_manifest_is_encoded_once_and_read_once(
 ) -> None:
     state = train(make("AdamW"), 1)
     saved = [checkpointing.save(state, tmp_path, generation=1)[0]]
-    raw = (saved[0].path / checkpoints.MANIFEST).read_bytes()
+    raw = (saved[0].path / MANIFEST).read_bytes()
     manifest = json.loads(raw)
     assert raw == json.dumps(manifest, sort_keys=True).encode(), "as before"
-    assert manifest["self"] == checkpoints._seal(manifest)
+    assert manifest["self"] == seal(manifest)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "recovery.checkpoint.files.checkpoints._seal",
+            "recovery.checkpoint.files.manifest.seal",
             lambda _: pytest.fail("encoded again, to be checked"),
         )
         checkpoints.manifest_of(saved[0])
@@ -173,13 +174,13 @@ def test_a_manifest_is_encoded_once_and_read_once(
         assert [c.step for c in checkpoints.newest_first(tmp_path)] == [2, 1]
         assert [checkpoints.needed_by(checkpoint) for checkpoint in saved] == [{""}, {""}]
     other = json.dumps({**manifest, "generation": 3}, sort_keys=True)
-    (saved[0].path / checkpoints.MANIFEST).write_text(other)
+    (saved[0].path / MANIFEST).write_text(other)
     assert [c.step for c in checkpoints.newest_first(tmp_path)] == [1, 2], (
         "it is read again when it is another"
     )
     with pytest.raises(checkpoints.CorruptCheckpoint, match="its own checksum"):
         checkpoints.manifest_of(saved[0])
-    (saved[0].path / checkpoints.MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (saved[0].path / MANIFEST).write_text(json.dumps(manifest, indent=1))
     assert checkpoints.manifest_of(saved[0]) == manifest, "the same, set in another way"
 
 

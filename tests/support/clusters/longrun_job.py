@@ -11,7 +11,7 @@ import torch
 
 import recovery
 from recovery.collectives.group import Group
-from recovery.rank import job as module
+from recovery.rank import generation as module
 
 COLLECTIVE_TIMEOUT_S = 20.0
 STEPS = 1_000_000_000

@@ -18,6 +18,7 @@ from harness.sim.rank.rank import SimRank
 from harness.sim.rank.state import Part, Reduced, State, combine
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.manifest import MANIFEST
 from recovery.data import order
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
@@ -55,7 +56,7 @@ class RestoresUnverified(Behaviour):
     def restore(self, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> Restored:
         """The first."""
         newest = checkpoints.newest_first(rank.config.checkpoint_dir)[0]
-        return newest, json.loads((newest.path / checkpoints.MANIFEST).read_text())
+        return newest, json.loads((newest.path / MANIFEST).read_text())
 
 
 class ForgetsRandomness(Behaviour):

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import harness.run.coordinator
 import recovery.checkpoint.files.checkpoints
+import recovery.checkpoint.files.manifest
 import recovery.checkpoint.files.retention
 import recovery.checkpoint.files.saving
 import recovery.policy.fallback
@@ -297,7 +298,7 @@ def _unverified(right: Wrong) -> Wrong:
         whole = [
             checkpoint
             for checkpoint in there
-            if (checkpoint.path / recovery.checkpoint.files.checkpoints.MANIFEST).exists()
+            if (checkpoint.path / recovery.checkpoint.files.manifest.MANIFEST).exists()
         ]
         if not whole:
             return right(self, rank, refused)

@@ -15,6 +15,7 @@ import torch
 from chaos.events.log import Kind, read_actor
 from recovery import run as command
 from recovery.cli.options import parser, timing_of
+from recovery.rank.busy import BusyBlocks
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import Mark, MarkPage
 from recovery.transport.wire import Abort, Finished, Joined, Parked
@@ -167,14 +168,19 @@ def test_the_log_says_what_it_was_and_when_it_was_over(evaluating: Evaluating) -
 def test_blocks_within_blocks_and_calls_after_calls_each_end_once(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     job, said = rank.job, list[tuple[str, Any]]()
-    job._write = lambda kind, /, **data: said.append((kind, data["what"]))  # type: ignore[method-assign]
+    job.blocks = BusyBlocks(
+        note=rank.page.busy,
+        write=lambda kind, /, **data: said.append((kind, data["what"])),
+        rank=lambda: job.rank,
+        wanted=lambda: False,
+    )
     with job.busy("outer"):
         with job.busy("inner"):
             pass
         job.busy("call")
         job.busy("x" * 1000)
-    job.not_busy()
-    job.not_busy()
+    job.blocks.training()
+    job.blocks.training()
     begun, ended = Kind.BUSY, Kind.BUSY_ENDED
     assert said == [
         (begun, "outer"),

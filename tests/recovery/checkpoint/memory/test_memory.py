@@ -19,6 +19,7 @@ import pytest
 from recovery.checkpoint.memory import header as headers
 from recovery.checkpoint.memory import peers as peering
 from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory.accepting import MAX_CONNECTIONS
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.files import MemoryFile, create
 from recovery.checkpoint.memory.header import (
@@ -31,7 +32,7 @@ from recovery.checkpoint.memory.header import (
     sums_of,
 )
 from recovery.checkpoint.memory.holdings import Holdings, Refusal
-from recovery.checkpoint.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
+from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
 from recovery.transport import auth
 
 JOB = "job"

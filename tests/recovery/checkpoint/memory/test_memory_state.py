@@ -17,7 +17,8 @@ from recovery.checkpoint import memory_state as memories
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from recovery.checkpoint.memory_state import MAX_BUFFERS, Candidate, Memory, Saved
+from recovery.checkpoint.memory_reading import Candidate
+from recovery.checkpoint.memory_state import MAX_BUFFERS, Memory, Saved
 from recovery.checkpoint.saves.chunks import Chunk, chunks_of
 from recovery.checkpoint.saves.reading import CheckpointMismatch
 from recovery.policy.layout import Layout
@@ -140,7 +141,7 @@ def test_damage_in_memory_is_found_before_anything_live_is_touched(keeper: Keepe
 def test_damage_is_found_by_several_threads_too(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memories, "AT_ONCE", 0)
+    monkeypatch.setattr("recovery.checkpoint.memory_reading.AT_ONCE", 0)
     monkeypatch.setattr(memories.pieces, "workers", lambda: 3)
     state = trained(2, width=200_000)  # several pieces
     memory = memory_of(state)

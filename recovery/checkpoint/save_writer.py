@@ -1,0 +1,251 @@
+"""Writes one rank's part of a checkpoint, at once or in the background, and says how that ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Disk
+from recovery.checkpoint.files.custody import agreement
+from recovery.checkpoint.files.fence import Fence
+from recovery.checkpoint.files.saving import Outcome, Saving, pruned
+from recovery.checkpoint.saves.background import Background, Snapshot
+from recovery.checkpoint.saves.chunks import Chunk
+from recovery.checkpoint.saves.sharded import give_up
+from recovery.checkpoint.state_io import Order
+from recovery.collectives.group import GenerationLost
+from recovery.policy.interval import Timetable
+from recovery.policy.jobconfig import JobConfig
+from recovery.state.state import TrainState
+
+PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
+END_S = 60.0  # longest wait for a sign of life of a save that is under way
+
+
+class SaveWriter:
+    """One save at a time. Used by the training thread; arguments as of ``Checkpointer``.
+
+    ``disk``: a fault injector's voice in place of the disk's; ``since``: the step from which this
+    generation went on (-1: unknown).
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        state: TrainState,
+        *,
+        saving: Saving,
+        timetable: Timetable,
+        fence: Fence | None,
+        check: Callable[[], None],
+        progress: Callable[[], None],
+        agreed: Callable[[], int],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self.disk: Disk | None = None
+        self.since = -1
+        self.background = Background()
+        self._config = config
+        self._state = state
+        self._saving = saving
+        self._timetable = timetable
+        self._fence = fence
+        self._check = check
+        self._progress = progress
+        self._agreed = agreed
+        self._clock_s = clock_s
+        self._snapshot = Snapshot()
+        self._given_up = threading.Event()  # of the save under way
+        self._placed = threading.Event()  # the save under way has its name
+        self._together = self._commits = False  # others write parts of it; this rank commits it
+        # by this rank in this generation, so that it need not read them to know
+        self._written: set[str] = set()
+
+    def save(
+        self,
+        directory: Path,
+        *,
+        generation: int,
+        rank: int,
+        writers: int,
+        began_s: float,
+        later: bool,
+    ) -> None:
+        """Save the state as it is now, as one of so many ``writers``, of which rank 0 commits.
+        ``later``: only the copy is made now. A failed save is reported. Raises GenerationLost.
+        """
+        self._given_up, self._placed = threading.Event(), threading.Event()
+        self._together, self._commits = writers > 1, rank == 0
+        order, chunks = self._order(directory, generation, rank, writers)
+        if self.background.busy:
+            self._not_saved(order, began_s, "the save before has not ended")
+        elif later:
+            self._save_later(order, chunks, began_s)
+        else:
+            self._save_now(order, chunks, began_s)
+
+    def joined(self) -> None:
+        """A new generation: what is written from now on is its own."""
+        self._written = set()
+
+    def parked(self) -> None:
+        """Wait shortly for a save that has its name already, and say how it ended."""
+        if self._placed.is_set():
+            self.background.wait(PLACED_S)
+        self.report()
+
+    def lost(self) -> None:
+        """The generation is lost: a save by several ranks is given up."""
+        if self._together:
+            self._given_up.set()
+
+    def settle(self) -> None:
+        """Wait for the save under way, and give it up when it shows no sign of life for
+        too long.
+        """
+        if not self.background.wait(END_S, self._progress):
+            self._given_up.set()
+        self.report()
+
+    def report(self) -> None:
+        """Say how the save in the background ended, if it has."""
+        outcome = self.background.take()
+        if outcome is not None:
+            self._saving.report(outcome, whole=self._commits)
+
+    def _order(
+        self, directory: Path, generation: int, rank: int, writers: int
+    ) -> tuple[Order, list[Chunk]]:
+        given_up, fence = self._given_up, self._fence
+        assert fence is not None  # as there is a directory
+
+        def check() -> None:
+            if given_up.is_set():
+                raise GenerationLost("the save was given up")
+
+        return checkpointing.order_of(
+            self._state,
+            directory,
+            generation=generation,
+            writer=rank,
+            writers=writers,
+            job=self._config.job_id,
+            delta_every=self._config.saves.delta,
+            disk=self.on_disk,
+            check=check,
+            since=self.since,
+            progress=self._progress,
+            enter=partial(fence.enter, generation, takes=rank == 0),
+            still=partial(fence.look, generation),
+            guard=self.guard,
+        )
+
+    @contextmanager
+    def guard(
+        self,
+        *,
+        waits: bool = False,
+        check: Callable[[], None] | None = None,
+        placed: threading.Event | None = None,
+        tenure: int | None = None,
+    ) -> Iterator[None]:
+        """Around each rename: raises Fenced when this rank may not write any more. ``waits``: until
+        it may again; ``placed``: set when the rename is done; ``tenure``: see ``Fence.held``.
+        """
+        assert self._fence is not None
+        with self._fence.held(tenure=tenure, waits=waits, check=check):
+            yield
+            if placed is not None:
+                placed.set()
+
+    def _save_now(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
+        given_up = order.check
+
+        def check() -> None:
+            self._check()
+            given_up()
+            self._progress()
+
+        outcome = self._write_out(
+            replace(order, check=check), chunks, began_s, None, (GenerationLost,)
+        )
+        self._timetable.saved(began_s, self._clock_s() - began_s)
+        self._saving.report(outcome, whole=self._commits)
+
+    def _save_later(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
+        try:
+            copies = self._snapshot.take(chunks, self._progress)
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._not_saved(
+                order, began_s, f"no copy of the state: {checkpoints.first_line(error)}"
+            )
+            return
+        blocked_s = self._clock_s() - began_s
+        self._timetable.saved(began_s, blocked_s)
+        tenure = self._fence.tenure if self._fence is not None else None
+        guard = partial(
+            self.guard, waits=True, check=order.check, placed=self._placed, tenure=tenure
+        )
+        check, progress = self.background.seen_by(order.check), self.background.moved
+        order = replace(
+            order, disk=self._on_disk_later, progress=progress, check=check, guard=guard
+        )
+        self.background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
+
+    def _not_saved(self, order: Order, began_s: float, why: str) -> None:
+        """Said by who commits; the others tell that one."""
+        if order.writer:
+            give_up(checkpointing.note_of(order, order.writer), why)
+        seconds = self._clock_s() - began_s
+        outcome = Outcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why)
+        self._saving.report(outcome, whole=self._commits)
+
+    def _write_out(
+        self,
+        order: Order,
+        chunks: Sequence[Chunk],
+        began_s: float,
+        blocked_s: float | None,
+        passes: tuple[type[BaseException], ...],
+    ) -> Outcome:
+        """On any thread. A writer that does not commit leaves its failure to the one that does to
+        say.
+        """
+        save = partial(checkpointing.write, order, chunks)
+        outcome = self._saving.tried(
+            order.step, save, since_s=began_s, passes=passes, blocked_s=blocked_s
+        )
+        if outcome.saved is None:
+            return outcome
+        self._written.add(outcome.saved[0].name)
+        config = self._config
+        agreed = agreement(
+            self._agreed(), every=config.verify_every, world=config.world, shards=config.shards
+        )
+        done = pruned(
+            order.directory,
+            config.checkpoint_keep,
+            agreed=agreed,
+            recorded=self._written,
+            disk=order.disk,
+            progress=order.progress,
+            guard=self.guard,
+        )
+        return replace(outcome, pruned=done)
+
+    def on_disk(self, what: str, path: Path) -> None:
+        """Before each operation on the disk, on the training thread. Raises OSError."""
+        self._progress()  # a slow disk is no hang
+        self._on_disk_later(what, path)
+
+    def _on_disk_later(self, what: str, path: Path) -> None:
+        """Without a sign of progress of its own: this is not the training thread."""
+        self.background.moved()
+        if self.disk is not None:
+            self.disk(what, path)

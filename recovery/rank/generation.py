@@ -1,0 +1,136 @@
+"""A rank's part in one generation after another: it joins, parks with what it holds, and leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chaos.events.log import Kind
+from recovery.collectives.group import GenerationLost, Group
+from recovery.collectives.storelink import StoreLink
+from recovery.policy.layout import Layout
+from recovery.rank.acquire_state import take_state
+from recovery.rank.fingerprint import tell_joined
+from recovery.rank.membership import Why, stays_connected
+from recovery.rank.recipe import Attached
+from recovery.transport import progress_counters
+from recovery.transport.wire import Join
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+
+
+class Generations:
+    """Owns the process group that the rank trains in, and one that it is out of but still connected
+    to. Used by the training thread.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._link = StoreLink()
+        self._group: Group | None = None
+        self._retired: Group | None = None
+
+    def join(self, order: Join, attached: Attached) -> None:
+        """Take part in a generation, as soon as its ranks are connected and this one has its state;
+        parks if the generation is lost meanwhile. Raises RuntimeError where this process cannot
+        hold the part of the model that it is to hold, NothingToRestore, Fenced.
+        """
+        job = self._job
+        self.leave()
+        job.member.joins(order)
+        job.rank, job.world = order.rank, order.world
+        job.layout = Layout(world=job.world, shards=order.shards)
+        attached.take_part(job.rank, job.layout)
+        job.writer.generation = order.generation
+        job.examine = order.examine
+        job.marks.begin(order.generation, job.state.step)
+        job.marks.collective(0)
+        job.marks.enter(progress_counters.JOINING)
+        job.pausing = False
+        group = self._group = self._group_of(order)
+        job.agent.entering(group)
+        job.checkpoints.joined(job.rank, job.layout, order.generation)
+        job.checkpoints.distrust(order.doubts, deletes=job.rank == 0)
+        try:
+            checkpoint = self._enter(order, group)
+        except GenerationLost as error:
+            self.park(job.member.why_lost(), error=str(error))
+            return
+        job.member.begins(job.state.step)
+        job.checkpoints.began(job.state.step)
+        job.reducer.new_generation(group)
+        job.marks.commit(job.state.step)
+        tell_joined(job, checkpoint)
+        job.member.joined()
+
+    def _group_of(self, order: Join) -> Group:
+        """A generation's group, not connected yet."""
+        job, config = self._job, self._job.config
+        return Group(
+            generation=order.generation,
+            rank=order.rank,
+            world=order.world,
+            store_port=order.store_port,
+            backend=config.backend,
+            timeout_s=max(config.form_timeout_s, 2 * order.timeout_s),
+            collective_timeout_s=config.collective_timeout_s,
+            check=job.check,
+            device=config.device,
+            shards=order.shards,
+            dial=job.dial,
+            name=config.process,
+            link=self._link,
+            net=config.net,
+        )
+
+    def _enter(self, order: Join, group: Group) -> str | None:
+        """Connect to the other ranks and get the state; the checkpoint that this rank restored."""
+        job = self._job
+        job.check()
+        started = time.perf_counter()
+        group.form()
+        seconds = round(time.perf_counter() - started, 6)
+        job.write(Kind.GROUP_FORMED, rank=job.rank, world=job.world, seconds=seconds)
+        checkpoint = take_state(job, order, group)
+        # a checkpoint may be older than a decision
+        job.state.skip.add(job.member.left_out(order))
+        job.check()
+        return checkpoint
+
+    def park(
+        self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
+    ) -> None:
+        """Stop training in this generation, and tell the supervisor why and what is held here.
+        ``error``: what broke the group; ``blamed``, ``samples``: ranks and samples whose values
+        were not finite.
+        """
+        job, held, stays = self._job, self._job.member.holding, stays_connected(why)
+        if job.progress.inside:
+            left = job.reducer.broken_off() and not stays
+            held.pending = job.progress.unfinished(job.state.step) if left else 0
+        if stays:
+            self._retired, self._group = self._group, None
+            self._out()
+        else:
+            self.leave()
+        job.checkpoints.parked(lost=not stays)
+        job.write(Kind.PARKED, step=job.state.step, valid=held.valid, why=why)
+        said = job.member.parked(
+            why, step=job.state.step, error=error, blamed=blamed, samples=samples
+        )
+        job.agent.channel.send(said)
+
+    def leave(self) -> None:
+        """Be in no generation, and connected to no other rank."""
+        for group in (self._group, self._retired):
+            if group is not None:
+                group.leave()
+        self._group = self._retired = None
+        self._out()
+
+    def _out(self) -> None:
+        self._job.member.left()
+        self._job.agent.left()
+        self._job.marks.enter(progress_counters.IDLE)

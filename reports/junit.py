@@ -10,8 +10,9 @@ from typing import Literal
 
 from chaos.files import replacing
 from harness.host.rundir import RunDirectory
+from harness.judge.incident import Incident
 from harness.judge.measure.measure import METRICS
-from harness.judge.results import Finding, Incident, Results, SlaResult, Verdict
+from harness.judge.results import Finding, Results, SlaResult, Verdict
 from reports.content.facts import analyze_command, incidents_of, phase_medians
 from reports.content.figures import flatten, number, pairs, quantity, with_unit
 

@@ -20,8 +20,9 @@ from chaos.errors import LogError
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
 from chaos.files import replacing
 from harness.host.rundir import RunDirectory
+from harness.judge.incident import Incident
 from harness.judge.record.lineage import history_of
-from harness.judge.results import ArmResult, Incident, Results
+from harness.judge.results import ArmResult, Results
 from reports.content.series import start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")

@@ -15,8 +15,9 @@ from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from chaos.files import read_json, reason, write_whole
 from chaos.scenario.model import Cell
 from harness.host.rundir import RunDirectory, open_run, read_resolved
+from harness.judge.figures import Metric, Model
 from harness.judge.measure.measure import METRICS
-from harness.judge.results import Metric, Model, Results
+from harness.judge.results import Results
 from harness.judge.verdict import judge
 
 SCHEMA_VERSION = 1

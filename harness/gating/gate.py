@@ -23,8 +23,9 @@ from harness.gating.clauses import Decision, decide, is_statistical
 from harness.gating.looks import ONE, Looks
 from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
 from harness.host.rundir import RunDirectory
+from harness.judge.figures import Metric, Model
 from harness.judge.measure.samples import per_arm
-from harness.judge.results import Metric, Model, Results, SlaResult, merge
+from harness.judge.results import Results, SlaResult, merge
 from harness.judge.verdict.gates import EXIT_CODES, sla_line
 
 SCHEMA_VERSION = 1

@@ -21,7 +21,8 @@ from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from chaos.files import read_json, read_model, reason, write_whole
 from harness.gating.bounds import LEVEL
 from harness.host.rundir import RunDirectory
-from harness.judge.results import Model, Results
+from harness.judge.figures import Model
+from harness.judge.results import Results
 
 MOST_LOOKS = 20
 

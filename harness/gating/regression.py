@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from chaos.errors import EXIT_USAGE, ChaosError
 from harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
 from harness.gating.clauses import Decision
+from harness.judge.figures import Metric
 from harness.judge.measure.samples import per_arm
-from harness.judge.results import Metric
 from harness.judge.verdict.gates import quantity
 
 TIME_SHARE = 0.20

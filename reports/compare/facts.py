@@ -20,7 +20,7 @@ from harness.compare.result.model import (
     StackInfo,
     Trial,
 )
-from harness.judge.results import Metric
+from harness.judge.figures import Metric
 
 
 @dataclass(frozen=True, kw_only=True)

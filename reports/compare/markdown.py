@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.compare.result.model import CellSummary, Comparison
-from harness.judge.results import Metric
+from harness.judge.figures import Metric
 from reports.compare import at_rest
 from reports.compare.facts import OUTCOMES, Facts
 from reports.compare.words import COST_UNIT, findings

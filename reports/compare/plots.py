@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from harness.compare.result.model import Trial
-from harness.judge.results import PHASE_NAMES
+from harness.judge.incident import PHASE_NAMES
 from reports.compare.facts import Facts, listed
 from reports.compare.shapes import Scale, curves, points, ruler, shares, slug, spans
 from reports.compare.words import exact, median

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from harness.compare.result.model import OutcomeClass
-from harness.judge.results import PhaseSpan
+from harness.judge.incident import PhaseSpan
 
 ROOM = 82.0
 """Percent of the width for finite values; what is right of it is for those that never came."""

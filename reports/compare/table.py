@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup, escape
 
 from harness.compare.result.model import OutcomeClass
-from harness.judge.results import Metric
+from harness.judge.figures import Metric
 from reports.compare.facts import OUTCOMES
 from reports.compare.shapes import icon
 from reports.compare.words import exact, figure, median

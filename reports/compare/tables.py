@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from harness.compare.result.model import CellSummary
 from harness.compare.result.statistics import EVERY
-from harness.judge.results import PHASE_NAMES
+from harness.judge.incident import PHASE_NAMES
 from reports.compare.facts import OUTCOMES, Facts
 from reports.compare.table import (
     FINEST_S,

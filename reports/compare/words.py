@@ -10,8 +10,8 @@ from collections import Counter
 from markupsafe import Markup
 
 from harness.compare.result.statistics import EVERY
+from harness.judge.figures import Metric
 from harness.judge.measure.measure import METRICS
-from harness.judge.results import Metric
 from reports.compare.facts import OUTCOMES, Facts, listed
 from reports.content.figures import MISSING, NEVER, few, number, plural, quantity
 

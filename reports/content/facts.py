@@ -12,15 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.host.rundir import RunDirectory
-from harness.judge.results import (
-    PHASE_NAMES,
-    ArmResult,
-    CellResult,
-    Incident,
-    Metric,
-    Results,
-    SlaResult,
-)
+from harness.judge.figures import Metric
+from harness.judge.incident import PHASE_NAMES, Incident
+from harness.judge.results import ArmResult, CellResult, Results, SlaResult
 from reports.content.figures import count_of, median_of, number, plural, range_of
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}

@@ -11,7 +11,8 @@ from typing import Any
 from unicodedata import category
 
 from chaos.events.figures import MISSING, NEVER, counted, number, quantity, with_unit
-from harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Metric, Survival
+from harness.judge.figures import Metric
+from harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Survival
 
 __all__ = [
     "MISSING",

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.scenario.sla import samples_needed
+from harness.judge.figures import Metric
 from harness.judge.measure.measure import per_arm
-from harness.judge.results import CellResult, Metric, Results, Spares, Survival
+from harness.judge.results import CellResult, Results, Spares, Survival
 from reports.content.facts import labels
 from reports.content.figures import (
     MISSING,

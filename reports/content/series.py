@@ -9,8 +9,9 @@ import pandas as pd
 from chaos.errors import LogError
 from chaos.events.log import Event, Kind, Log, read_log
 from harness.host.rundir import RunDirectory
+from harness.judge.incident import Incident
 from harness.judge.record.lineage import history_of
-from harness.judge.results import ArmResult, Incident, Results
+from harness.judge.results import ArmResult, Results
 from reports.content.facts import arms_of, incidents_of, median_incident
 
 MAX_POINTS = 1500

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from chaos.errors import InfrastructureError, LogError, MissingCapability
 from chaos.events.log import ORCHESTRATOR, Kind, read_log
 from harness.host.rundir import RunDirectory
-from harness.judge.results import ArmResult, Incident, Results
+from harness.judge.incident import Incident
+from harness.judge.results import ArmResult, Results
 from reports.content.figures import scalar
 
 if TYPE_CHECKING:

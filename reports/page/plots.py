@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.judge.results import PHASE_NAMES, Incident, Results
+from harness.judge.incident import PHASE_NAMES, Incident
+from harness.judge.results import Results
 from reports.content.facts import incidents_of, median_incident
 from reports.content.figures import number, percent, plural
 from reports.content.series import Pair

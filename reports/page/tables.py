@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.judge.results import PHASE_NAMES, Finding, Incident, Results
+from harness.judge.incident import PHASE_NAMES, Incident
+from harness.judge.results import Finding, Results
 from reports.content import metric_rows
 from reports.content.facts import (
     Strategy,

@@ -25,7 +25,9 @@ from harness.compare.result.statistics import (
     repetitions_needed,
 )
 from harness.compare.result.summary import SAYS_NOTHING, survival_of
-from harness.judge.results import FalseAlarms, Metric, PhaseSpan
+from harness.judge.figures import Metric
+from harness.judge.incident import PhaseSpan
+from harness.judge.results import FalseAlarms
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
 REFERENCE = "hot-spare"

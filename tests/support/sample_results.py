@@ -12,18 +12,9 @@ from pathlib import Path
 
 from chaos.events.log import EventWriter, Kind
 from harness.host.rundir import RunDirectory, arm_id
-from harness.judge.results import (
-    PHASE_NAMES,
-    ArmResult,
-    CellResult,
-    Finding,
-    Incident,
-    Metric,
-    PhaseSpan,
-    Results,
-    Skip,
-    SlaResult,
-)
+from harness.judge.figures import Metric
+from harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
+from harness.judge.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick` \x1b[31m"
 STEPS = 120

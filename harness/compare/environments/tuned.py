@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from chaos.errors import InfrastructureError, LogError
 from chaos.files import read_model, reason
 from harness.compare.environments.stack import Settings, Stack, Value
-from harness.judge.results import Model
+from harness.judge.figures import Model
 
 DIRECTORY = Path(__file__).resolve().parents[1] / "stacks" / "tuned"
 NEVER = "never"

@@ -26,7 +26,7 @@ from chaos.files import open_regular, parse_model, read_bytes, read_model, reaso
 from harness.compare.environments.stack import ROOT, Settings, Way
 from harness.compare.plan.plan import Arm
 from harness.host import dns_check, processes
-from harness.judge.results import Model
+from harness.judge.figures import Model
 from harness.launch import devices
 
 SCHEMA_VERSION = 1

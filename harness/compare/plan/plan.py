@@ -18,7 +18,7 @@ from chaos.scenario.model import Cell
 from chaos.source.diagnostics import unknown
 from harness.compare.environments.stack import CommonJob, Settings, Stack
 from harness.compare.environments.tuned import stack_of
-from harness.judge.results import Model
+from harness.judge.figures import Model
 
 AGAIN = "again"
 """Ends the label of the A/A arm: the reference a second time."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from harness.compare.result.model import AtRest
 from harness.judge.measure.reliability import false_alarms
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 
 
 def at_rest(

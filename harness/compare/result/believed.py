@@ -18,7 +18,7 @@ from chaos.events.log import Kind, Log
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.judge.checkers import CHECKERS, Evidence, check, check_all
 from harness.judge.evidence.expected import expected_of, twins_of
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 from harness.judge.record.observed import samples_of_steps
 from harness.judge.results import Finding, merge
 

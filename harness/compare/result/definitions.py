@@ -15,6 +15,7 @@ from harness.compare.result import outcome, redone, summary, trials
 from harness.judge.measure import (
     acts,
     cost,
+    digests,
     flops,
     incidents,
     measure,
@@ -65,7 +66,7 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "checkpoint_stall": _of(
             "pause after a saved step - median pause after others", pauses.checkpoint_stalls
         ),
-        "replicas_diverged": _of("count of failures with cause diverged", incidents.diverged),
+        "replicas_diverged": _of("count of failures with cause diverged", digests.diverged),
         "saves_failed": _of("count of checkpoint_failed", measure.measure),
         "step_time": _of(
             "median over L of (t_end(s) - t_end(s - 1) - checkpoint stall - evaluation)",

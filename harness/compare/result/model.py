@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from harness.compare.environments.stack import Way
-from harness.judge.results import FalseAlarms, Metric, Model, PhaseSpan, Survival
+from harness.judge.figures import Metric, Model
+from harness.judge.incident import PhaseSpan
+from harness.judge.results import FalseAlarms, Survival
 
 SCHEMA_VERSION = 1
 _NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}

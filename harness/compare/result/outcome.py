@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from chaos.events.log import Event, Kind
 from harness.compare.result.model import OutcomeClass
 from harness.compare.result.redone import _advances, redone, samples_lost
+from harness.judge.incident import Incident, PhaseSpan
 from harness.judge.measure.measure import ArmMeasures
-from harness.judge.record.lineage import NS, History
-from harness.judge.results import Incident, PhaseSpan
+from harness.judge.record.history import NS, History
 
 LAST_STEPS = 5  # whoever reports none of the last steps no longer takes part
 STOOD_STILL = 5.0  # usual times between two steps; less is no interruption

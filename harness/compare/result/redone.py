@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 
 
 def redone(history: History, injected_ns: int) -> list[int]:

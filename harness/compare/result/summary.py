@@ -16,9 +16,10 @@ from harness.compare.result.statistics import (
     paired_ratio,
     repetitions_needed,
 )
+from harness.judge.figures import Metric
 from harness.judge.measure.cost import failure_cost
 from harness.judge.measure.reliability import clopper_pearson
-from harness.judge.results import Metric, Survival
+from harness.judge.results import Survival
 
 FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
 """Classes in order. What did not land says nothing, so it is shown only where nothing else

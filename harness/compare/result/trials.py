@@ -10,7 +10,8 @@ from chaos.events.log import Log
 from harness.compare.result.model import Trial
 from harness.compare.result.outcome import FOR_EVER, Judged, completed, judged
 from harness.judge.measure.measure import ArmMeasures, goodput_of, measure
-from harness.judge.record.lineage import History, history_of
+from harness.judge.record.history import History
+from harness.judge.record.lineage import history_of
 
 MOST_POINTS = 200
 

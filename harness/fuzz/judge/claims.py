@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos.events.log import Event, Kind, Log
+from harness.judge.incident import Incident
 from harness.judge.measure.measure import METRICS, ArmMeasures
-from harness.judge.record.causality import SAME_CLOCK_S
-from harness.judge.results import Incident
+from harness.judge.order.slip import SAME_CLOCK_S
 
 SLACK_S = 0.05
 SHARE = 0.1

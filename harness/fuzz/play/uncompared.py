@@ -29,9 +29,10 @@ from typing import Any
 
 from chaos.events.log import Event, Kind, Log
 from harness.fuzz.play.play import kinds
-from harness.judge.measure.incidents import sound_digests
+from harness.judge.measure.digests import sound_digests
 from harness.judge.record.episodes import Episode, episodes_of
-from harness.judge.record.lineage import Generation, History, history_of
+from harness.judge.record.history import Generation, History
+from harness.judge.record.lineage import history_of
 from harness.judge.record.split import origins
 from recovery.policy.interval import compared
 

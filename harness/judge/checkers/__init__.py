@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos.scenario.model import LeaveOut
-from harness.judge.checkers.faults import landing
+from harness.judge.checkers.faults import containment, landing
 from harness.judge.checkers.faults import noticed as faults
 from harness.judge.checkers.job import (
+    checkpoints,
     commits,
     data,
     kept,
@@ -41,8 +42,8 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "single-writer": commits.single_writer,
         "replica-equality": world.replica_equality,
         "loss-equality": loss.loss_equality,
-        "checkpoint-integrity": commits.checkpoint_integrity,
-        "nan-containment": faults.nan_containment,
+        "checkpoint-integrity": checkpoints.checkpoint_integrity,
+        "nan-containment": containment.nan_containment,
         "detection": faults.detection,
         "liveness": world.liveness,
         "membership": world.membership,

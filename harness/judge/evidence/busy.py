@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from chaos.events.log import Kind
 from harness.judge.evidence.evidence import Evidence
 from harness.judge.measure.pressure import LIMIT, Excuse, Pressure, excuse, pressures_of
-from harness.judge.record.lineage import History, StepRun
+from harness.judge.record.history import History, StepRun
 
 NO_STEP_S = 1e-9
 LIKE = 1.5

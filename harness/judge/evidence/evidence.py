@@ -10,7 +10,8 @@ from chaos.events.log import Log
 from chaos.scenario.model import Cell, FaultSpec
 from harness.judge.evidence.expected import Expected
 from harness.judge.measure.measure import ArmMeasures, measure
-from harness.judge.record.lineage import History, history_of
+from harness.judge.record.history import History
+from harness.judge.record.lineage import history_of
 from harness.judge.results import Finding
 
 

@@ -30,10 +30,10 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind
+from harness.judge.incident import Hit, Incident
 from harness.judge.measure.incidents import incident_of
 from harness.judge.record.episodes import Episode
-from harness.judge.record.lineage import History
-from harness.judge.results import Hit, Incident
+from harness.judge.record.history import History
 
 WORST = ("not-landed", "masked", "recovered", "degraded", "fail-stop", "hang", "sdc-escape")
 """Outcomes, the worst one last."""

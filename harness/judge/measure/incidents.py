@@ -13,20 +13,19 @@ exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from chaos.events.log import Event, Kind
-from harness.judge.measure.refused import refused_states
+from harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
+from harness.judge.measure.digests import same_parameters
 from harness.judge.record.episodes import Episode
-from harness.judge.record.lineage import NS, Generation, History, StepRun
+from harness.judge.record.history import NS, Generation, History, StepRun
 from harness.judge.record.node_attribution import homes, nodes_hit
 from harness.judge.record.reported import is_bad, spoilt_since
-from harness.judge.record.split import agreed_before
 from harness.judge.record.strength import strength_of
 from harness.judge.record.sustained import at_the_end_again, lasting
-from harness.judge.results import PHASE_NAMES, Incident, PhaseSpan
 
 Outcome = Literal[
     "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
@@ -346,76 +345,3 @@ def _last_runs(history: History) -> list[StepRun]:
     """
     runs = [run for run in history.runs if run.survives]
     return runs[-1:] if history.outcome not in ("timed-out", "gave-up") else []
-
-
-def diverged(history: History, step: int | None = None) -> list[Event]:
-    """Failures by which a process was named for holding another state than most, of one step or of
-    all.
-    """
-    return [
-        failure
-        for failure in history.log.of(Kind.FAILURE_DETECTED)
-        if failure.data["cause"] == "diverged" and step in (None, failure.step)
-    ]
-
-
-def sound_digests(history: History) -> Iterator[Event]:
-    """State digests, without those of a process that was found to differ, or of all where nobody
-    could say which did, from the last agreement until that was noticed: replicas are not compared
-    after each step. Nor those of a state in which a fault planted what is not finite, until it was
-    refused.
-    """
-    known = [(f, agreed_before(history, f)) for f in diverged(history)]
-    refused = refused_states(history)
-    for event in history.log.of(Kind.STATE_DIGEST):
-        differed = any(_is_of(failure, agreed, event) for failure, agreed in known)
-        if not differed and not any(one.has(event) for one in refused):
-            yield event
-
-
-def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
-    """Whether a digest is of a state that was found to differ."""
-    step, number = agreed
-    since = (
-        step < (digest.step or 0) <= (failure.step or 0)
-        and number <= digest.generation <= failure.generation
-    )
-    return since and failure.data["process"] in (None, digest.actor)
-
-
-def final_digests(history: History) -> dict[int, dict[int, Event]]:
-    """Step -> rank -> state digest, from the generation whose run of the step survived."""
-    lineage = history.lineage
-    found: dict[int, dict[int, Event]] = {}
-    for event in sound_digests(history):
-        run = lineage.get(event.step or 0)
-        if run is not None and event.generation == run.generation:
-            found.setdefault(run.step, {})[event.data["rank"]] = event
-    return found
-
-
-def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
-    """Digests of a step by the part of the model they are of; ``found``: by rank, see
-    ``final_digests``.
-    """
-    parts: dict[int, list[Event]] = {}
-    for rank, event in sorted(found.items()):
-        parts.setdefault(rank % shards, []).append(event)
-    return parts
-
-
-def same_parameters(history: History, control: History) -> bool:
-    """Whether the parameters agree with the control arm's at the last step both took a
-    digest of.
-    """
-    mine, theirs = final_digests(history), final_digests(control)
-    common = sorted(mine.keys() & theirs.keys())
-    if not common:
-        return True
-    step = common[-1]
-    ours, others = (by_shard(found[step], history.shards) for found in (mine, theirs))
-    return all(
-        len({event.data["parameters"] for event in (*ours.get(shard, ()), *others.get(shard, ()))})
-        == 1
-        for shard in ours.keys() | others.keys()
-    )

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from chaos.events.log import Kind, Log
+from harness.judge.incident import Incident
 from harness.judge.measure.acts import acts_of, incidents_of
 from harness.judge.measure.catalogue import METRICS, MetricDef
 from harness.judge.measure.cost import failure_cost
-from harness.judge.measure.incidents import diverged
+from harness.judge.measure.digests import diverged
 from harness.judge.measure.partition import Ideal, Partition, ideal_of, partition
 from harness.judge.measure.pauses import checkpoint_stalls, pauses
 from harness.judge.measure.redundancy import time_to_redundancy
 from harness.judge.measure.samples import median_ci95, per_arm, summarise
 from harness.judge.record.episodes import Episode, episodes_of
-from harness.judge.record.lineage import NS, History, history_of
+from harness.judge.record.history import NS, History
+from harness.judge.record.lineage import history_of
 from harness.judge.record.lost_node_evidence import witnessed
-from harness.judge.results import Incident
 from recovery.data.order import batch, without
 
 __all__ = [

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping
 
 from chaos.events.log import Kind
-from harness.judge.record.lineage import NS, History, StepRun
+from harness.judge.record.history import NS, History, StepRun
 
 Pauses = Mapping[tuple[int, int], float]
 """(generation, the step before) -> seconds."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import NS, History
-from harness.judge.results import Incident
+from harness.judge.incident import Incident
+from harness.judge.record.history import NS, History
 
 
 def time_to_redundancy(

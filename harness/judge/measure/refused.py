@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from chaos.events.log import Event, Kind
 from harness.judge.record.episodes import Episode, episodes_of
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 from harness.judge.record.split import holders
 
 Moment = tuple[int, int]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from chaos.events.log import Event, Kind
 from harness.judge.measure.measure import ArmMeasures
-from harness.judge.record.lineage import NS, History
+from harness.judge.record.history import NS, History
 from harness.judge.results import FalseAlarms, Spares, Survival
 
 OWN_END = ("exit", "error", "notice")

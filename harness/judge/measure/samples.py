@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chaos.scenario.sla import QUANTILES, samples_needed
+from harness.judge.figures import Metric
+from harness.judge.incident import Incident
 from harness.judge.measure.catalogue import METRICS
-from harness.judge.results import Incident, Metric
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import chaos.faults
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Where
 from chaos.plugins import load
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 from harness.judge.record.split import holders, outvoted, tied
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from chaos.events.log import Kind, Log
-from harness.judge.record.lineage import History, StepRun
+from harness.judge.record.history import History, StepRun
 from harness.judge.record.node_attribution import homes
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.judge.record.episodes import Episode
-from harness.judge.record.lineage import NS
+from harness.judge.record.history import NS
 from harness.judge.results import NodeResult
 
 

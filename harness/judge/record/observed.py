@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.events.log import Event, Kind, Log
-from harness.judge.record.lineage import Generation, History, RunInfo, StepRun, owners
+from harness.judge.record.history import Generation, History, RunInfo, StepRun
+from harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
 UNSURE = 2

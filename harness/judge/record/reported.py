@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 
 LAST = 5
 """Steps at the end by which a job is judged: most of them, or the very last, are no numbers."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import Generation, History
+from harness.judge.record.history import Generation, History
 
 KEEPING = ("peer", "kept")
 """How a generation gets its state, where members go on with what they hold."""

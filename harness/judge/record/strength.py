@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import History
+from harness.judge.record.history import History
 
 LAST = 5
 """Reported steps at the end by which it is told who still takes part."""

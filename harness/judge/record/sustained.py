@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaos.events.log import Kind
-from harness.judge.record.lineage import NS, History, StepRun
+from harness.judge.record.history import NS, History, StepRun
 
 STEPS = 3
 LASTING_S = 1.0

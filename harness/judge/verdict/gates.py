@@ -103,39 +103,15 @@ def judge_sla(
     """
     known = METRICS[metric]
     clause = parse_clause(check.check, known.unit)
-    need = samples_needed(clause.aggregate)
     observed: float | None = None
-    verdict: Verdict
-    if not values:
-        verdict, detail = (
-            "inconclusive",
-            f"no value: {missing or 'nothing in the log to measure it by'}",
-        )
+    if values:
+        observed = evaluate(clause, values)[1]
+        count = counted(len(values), possible.values)
+        said = f"observed {_observed(observed, known, values, arms)}, n={count}"
+        verdict, detail = _weighed(clause, values, said, bound, known.unit, count)
     else:
-        holds, observed = evaluate(clause, values)
-        detail = (
-            f"observed {_observed(observed, known, values, arms)},"
-            f" n={counted(len(values), possible.values)}"
-        )
-        if not math.isfinite(observed):
-            verdict = "fail"
-            detail += f" ({sum(map(math.isinf, values))} of {len(values)} never recovered)"
-        elif len(values) < need:
-            verdict, detail = (
-                "inconclusive",
-                (
-                    f"{clause.aggregate} needs {need} values, there are"
-                    f" {counted(len(values), possible.values)}"
-                ),
-            )
-        elif bound and _within(clause, values, bound):
-            verdict = "inconclusive"
-            detail += (
-                f", which clocks of several machines blur by {quantity(bound, known.unit)}: no"
-                " telling"
-            )
-        else:
-            verdict = "pass" if holds else "fail"
+        verdict = "inconclusive"
+        detail = f"no value: {missing or 'nothing in the log to measure it by'}"
     return SlaResult(
         cell=cell,
         metric=metric,
@@ -151,6 +127,26 @@ def judge_sla(
         of=possible.values,
         of_arms=possible.arms,
     )
+
+
+def _weighed(
+    clause: Clause, values: Sequence[float], said: str, bound: float, unit: str, count: str
+) -> tuple[Verdict, str]:
+    """The verdict on values that there are, and its reason. ``said``: what was observed."""
+    holds, observed = evaluate(clause, values)
+    need = samples_needed(clause.aggregate)
+    if not math.isfinite(observed):
+        never = sum(map(math.isinf, values))
+        return "fail", f"{said} ({never} of {len(values)} never recovered)"
+    if len(values) < need:
+        return "inconclusive", f"{clause.aggregate} needs {need} values, there are {count}"
+    if bound and _within(clause, values, bound):
+        blur = quantity(bound, unit)
+        return (
+            "inconclusive",
+            f"{said}, which clocks of several machines blur by {blur}: no telling",
+        )
+    return ("pass" if holds else "fail"), said
 
 
 def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import chaos.faults
 import harness.launchers
-import recovery.policy.strategies
 from chaos.errors import InfrastructureError, LogError
 from chaos.events.budget import Budget
 from chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
@@ -23,18 +22,14 @@ from chaos.fault.build import build
 from chaos.files import read_json, write_whole
 from chaos.plugins import load
 from chaos.scenario.model import Cell, ResolvedRun
-from harness.host.rundir import RunDirectory, arm_id, read_resolved
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.checkers.job.loss import compare
-from harness.judge.evidence.absurd import absurdity
-from harness.judge.evidence.expected import expected_of, twins_of
+from harness.host.rundir import RunDirectory, read_resolved
 from harness.judge.measure.flops import mfu, work_of
 from harness.judge.measure.labels import Named, labels
 from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.judge.measure.reliability import false_alarms, spares_of, survival
 from harness.judge.measure.samples import chances
 from harness.judge.record.episodes import NEVER_FIRED
-from harness.judge.record.lineage import History, history_of
+from harness.judge.record.history import History
 from harness.judge.record.node_attribution import nodes_of
 from harness.judge.results import (
     ArmResult,
@@ -47,26 +42,9 @@ from harness.judge.results import (
     merge,
 )
 from harness.judge.verdict import gates
+from harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
 from harness.launch.launcher import Launcher
 from harness.undo.ledger import read_open
-from recovery.policy.strategy import Strategy
-
-MOST_SAID = 500
-ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Arm:
-    """One arm that left a usable log, judged."""
-
-    id: str
-    cell: Cell
-    repeat: int
-    arm: Literal["faulted", "control"]
-    evidence: Evidence
-    measures: ArmMeasures
-    findings: Mapping[str, Finding]
-    exactness: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +58,9 @@ def judge(run: RunDirectory) -> Results:
     resolved = read_resolved(run)
     logs, unread = _read_logs(run, resolved)
     system = _read_system(run)
-    arms, senseless = _judge_arms(resolved, logs, system)
+    arms, senseless = judge_arms(
+        resolved, logs, complete=lambda arm: _make_all(arm, resolved, system)
+    )
     unread |= senseless
     names = labels(
         Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params)
@@ -148,7 +128,7 @@ def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log]
     budget = Budget()
     logs, unread = {}, {}
     for cell in resolved.cells:
-        for name, _, _ in _planned(cell):
+        for name, _, _ in planned_arms(cell):
             try:
                 log = read_log(run.events(name), budget)
             except SenselessLog as error:
@@ -163,87 +143,7 @@ def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log]
     return logs, unread
 
 
-def _planned(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
-    wanted = ARMS if cell.scenario.baseline == "paired" else ARMS[:1]
-    return [
-        (arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted
-    ]
-
-
-def _judge_arms(
-    resolved: ResolvedRun, logs: Mapping[str, Log], system: Mapping[str, Any]
-) -> tuple[list[_Arm], dict[str, str]]:
-    """The arms that have a log, and of those whose log makes no sense why not: anything may stand
-    in a file.
-    """
-    exact = {
-        name: kind.exact
-        for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()
-    }
-    arms: list[_Arm] = []
-    senseless = _senseless(resolved, logs)  # a control arm's, too, which others are compared with
-    logs = {name: log for name, log in logs.items() if name not in senseless}
-    simulated = {
-        name: cell.scenario.launcher.kind == "sim" and cell.scenario.workload.command is None
-        for cell in resolved.cells
-        for name, _, _ in _planned(cell)
-    }
-    twins = twins_of(logs, simulated)
-    for cell in resolved.cells:
-        controls = _controls(resolved, cell, logs)
-        for name, repeat, arm in _planned(cell):
-            if name not in logs:
-                continue
-            control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
-            expected = replace(expected_of(resolved, cell, repeat, arm), twins=twins.get(name, ()))
-            try:
-                evidence = Evidence(
-                    arm=arm,
-                    cell=cell,
-                    log=logs[name],
-                    control=_usable(control),
-                    controls=controls,
-                    exact=exact,
-                    source=resolved.source,
-                    lines=resolved.lines,
-                    expected=expected,
-                )
-                one = _Arm(
-                    id=name,
-                    cell=cell,
-                    repeat=repeat,
-                    arm=arm,
-                    evidence=evidence,
-                    measures=evidence.measures,
-                    findings=check_all(evidence),
-                    exactness=_exactness(evidence),
-                )
-                _all_there_is(one, resolved, system)
-            except Exception as error:
-                senseless[name] = _no_sense(error)
-            else:
-                arms.append(one)
-    return arms, senseless
-
-
-def _senseless(resolved: ResolvedRun, logs: Mapping[str, Log]) -> dict[str, str]:
-    found = {}
-    for cell in resolved.cells:
-        for name in (name for name, *_ in _planned(cell) if name in logs):
-            try:
-                if absurd := absurdity(logs[name], cell.scenario):
-                    raise ValueError(absurd)
-                history_of(logs[name])
-            except Exception as error:
-                found[name] = _no_sense(error)
-    return found
-
-
-def _no_sense(error: Exception) -> str:
-    return f"what it holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID]
-
-
-def _all_there_is(arm: _Arm, resolved: ResolvedRun, system: Mapping[str, Any]) -> None:
+def _make_all(arm: JudgedArm, resolved: ResolvedRun, system: Mapping[str, Any]) -> None:
     """Make all of one arm alone that is made of several, so that no value of its log breaks what
     others show.
     """
@@ -253,34 +153,10 @@ def _all_there_is(arm: _Arm, resolved: ResolvedRun, system: Mapping[str, Any]) -
     _unsafe([arm])
 
 
-def _usable(control: Log | None) -> Log | None:
-    """A control that committed nothing gives nothing to compare with."""
-    return control if control is not None and history_of(control).committed_step else None
-
-
-def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tuple[Log, ...]:
-    """Control arms of every cell that trains the same thing."""
-    alike = [other for other in resolved.cells if other.scenario.workload == cell.scenario.workload]
-    names = [name for other in alike for name, _, arm in _planned(other) if arm == "control"]
-    return tuple(logs[name] for name in names if name in logs)
-
-
-def _exactness(evidence: Evidence) -> str:
-    """How the arm's result compares with its control's; a job that did not finish has no result,
-    and a command does not show its own.
-    """
-    if evidence.history.outcome != "completed" or evidence.history.info.observed:
-        return "not compared"
-    try:
-        return compare(evidence)[0]
-    except Exception:
-        return "not compared"
-
-
 def _judge_cell(
     cell: Cell,
     label: str,
-    arms: list[_Arm],
+    arms: list[JudgedArm],
     resolved: ResolvedRun,
     system: Mapping[str, Any],
     unread: Mapping[str, str],
@@ -299,12 +175,11 @@ def _judge_cell(
     struck, tried = [arm.measures.incidents for arm in faulted], bool(cell.scenario.faults)
     possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
     invariants = _merge_findings(mine)
-    planned = len(_planned(cell))
-    gone = next((f"{name}: {unread[name]}" for name, *_ in _planned(cell) if name in unread), "")
-    landed = invariants.get("fault-landed")
-    missing = landed.witness if landed and landed.verdict == "inconclusive" else ""
-    seen = invariants.get("progress")
-    missing = seen.witness if seen and seen.verdict == "inconclusive" else missing
+    planned = len(planned_arms(cell))
+    gone = next(
+        (f"{name}: {unread[name]}" for name, *_ in planned_arms(cell) if name in unread), ""
+    )
+    missing = _why_no_value(invariants)
     if not faulted:
         missing = gone or f"{len(mine)} of {planned} arms ran"
     slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners, possible)
@@ -338,6 +213,15 @@ def _judge_cell(
     return _JudgedCell(result=result, slas=slas)
 
 
+def _why_no_value(invariants: Mapping[str, Finding]) -> str:
+    """Why a metric may have no value: nothing of the job was seen, or a fault did not land."""
+    for name in ("progress", "fault-landed"):
+        found = invariants.get(name)
+        if found is not None and found.verdict == "inconclusive":
+            return found.witness
+    return ""
+
+
 def _mfu(measures: ArmMeasures, work: tuple[float, float] | str) -> list[float]:
     if isinstance(work, str) or not measures.step_time:
         return []
@@ -345,7 +229,7 @@ def _mfu(measures: ArmMeasures, work: tuple[float, float] | str) -> list[float]:
     return [mfu(flops, measures.history.info.global_batch, measures.step_time, peak)]
 
 
-def _reliability(arms: list[_Arm]) -> Reliability | None:
+def _reliability(arms: list[JudgedArm]) -> Reliability | None:
     """Rates over the arms of a cell; None where none ran."""
     faulted = [arm.measures for arm in arms if arm.arm == "faulted"]
     controls = [arm.measures.history for arm in arms if arm.arm == "control"]
@@ -359,7 +243,7 @@ def _reliability(arms: list[_Arm]) -> Reliability | None:
     )
 
 
-def _merge_findings(arms: list[_Arm]) -> dict[str, Finding]:
+def _merge_findings(arms: list[JudgedArm]) -> dict[str, Finding]:
     """One finding per checker over all arms of a cell; the witness names the arm that
     decided it.
     """
@@ -379,7 +263,7 @@ def _worst_exactness(found: list[str]) -> str:
     return min(found, key=order.index, default="not compared")
 
 
-def _arm_result(arm: _Arm) -> ArmResult:
+def _arm_result(arm: JudgedArm) -> ArmResult:
     history, split = arm.measures.history, arm.measures.partition
     return ArmResult(
         id=arm.id,
@@ -412,7 +296,7 @@ def _end_reason(history: History) -> str:
     )
 
 
-def _unsafe(arms: list[_Arm]) -> list[str]:
+def _unsafe(arms: list[JudgedArm]) -> list[str]:
     """What arms that came to their end left behind."""
     found = []
     for arm in arms:

@@ -12,7 +12,7 @@ import pytest
 from chaos import plugins
 from chaos.events.log import Kind
 from chaos.fault.base import Fault, Fidelity
-from harness.judge.results import Incident
+from harness.judge.incident import Incident
 from tests.support.arms import judged
 from tests.support.portions import long_but
 from tests.support.search.simulate import Played, cell_of, evidence, play

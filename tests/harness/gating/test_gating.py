@@ -21,9 +21,10 @@ from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
 from harness.gating.looks import Look, Looks
 from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
 from harness.host.rundir import RunDirectory
+from harness.judge.figures import Metric
 from harness.judge.measure.measure import METRICS, median_ci95, summarise
 from harness.judge.measure.samples import Chances, per_arm
-from harness.judge.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
+from harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
 
 FINE = Finding(verdict="pass", witness="fine")
 Values = Mapping[str, Sequence[float]]

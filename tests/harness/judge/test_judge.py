@@ -13,8 +13,9 @@ from chaos.events.log import Kind
 from chaos.scenario.model import Cell, ResolvedRun, SkippedCell
 from harness.host.rundir import RunDirectory, arm_id, create_run, write_resolved
 from harness.judge.checkers import CHECKERS
+from harness.judge.incident import Incident
 from harness.judge.measure.samples import chances
-from harness.judge.results import Incident, Results
+from harness.judge.results import Results
 from harness.judge.verdict.judge import judge, write_results
 from tests.support import arms, logs
 from tests.support.arms import KILL, cell_of

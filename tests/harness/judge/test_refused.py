@@ -13,7 +13,7 @@ import pytest
 from chaos.events.log import Kind, read_actor
 from harness.judge.checkers import CHECKERS, Evidence, check
 from tests.mutations.tape import Tape
-from tests.support.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, evidence, play
 
 NAN: dict[str, Any] = {
     "id": "nan",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.results import Incident, Results
+from harness.judge.incident import Incident
+from harness.judge.results import Results
 from harness.launch.cgroups import lacks_cgroup
 from harness.undo.ledger import read_open
 from tests.harness.run.test_real import GPT, MLP, run

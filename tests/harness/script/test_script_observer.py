@@ -15,7 +15,7 @@ from harness.judge.checkers import Evidence
 from harness.judge.checkers.job.observed import progress
 from harness.judge.measure.incidents import recovery_of
 from harness.judge.measure.measure import measure
-from harness.judge.record.causality import slips
+from harness.judge.order.causality import slips
 from harness.judge.record.lineage import history_of
 from harness.judge.record.observed import stride_of
 from harness.judge.results import Finding

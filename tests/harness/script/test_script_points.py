@@ -17,8 +17,8 @@ from chaos.errors import ScenarioError
 from chaos.events.log import Kind
 from chaos.loading.load import load
 from chaos.scenario.schema import scenario_schema
+from harness.judge.incident import Incident
 from harness.judge.measure.measure import measure
-from harness.judge.results import Incident
 from harness.script.listen.progress import Progress
 from tests.harness.script.test_script import command, events, run, write
 from tests.harness.script.test_script_observer import COMMAND, Job, S

@@ -13,9 +13,10 @@ import pytest
 from chaos.events.log import Kind
 from chaos.scenario.model import LeaveOut
 from harness.judge.checkers import Evidence, check_all
+from harness.judge.incident import Incident
 from harness.judge.measure.measure import measure
 from harness.judge.record.strength import strength_of
-from harness.judge.results import Finding, Incident
+from harness.judge.results import Finding
 from reports.content import facts
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.harness.script.test_script_sustained import heal, inject

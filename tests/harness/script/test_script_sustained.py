@@ -8,11 +8,11 @@ import signal
 import pytest
 
 from chaos.events.log import Kind
+from harness.judge.incident import Incident
 from harness.judge.measure.measure import measure
 from harness.judge.record.lineage import history_of
 from harness.judge.record.observed import observed_history
 from harness.judge.record.sustained import RATED
-from harness.judge.results import Incident
 from tests.harness.script.test_script_observer import Job, S
 
 

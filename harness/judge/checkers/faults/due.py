@@ -8,7 +8,7 @@ from chaos.events.log import Event, Kind
 from chaos.scenario.fault import FaultSpec, TraceSpec
 from harness.judge.evidence.evidence import Evidence
 from harness.judge.record.episodes import Episode
-from harness.judge.record.lineage import NS
+from harness.judge.record.history import NS
 
 RUN_ENDED = "the run ended"
 """How the injector begins the reason of an occurrence whose effect nobody had the time to see."""

@@ -7,7 +7,7 @@ from collections import Counter
 from chaos.events.log import Kind
 from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.judge.measure.measure import account, skips_of
-from harness.judge.record.lineage import History, StepRun
+from harness.judge.record.history import History, StepRun
 from harness.judge.record.lost_node_evidence import witnessed
 from harness.judge.results import Finding
 from recovery.data.order import batch, without

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from chaos.events.log import Event, Kind
 from harness.judge.checkers.job.refilled import too_small
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.measure.incidents import sound_digests
+from harness.judge.measure.digests import sound_digests
 from harness.judge.results import Finding
 from recovery.checkpoint.memory import ROLE as KEEPER
 

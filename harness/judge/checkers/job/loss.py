@@ -33,9 +33,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from harness.judge.measure.incidents import by_shard, diverged, final_digests
+from harness.judge.measure.digests import by_shard, diverged, final_digests
 from harness.judge.measure.measure import skips_of
-from harness.judge.record.lineage import History, history_of
+from harness.judge.record.history import History
+from harness.judge.record.lineage import history_of
 from harness.judge.results import Finding
 
 Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from chaos.events.log import Event, Kind
 from harness.judge.checkers.job.values import unread_shown
 from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from harness.judge.record.lineage import NS, History
+from harness.judge.record.history import NS, History
 from harness.judge.record.observed import samples_of_steps, stride_of
 from harness.judge.results import Finding
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.record.lineage import Generation, History
-from harness.judge.record.lives import own_lines, told
+from harness.judge.lifecycle.lives import own_lines, told
+from harness.judge.record.history import Generation, History
 from harness.judge.results import Finding
 
 LOST_FOR_GOOD = ("exit", "hang", "start-timeout", "unfit")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence
-from harness.judge.record.lineage import Generation, History
+from harness.judge.record.history import Generation, History
 from recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20

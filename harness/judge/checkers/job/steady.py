@@ -9,7 +9,7 @@ import statistics
 from chaos.events.log import Kind
 from chaos.scenario.steady import SteadyRule, parse_steady
 from harness.judge.evidence.evidence import Evidence, passed, some, unknown
-from harness.judge.record.lineage import NS, History
+from harness.judge.record.history import NS, History
 from harness.judge.results import Finding
 
 

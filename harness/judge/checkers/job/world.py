@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from chaos.events.log import Event, Kind
 from harness.judge.evidence import busy
 from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
-from harness.judge.measure.incidents import diverged, final_digests, sound_digests
+from harness.judge.measure.digests import diverged, final_digests, sound_digests
 from harness.judge.measure.pauses import pauses
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.measure.refused import refused_at, refused_states
+from harness.judge.record.history import Generation, History, StepRun
 from harness.judge.record.kept_in_memory import keepers
-from harness.judge.record.lineage import Generation, History, StepRun
 from harness.judge.results import Finding
 
 HEALTHY_STEPS = 5

@@ -9,7 +9,7 @@ from typing import Any
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence
-from harness.judge.record.lineage import Generation, History
+from harness.judge.record.history import Generation, History
 
 SAVER = 0  # the rank whose next save is hit where a plan names none
 NEWEST_S = 1.0  # a checkpoint that is committed while the newest is looked for is not

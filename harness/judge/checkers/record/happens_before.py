@@ -7,17 +7,11 @@ from collections.abc import Iterator
 
 from chaos.events.log import Kind
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.record.causality import (
-    SAME_CLOCK_S,
-    Slip,
-    disorder,
-    drifts,
-    durations,
-    hasty,
-    slips,
-    unmeasured,
-)
-from harness.judge.results import Finding, Incident
+from harness.judge.incident import Incident
+from harness.judge.order.causality import disorder, hasty, slips, unmeasured
+from harness.judge.order.drift import drifts
+from harness.judge.order.slip import SAME_CLOCK_S, Slip, durations
+from harness.judge.results import Finding
 
 
 def happens_before(evidence: Evidence) -> Finding:

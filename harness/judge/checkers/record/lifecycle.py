@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from chaos.events.log import Kind
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.record import causes, lives, saves
+from harness.judge.lifecycle import causes, lives, saves
 from harness.judge.results import Finding
 from recovery.policy.interval import steps_of
 

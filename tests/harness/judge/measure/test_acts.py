@@ -10,9 +10,9 @@ import pytest
 
 from chaos.events.log import Kind, Log, read_log
 from harness.judge.checkers.faults.noticed import expectations
+from harness.judge.incident import Incident
 from harness.judge.measure.acts import _outcome, merged
 from harness.judge.measure.measure import ArmMeasures, measure
-from harness.judge.results import Incident
 from tests.support.search.simulate import Played, cell_of, evidence, play
 
 THREE = {"select": {"count": 3}}

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.events.log import Kind
+from harness.judge.incident import PHASE_NAMES
 from harness.judge.measure.measure import METRICS, account, measure, median_ci95, summarise
 from harness.judge.measure.partition import CLASSES
 from harness.judge.record.lineage import history_of
-from harness.judge.results import PHASE_NAMES
 from tests.support import arms, logs
 from tests.support.arms import CLEAN, control
 from tests.support.logs import MS, Script

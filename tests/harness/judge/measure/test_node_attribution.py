@@ -10,9 +10,10 @@ import pytest
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 from harness.host.rundir import RunDirectory
+from harness.judge.incident import Incident
 from harness.judge.measure.measure import measure
 from harness.judge.record.node_attribution import nodes_of
-from harness.judge.results import ArmResult, Incident, NodeResult, Results
+from harness.judge.results import ArmResult, NodeResult, Results
 from harness.run.progress import describe
 from reports import html, markdown, trace
 from reports.outlets import terminal

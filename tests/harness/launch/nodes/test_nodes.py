@@ -12,7 +12,7 @@ import pytest
 from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
 from harness.arm.placement import Placement
-from harness.judge.results import Incident
+from harness.judge.incident import Incident
 from tests.harness.run.test_real import MLP, run
 from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play

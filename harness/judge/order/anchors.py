@@ -27,7 +27,7 @@ from chaos.events.log import Event, Kind, Log
 from chaos.fault.base import Fault, Where
 from chaos.plugins import load
 from chaos.schedule.plan import DEFAULT_PHASE
-from harness.judge.record.lineage import NS, History
+from harness.judge.record.history import NS, History
 
 Pair = tuple[Event, Event, str, int]
 """Earlier and later event, what it says that they are out of order, and nanoseconds that lay

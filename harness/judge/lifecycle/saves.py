@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import Generation, History
-from harness.judge.record.lives import own_lines, told
+from harness.judge.lifecycle.lives import own_lines, told
+from harness.judge.record.history import Generation, History
 from recovery.checkpoint.memory.header import is_memory
 
 _ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)

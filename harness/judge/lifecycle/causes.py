@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.lineage import History
-from harness.judge.record.lives import keepers_of, own_lines, told
+from harness.judge.lifecycle.lives import keepers_of, own_lines, told
+from harness.judge.record.history import History
 from harness.judge.record.observed import stride_of
 
 _HOW = re.compile(r"^(signal|exit code) (\d+)")

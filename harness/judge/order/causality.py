@@ -17,7 +17,7 @@ too; between machines they may be out of it by no more than the bounds of the tw
 - Whoever is declared silent for some time showed its last sign of life that long before, and was
   stopped that long before if it is said to be stopped; whoever a fault is seen to have killed ended
   after it, and its end was declared after that. When a fault may have been injected:
-  ``harness.judge.record.anchors``.
+  ``harness.judge.order.anchors``.
 - What the supervisor was told (a rank parked, a step's digests agree, the job is done) was so when
   it wrote it down.
 """
@@ -25,49 +25,15 @@ too; between machines they may be out of it by no more than the bounds of the tw
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.judge.record.anchors import ROUNDED_NS, Pair, injection_pairs
-from harness.judge.record.lineage import NS, History
+from harness.judge.order.anchors import ROUNDED_NS, Pair, injection_pairs
+from harness.judge.order.slip import SAME_CLOCK_S, Slip
+from harness.judge.record.history import NS, History
 from recovery.checkpoint.memory import ROLE as KEEPER
 
-SAME_CLOCK_S = 0.001
-"""Allowed on one machine, whose clock is one: cores may differ by microseconds, durations are
-rounded.
-"""
-DRIFT_STEPS = 40
-DRIFT_RATE = 4e-3
-DRIFT_S = 0.010
-"""A clock runs wrong when its rank's commits drift away from the others', by DRIFT_RATE at least
-and by DRIFT_S in all, over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of
-single steps (``_CLEAR``).
-"""
-_EVEN = 2.5
-_CLEAR = 8.0
 _ANSWERS = ("failure", "refill")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slip:
-    """Two moments in the wrong order. ``by_s``: how far; ``blur_s``: how far the clocks allow."""
-
-    text: str
-    by_s: float
-    blur_s: float
-
-    @property
-    def sure(self) -> bool:
-        """Whether no error of the clocks explains it."""
-        return self.by_s > self.blur_s
-
-    @property
-    def near(self) -> bool:
-        """Whether it takes the errors of several clocks to explain it."""
-        return not self.sure and self.by_s > SAME_CLOCK_S
 
 
 def slips(history: History) -> list[Slip]:
@@ -381,70 +347,3 @@ def disorder(history: History) -> list[str]:
                 )
             last[key] = event.step
     return problems
-
-
-def drifts(history: History) -> list[str]:
-    """Ranks whose clock runs at another rate than the others': their commits of the same steps
-    drift away.
-    """
-    commits: dict[str, list[tuple[int, int]]] = defaultdict(
-        list
-    )  # rank's process -> (others' time, its own less it)
-    for run in history.runs:
-        times = {event.actor: event.time_ns for event in run.commits}
-        for name, time_ns in times.items():
-            others = [when for other, when in times.items() if other != name]
-            if others:
-                middle = round(statistics.median(others))
-                commits[name].append((middle, time_ns - middle))
-    bounds = history.log.clock_bounds_s
-    found = []
-    for name, rows in commits.items():
-        rate = _rate(rows, slack_ns=2 * max(bounds.values(), default=0.0) * NS)
-        if rate is not None:
-            found.append(
-                (
-                    abs(rate),
-                    f"the clock of {name} runs {rate:+.2%} against those of the other ranks",
-                )
-            )
-    # Where one is wrong, the others seem so against it, and less so: the worst is the one.
-    return [max(found)[1]] if found else []
-
-
-def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
-    """At which rate the second numbers change with the first, if they do so evenly and beyond all
-    noise.
-    """
-    if len(rows) < DRIFT_STEPS:
-        return None
-    size = len(rows) // 4
-    parts = [sorted(rows)[index * size : (index + 1) * size] for index in range(4)]
-    middles = [
-        (statistics.median(x for x, _ in part), statistics.median(y for _, y in part))
-        for part in parts
-    ]
-    slopes = [
-        (b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0
-        for a, b in itertools.pairwise(middles)
-    ]
-    low, high = sorted(map(abs, slopes))[:: len(slopes) - 1]
-    shift_ns = abs(middles[-1][1] - middles[0][1])
-    even = low >= DRIFT_RATE and high <= _EVEN * low and len({slope > 0 for slope in slopes}) == 1
-    if not even or shift_ns < DRIFT_S * NS + slack_ns:
-        return None
-    rate = (middles[-1][1] - middles[0][1]) / (middles[-1][0] - middles[0][0])
-    rest = [abs(y - middles[0][1] - rate * (x - middles[0][0])) for x, y in rows]
-    return rate if statistics.median(rest) * _CLEAR < shift_ns else None
-
-
-def durations(values: Mapping[str, Iterable[tuple[str, float]]], blur_s: float) -> list[Slip]:
-    """Durations that are negative. ``values``: what each is of -> its parts by name, in seconds;
-    ``blur_s``: how far clocks allow.
-    """
-    return [
-        Slip(text=f"{name} of {of} took {seconds:.6f} s", by_s=-seconds, blur_s=blur_s)
-        for of, parts in values.items()
-        for name, seconds in parts
-        if seconds < 0
-    ]

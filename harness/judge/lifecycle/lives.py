@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.judge.record.lineage import Generation, History
+from harness.judge.record.history import Generation, History
 from harness.judge.record.lost_node_evidence import silenced
 from recovery.checkpoint.memory import ROLE as KEEPER
 

@@ -1,0 +1,153 @@
+"""Whether values that are not finite were contained, or changed nothing."""
+
+from __future__ import annotations
+
+import math
+
+from chaos.events.log import Event, Kind
+from harness.judge.evidence.evidence import Evidence, unknown, verdict_of
+from harness.judge.measure.digests import by_shard, diverged, final_digests
+from harness.judge.record.episodes import Episode
+from harness.judge.record.history import History
+from harness.judge.record.split import went_on_with
+from harness.judge.results import Finding
+
+STATE = ("parameters", "optimizer")
+"""What of a state a planted value can be in, and be found again."""
+
+
+def planted_finite(episode: Episode) -> bool:
+    """Whether what a fault wrote into a tensor was finite, by the account of the rank that
+    it hit.
+    """
+    written = (
+        episode.landed.data["evidence"].get("new")
+        if episode.landed and episode.landed.data["evidence"]
+        else None
+    )
+    return bool(written) and all(math.isfinite(float(value)) for value in written or ())
+
+
+def nan_containment(evidence: Evidence) -> Finding:
+    """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity
+    was caught, by itself or by the state it had spoilt, unless another failure ended the attempt
+    that it was planted in, or it changed nothing: all ranks then hold, bit for bit, what those of
+    the control arm do.
+    """
+    problems = []
+    idle: list[str] = []
+    count = 0
+    for run in evidence.history.runs:
+        for event in run.commits:
+            count += 1
+            for name in ("loss", "grad_norm"):
+                value = event.data[name]
+                missing = value is None and name == "loss"
+                if missing or (value is not None and not math.isfinite(float(value))):
+                    problems.append(
+                        f"rank {event.data['rank']} committed step {run.step} with {name} {value}"
+                    )
+    caught = [*evidence.log.of(Kind.NONFINITE_CAUGHT), *diverged(evidence.history)]
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        # NaN is what tensor-corrupt plants unless told otherwise
+        default = "nan" if episode.kind == "tensor-corrupt" else None
+        planted = fault is not None and fault.params.get("op", default) in ("nan", "inf")
+        if planted and episode.landed and episode.injected and not problems:
+            mine = [event for event in caught if _can_be_of(evidence, episode, event)]
+            same = _changed_nothing(evidence, episode)
+            if same is not None and not any(event.time_ns < same.time_ns for event in mine):
+                idle.append(
+                    f"; {episode.fault} changed nothing: after step {same.step} all is as in the"
+                    " control arm"
+                )
+            elif not mine and not _cut_off(evidence, episode):
+                problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
+    if not count:
+        return unknown("no step was committed")
+    return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals{''.join(idle)}")
+
+
+def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
+    """Of the first digests that were taken in the generation it was planted in, the last, if those
+    of all members are the control arm's: what was planted is gone. None: they are not, or there are
+    none to compare.
+    """
+    injected, control, history = episode.injected, evidence.control_history, evidence.history
+    if injected is None or control is None or control.info.seed != history.info.seed:
+        return None
+    taken: dict[int, dict[str, Event]] = {}
+    for event in evidence.log.of(Kind.STATE_DIGEST):
+        if (
+            event.generation == injected.generation
+            and event.time_ns > injected.time_ns
+            and event.step
+        ):
+            taken.setdefault(event.step, {})[event.actor] = event
+    generation, step = history.generation(injected.generation), min(taken, default=0)
+    if generation is None or not step or taken[step].keys() != set(generation.members):
+        return None
+    theirs = by_shard(final_digests(control).get(step, {}), history.shards)
+    for event in taken[step].values():
+        others = theirs.get(int(event.data["rank"]) % history.shards, [])
+        if not others or any(
+            event.data[name] != other.data[name] for name in STATE for other in others
+        ):
+            return None
+    return max(taken[step].values(), key=lambda event: event.time_ns)
+
+
+def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
+    """Whether what was refused can be what an episode planted: afterwards, and by one of those whom
+    it hit, if they were still there. Nobody is named where all were spoilt. Where somebody is
+    blamed whom no fault hit, it was refused all the same, and the blame is for ``detection`` to
+    judge. With one state that is refused after the last step those of all are, as all go back then.
+    """
+    if episode.injected is None or event.time_ns < episode.injected.time_ns:
+        return False
+    generation = evidence.history.generation(event.generation)
+    members = generation.members if generation is not None else ()
+    there = set(episode.processes) & set(members)
+    if event.data.get("what") == "state" and event.generation == episode.injected.generation:
+        return True
+    if event.kind is Kind.NONFINITE_CAUGHT:
+        blamed = {members[rank] for rank in event.data["blamed"] if rank < len(members)}
+    else:
+        blamed = {event.data["process"]} - {None}
+    hit = {
+        process
+        for other in evidence.measures.episodes
+        if other.injected
+        for process in other.processes
+    }
+    return not there or bool(there & blamed) or not blamed & hit
+
+
+def _cut_off(evidence: Evidence, episode: Episode) -> bool:
+    """Whether another failure ended the attempt of an injection, which nobody then committed; or
+    whose state nobody went on with. After the last step, where a state is looked at when all is
+    done, it must have been done again from an earlier one.
+    """
+    injected, history = episode.injected, evidence.history
+    if injected is None:
+        return False
+    generation, step = injected.generation, injected.step or 0
+    if any((run.generation, run.step) == (generation, step) for run in history.runs):
+        if went_on_with(history, episode.processes, generation, step):
+            return False
+        if step == history.info.steps and not _done_again(history, generation, step):
+            return False
+    return any(
+        failure.data["cause"] != "nonfinite" and failure.generation == generation
+        for failure in evidence.log.of(Kind.FAILURE_DETECTED)
+        if failure.time_ns >= injected.time_ns
+    )
+
+
+def _done_again(history: History, generation: int, step: int) -> bool:
+    """Whether the step that the job ended with was made by a later generation."""
+    run = history.lineage.get(step)
+    anew = history.generation(run.generation) if run is not None else None
+    if anew is None or anew.number <= generation:
+        return False
+    return anew.resume_step is not None and anew.resume_step < step

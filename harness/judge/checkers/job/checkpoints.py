@@ -1,0 +1,241 @@
+"""Whether checkpoints were restored, refused and deleted as they may be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from chaos.events.log import Event, Kind
+from harness.judge.evidence.evidence import Evidence, passed, verdict_of
+from harness.judge.measure.digests import diverged
+from harness.judge.record.history import History
+from harness.judge.record.split import agreed_before
+from harness.judge.results import Finding
+from recovery.checkpoint.memory.header import is_memory
+
+_KNOWN_SINCE = (
+    Kind.CHECKPOINT_COMMITTED,
+    Kind.CHECKPOINT_REFUSED,
+    Kind.CHECKPOINT_SET_ASIDE,
+    Kind.CHECKPOINT_DELETED,
+)
+"""What says of a checkpoint that it is another one, known to be bad, or gone."""
+
+
+def checkpoint_integrity(evidence: Evidence) -> Finding:
+    """A corrupt or doubtful checkpoint is never restored, what is restored was committed before,
+    the last good one and the newest that the replicas agreed on are not deleted, nor as many as are
+    to be kept, and a save that fails ends no rank.
+    """
+    custody = _Custody(evidence=evidence, agreements=_agreements(evidence))
+    for event in evidence.log.events:
+        custody.see(event)
+    problems = [*custody.problems, *_ended_by_a_save(evidence)]
+    counts = custody.counts
+    if not any(counts.values()) and not problems:
+        return passed("nothing to check: no checkpoint was restored, refused or deleted")
+    return verdict_of(problems, ", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+@dataclass(kw_only=True)
+class _Custody:
+    """Which checkpoints are there as the log goes on, and what was done wrongly with one.
+
+    ``saving``: not acknowledged (yet), with step and generation: a rank may die between saving and
+    saying so, and the name then stands for that one, and for no older one that is known to be bad.
+    ``rotten``: spoilt by a fault where it lay, and not noticed yet. ``there``: on disk, good or
+    bad, as far as the log can tell.
+    """
+
+    evidence: Evidence
+    agreements: list[tuple[int, tuple[int, int]]]
+    good: dict[str, int] = field(default_factory=dict)
+    saving: dict[str, tuple[int, int]] = field(default_factory=dict)
+    bad: set[str] = field(default_factory=set)
+    rotten: dict[str, int] = field(default_factory=dict)
+    saved_in: dict[str, int] = field(default_factory=dict)
+    there: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"restored": 0, "refused": 0, "deleted": 0, "set aside": 0}
+    )
+    problems: list[str] = field(default_factory=list)
+
+    def see(self, event: Event) -> None:
+        """Take the next event into account."""
+        name = str(event.data.get("checkpoint") or "")
+        if event.kind in _KNOWN_SINCE:
+            self.rotten.pop(name, None)
+        if event.kind is Kind.CHECKPOINT_SAVING:
+            self.saving[name] = event.step or 0, event.generation
+            self.there.add(name)
+        elif event.kind is Kind.CHECKPOINT_FAILED:
+            self.saving.pop(name, None)
+        elif event.kind is Kind.CHECKPOINT_COMMITTED:
+            self.there.add(name)
+            self.good[name], _ = self.saving.pop(name, (event.step or 0, 0))
+            self.saved_in[name] = event.generation
+            self.bad.discard(name)
+        elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):
+            self._corrupt(event)
+        elif event.kind is Kind.CHECKPOINT_REFUSED:
+            self._distrust(name, "refused")
+        elif event.kind is Kind.CHECKPOINT_SET_ASIDE:
+            self.there.discard(name)
+            self._distrust(name, "set aside")
+        elif event.kind is Kind.CHECKPOINT_DELETED:
+            self._delete(event, name)
+        elif event.kind is Kind.GENERATION_READY and name:
+            self._restore(event, name)
+
+    def _distrust(self, name: str, how: str) -> None:
+        self.counts[how] += 1
+        self.good.pop(name, None)
+        self.saving.pop(name, None)
+        self.bad.add(name)
+
+    def _delete(self, event: Event, name: str) -> None:
+        self.counts["deleted"] += 1
+        doubtful = name in self.good and _in_doubt(
+            self.evidence.history, event, self.good[name], self.saved_in.get(name, 0)
+        )
+        agreed = _agreed_by(event, self.agreements, self.evidence)
+        wrong = _deleted(name, self.good, self.rotten, agreed)
+        if not doubtful:
+            self.problems += wrong or _too_few(name, self.there, self.evidence)
+        self.there.discard(name)
+
+    def _restore(self, ready: Event, name: str) -> None:
+        self.counts["restored"] += 1
+        if name in self.saving:
+            self.good[name], self.saved_in[name] = self.saving.pop(name)
+            self.bad.discard(name)
+        self.problems += _wrongly_restored(self.evidence, ready, self.good, self.bad, self.saved_in)
+
+    def _corrupt(self, event: Event) -> None:
+        """Book a checkpoint fault that landed."""
+        key = (event.data["fault"], event.data["occurrence"])
+        for episode in self.evidence.measures.episodes:
+            if (episode.fault, episode.occurrence) == key and episode.landed:
+                name = event.data["target"]["checkpoint"]
+                if name in self.good:
+                    self.rotten[name] = self.good.pop(name)
+                self.saving.pop(name, None)
+                self.bad.add(name)
+
+
+def _agreements(evidence: Evidence) -> list[tuple[int, tuple[int, int]]]:
+    """Time and step of each agreement of the replicas; twice. Where all began with one checkpoint,
+    it is of that step as well, ahead of the last comparison or not: they were compared when they
+    held it, so that a difference that is found later is no older. Who keeps the newest from before
+    either has kept what is needed.
+    """
+    found: list[tuple[int, tuple[int, int]]] = []
+    for event in evidence.log.of(Kind.REPLICAS_AGREED, Kind.GENERATION_READY):
+        if event.kind is Kind.REPLICAS_AGREED:
+            found.append((event.time_ns, (event.step or 0, event.step or 0)))
+        elif event.data["checkpoint"] and found:
+            began = event.data["resume_step"]
+            found.append((event.time_ns, (min(found[-1][1][0], began), began)))
+    return found
+
+
+def _agreed_by(
+    event: Event, agreements: list[tuple[int, tuple[int, int]]], evidence: Evidence
+) -> tuple[int, int]:
+    """The step of the last agreement that whoever wrote the event may have known of; -1: there was
+    none.
+    """
+    until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
+    return next((steps for time_ns, steps in reversed(agreements) if time_ns <= until_ns), (-1, -1))
+
+
+def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:
+    """Whether a checkpoint may hold the state of a replica that was found to differ, and is rightly
+    done away with.
+    """
+    until_ns = deleted.time_ns + history.log.clocks.bound_ns(deleted)
+    found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
+    return any(step > agreed_before(history, failure)[0] for failure in found)
+
+
+def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> bool:
+    """Whether a checkpoint was saved after the last agreement before replicas were found to differ.
+    What all took from one checkpoint was the same then; of a coordinator that took over nobody
+    knows what it knew.
+    """
+    history = evidence.history
+    if history.log.first(Kind.COORDINATOR_ADOPTED) is not None:
+        return False
+    for failure in diverged(history):
+        if failure.generation >= ready.generation or saved_in > failure.generation:
+            continue
+        one = [
+            e.data["resume_step"]
+            for e in history.log.of(Kind.GENERATION_READY)
+            if e.generation <= failure.generation and e.data["checkpoint"]
+        ]
+        if step > max(agreed_before(history, failure)[0], *one, 0):
+            return True
+    return False
+
+
+def _deleted(
+    name: str, good: dict[str, int], rotten: Mapping[str, int], agreed: tuple[int, int]
+) -> list[str]:
+    """What is wrong with deleting a checkpoint; it is taken from ``good``. One that the replicas
+    agreed on, and that is ``rotten``, is left as far as whoever deletes can know: others are read
+    again before all but one go.
+    """
+    step = good.pop(name, None)
+    left = [other for other in good if not is_memory(other)]
+    if step is None:
+        return []
+    if not left:
+        return [f"{name} was deleted though no other good checkpoint was left"]
+    there = [*(good[other] for other in left), *rotten.values()]
+    older = all(step <= one and not any(other <= one for other in there) for one in agreed)
+    if not is_memory(name) and older:
+        return [f"{name} was deleted though the replicas had agreed on no other that was left"]
+    return []
+
+
+def _too_few(name: str, there: set[str], evidence: Evidence) -> list[str]:
+    """Whether fewer are left than are to be kept."""
+    keep = evidence.cell.scenario.workload.checkpoint.keep
+    left = sum(not is_memory(other) for other in there - {name})
+    if name not in there or is_memory(name) or left >= keep:
+        return []  # what was set aside goes by another name
+    return [f"{name} was deleted though {left} others were left, and {keep} are to be kept"]
+
+
+def _ended_by_a_save(evidence: Evidence) -> list[str]:
+    """Ranks whose last words come straight after a save that failed."""
+    problems = []
+    for name, log in evidence.log.actors.items():
+        for event, following in itertools.pairwise(log.events):
+            if event.kind is Kind.CHECKPOINT_FAILED and following.kind is Kind.ERROR_RAISED:
+                problems.append(
+                    f"{name} ended because {event.data['checkpoint']} could not be saved"
+                )
+    return problems
+
+
+def _wrongly_restored(
+    evidence: Evidence,
+    ready: Event,
+    good: Mapping[str, int],
+    bad: set[str],
+    saved_in: Mapping[str, int],
+) -> list[str]:
+    """What is wrong with the checkpoint that a generation began with."""
+    name = ready.data["checkpoint"]
+    if name in bad or (
+        name in good and _distrusted(evidence, ready, good[name], saved_in.get(name, 0))
+    ):
+        return [f"generation {ready.generation} restored {name}, which is corrupt or doubtful"]
+    if name not in good:
+        return [f"generation {ready.generation} restored {name}, which was never committed"]
+    if good[name] != ready.data["resume_step"]:
+        return [f"{name} holds step {good[name]}, resumed at {ready.data['resume_step']}"]
+    return []

@@ -1,0 +1,1 @@
+"""The life of each process and checkpoint, line by line: which line cannot be without which."""

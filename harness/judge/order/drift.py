@@ -1,0 +1,83 @@
+"""Clocks that run at another rate than the others'."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from harness.judge.record.history import NS, History
+
+DRIFT_STEPS = 40
+
+
+DRIFT_RATE = 4e-3
+
+
+DRIFT_S = 0.010
+"""A clock runs wrong when its rank's commits drift away from the others', by DRIFT_RATE at least
+and by DRIFT_S in all, over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of
+single steps (``_CLEAR``).
+"""
+
+
+_EVEN = 2.5
+
+
+_CLEAR = 8.0
+
+
+def drifts(history: History) -> list[str]:
+    """Ranks whose clock runs at another rate than the others': their commits of the same steps
+    drift away.
+    """
+    commits: dict[str, list[tuple[int, int]]] = defaultdict(
+        list
+    )  # rank's process -> (others' time, its own less it)
+    for run in history.runs:
+        times = {event.actor: event.time_ns for event in run.commits}
+        for name, time_ns in times.items():
+            others = [when for other, when in times.items() if other != name]
+            if others:
+                middle = round(statistics.median(others))
+                commits[name].append((middle, time_ns - middle))
+    bounds = history.log.clock_bounds_s
+    found = []
+    for name, rows in commits.items():
+        rate = _rate(rows, slack_ns=2 * max(bounds.values(), default=0.0) * NS)
+        if rate is not None:
+            found.append(
+                (
+                    abs(rate),
+                    f"the clock of {name} runs {rate:+.2%} against those of the other ranks",
+                )
+            )
+    # Where one is wrong, the others seem so against it, and less so: the worst is the one.
+    return [max(found)[1]] if found else []
+
+
+def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
+    """At which rate the second numbers change with the first, if they do so evenly and beyond all
+    noise.
+    """
+    if len(rows) < DRIFT_STEPS:
+        return None
+    size = len(rows) // 4
+    parts = [sorted(rows)[index * size : (index + 1) * size] for index in range(4)]
+    middles = [
+        (statistics.median(x for x, _ in part), statistics.median(y for _, y in part))
+        for part in parts
+    ]
+    slopes = [
+        (b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0
+        for a, b in itertools.pairwise(middles)
+    ]
+    low, high = sorted(map(abs, slopes))[:: len(slopes) - 1]
+    shift_ns = abs(middles[-1][1] - middles[0][1])
+    even = low >= DRIFT_RATE and high <= _EVEN * low and len({slope > 0 for slope in slopes}) == 1
+    if not even or shift_ns < DRIFT_S * NS + slack_ns:
+        return None
+    rate = (middles[-1][1] - middles[0][1]) / (middles[-1][0] - middles[0][0])
+    rest = [abs(y - middles[0][1] - rate * (x - middles[0][0])) for x, y in rows]
+    return rate if statistics.median(rest) * _CLEAR < shift_ns else None

@@ -1,0 +1,181 @@
+"""What happened in one arm, in order: generations, executions of steps, what survived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Log
+
+NS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the
+    reference sample order; ``observed``: a command, seen from outside only; ``evaluate_every``:
+    steps between evaluations by rank 0, which are to take ``evaluate_s`` each.
+    """
+
+    arm: str
+    cell: str
+    repeat: int
+    seed: int
+    ranks: int
+    spares: int
+    steps: int
+    global_batch: int
+    strategy: str
+    order_seed: int
+    order_samples: int
+    observed: bool = False
+    evaluate_every: int | None = None
+    evaluate_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One membership epoch. Times are ns; None where the event is missing. ``fenced_ns``: when the
+    next one started; ``shards``: ranks that hold one copy of the model together (see
+    ``recovery.policy.layout``).
+    """
+
+    number: int
+    members: tuple[str, ...]
+    shards: int = 1
+    cause: str
+    state: str
+    started_ns: int
+    ready_ns: int | None
+    resume_step: int | None
+    checkpoint: str | None
+    grouped_ns: int | None
+    stated_ns: int | None
+    fenced_ns: int | None
+
+    @property
+    def world(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    def shard_of(self, rank: int) -> int:
+        """The part of the model that a rank holds."""
+        return rank % self.shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """One execution of one step. ``committed_ns``: when the job committed it, None if it never did.
+
+    ``start_ns``: end of the generation's previous step run, or the moment its members held their
+    state. ``survives``: this run is the one of its step in the final lineage.
+    """
+
+    generation: int
+    step: int
+    start_ns: int
+    end_ns: int
+    committed_ns: int | None
+    world: int
+    commits: tuple[Event, ...]
+    batches: tuple[Event, ...]
+    survives: bool
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds."""
+        return (self.end_ns - self.start_ns) / NS
+
+    @property
+    def samples(self) -> list[int]:
+        """Ids of the samples all members took, dead ones included."""
+        return [sample for event in self.batches for sample in event.data["samples"]]
+
+    @property
+    def loss(self) -> float:
+        """Global loss as the lowest committing rank logged it; NaN when it logged none."""
+        value = self.commits[0].data["loss"]
+        return float("nan") if value is None else float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """One arm in order. ``foreign``: fenced commits and commits by non-members; ``unsure``: commits
+    of which the clocks do not tell whether they were fenced; ``end_ns``: the last moment known.
+    """
+
+    log: Log
+    info: RunInfo
+    start_ns: int
+    end_ns: int
+    finished: Event | None
+    generations: tuple[Generation, ...]
+    runs: tuple[StepRun, ...]
+    foreign: tuple[Event, ...]
+    unsure: tuple[Event, ...] = ()
+
+    @property
+    def lineage(self) -> Mapping[int, StepRun]:
+        """Step -> the run of it that survived, in step order."""
+        return {
+            run.step: run for run in sorted(self.runs, key=lambda run: run.step) if run.survives
+        }
+
+    @property
+    def committed_step(self) -> int:
+        """Highest step of the final lineage; 0 when nothing was committed."""
+        return max((run.step for run in self.runs if run.survives), default=0)
+
+    @property
+    def outcome(self) -> str:
+        """Outcome the orchestrator wrote; ``broken`` when it never came to write one."""
+        return str(self.finished.data["outcome"]) if self.finished else "broken"
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the arm was ended from outside, so that what it had not done by then says
+        nothing.
+        """
+        return self.outcome in ("broken", "interrupted")
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the job itself did not get to its end, other than by being ended from outside."""
+        return self.outcome in ("gave-up", "timed-out")
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from ``run_started`` to ``run_finished``, or to the last event of a log without
+        one.
+        """
+        return (self.end_ns - self.start_ns) / NS
+
+    @property
+    def worked(self) -> tuple[Generation, ...]:
+        """Generations that became ready (or committed something, should the ready mark be
+        missing).
+        """
+        return tuple(g for g in self.generations if g.resume_step is not None)
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.generations[0].shards if self.generations else 1
+
+    def generation(self, number: int) -> Generation | None:
+        """The generation of that number, or None."""
+        return next((g for g in self.generations if g.number == number), None)
+
+    def generation_at(self, time_ns: int) -> Generation | None:
+        """The newest generation started at or before a time."""
+        return next((g for g in reversed(self.generations) if g.started_ns <= time_ns), None)
+
+    def runs_of(self, generation: int) -> list[StepRun]:
+        """Step runs of one generation in step order."""
+        return [run for run in self.runs if run.generation == generation]
+
+    def high_water(self, last_generation: int) -> int:
+        """Highest step that any member of any generation up to ``last_generation`` committed; 0
+        when none.
+        """
+        return max((run.step for run in self.runs if run.generation <= last_generation), default=0)

@@ -1,0 +1,146 @@
+"""The arms of a run, each judged by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import recovery.policy.strategies
+from chaos.events.log import Log
+from chaos.plugins import load
+from chaos.scenario.model import Cell, ResolvedRun
+from harness.host.rundir import arm_id
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.checkers.job.loss import compare
+from harness.judge.evidence.absurd import absurdity
+from harness.judge.evidence.expected import expected_of, twins_of
+from harness.judge.measure.measure import ArmMeasures
+from harness.judge.record.lineage import history_of
+from harness.judge.results import (
+    Finding,
+)
+from recovery.policy.strategy import Strategy
+
+MOST_SAID = 500
+ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedArm:
+    """One arm that left a usable log, judged."""
+
+    id: str
+    cell: Cell
+    repeat: int
+    arm: Literal["faulted", "control"]
+    evidence: Evidence
+    measures: ArmMeasures
+    findings: Mapping[str, Finding]
+    exactness: str
+
+
+def planned_arms(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
+    """Of a cell: (id, repeat, faulted or control)."""
+    wanted = ARMS if cell.scenario.baseline == "paired" else ARMS[:1]
+    return [
+        (arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted
+    ]
+
+
+def judge_arms(
+    resolved: ResolvedRun, logs: Mapping[str, Log], complete: Callable[[JudgedArm], None]
+) -> tuple[list[JudgedArm], dict[str, str]]:
+    """The arms that have a log, and of those whose log makes no sense why not: anything may stand
+    in a file. ``complete`` makes all that is made of an arm later, so that what
+    breaks it shows here.
+    """
+    exact = {
+        name: kind.exact
+        for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()
+    }
+    arms: list[JudgedArm] = []
+    senseless = _senseless(resolved, logs)  # a control arm's, too, which others are compared with
+    logs = {name: log for name, log in logs.items() if name not in senseless}
+    simulated = {
+        name: cell.scenario.launcher.kind == "sim" and cell.scenario.workload.command is None
+        for cell in resolved.cells
+        for name, _, _ in planned_arms(cell)
+    }
+    twins = twins_of(logs, simulated)
+    for cell in resolved.cells:
+        controls = _controls(resolved, cell, logs)
+        for name, repeat, arm in planned_arms(cell):
+            if name not in logs:
+                continue
+            control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
+            expected = replace(expected_of(resolved, cell, repeat, arm), twins=twins.get(name, ()))
+            try:
+                evidence = Evidence(
+                    arm=arm,
+                    cell=cell,
+                    log=logs[name],
+                    control=_usable(control),
+                    controls=controls,
+                    exact=exact,
+                    source=resolved.source,
+                    lines=resolved.lines,
+                    expected=expected,
+                )
+                one = JudgedArm(
+                    id=name,
+                    cell=cell,
+                    repeat=repeat,
+                    arm=arm,
+                    evidence=evidence,
+                    measures=evidence.measures,
+                    findings=check_all(evidence),
+                    exactness=_exactness(evidence),
+                )
+                complete(one)
+            except Exception as error:
+                senseless[name] = _no_sense(error)
+            else:
+                arms.append(one)
+    return arms, senseless
+
+
+def _senseless(resolved: ResolvedRun, logs: Mapping[str, Log]) -> dict[str, str]:
+    found = {}
+    for cell in resolved.cells:
+        for name in (name for name, *_ in planned_arms(cell) if name in logs):
+            try:
+                if absurd := absurdity(logs[name], cell.scenario):
+                    raise ValueError(absurd)
+                history_of(logs[name])
+            except Exception as error:
+                found[name] = _no_sense(error)
+    return found
+
+
+def _no_sense(error: Exception) -> str:
+    return f"what it holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID]
+
+
+def _usable(control: Log | None) -> Log | None:
+    """A control that committed nothing gives nothing to compare with."""
+    return control if control is not None and history_of(control).committed_step else None
+
+
+def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tuple[Log, ...]:
+    """Control arms of every cell that trains the same thing."""
+    alike = [other for other in resolved.cells if other.scenario.workload == cell.scenario.workload]
+    names = [name for other in alike for name, _, arm in planned_arms(other) if arm == "control"]
+    return tuple(logs[name] for name in names if name in logs)
+
+
+def _exactness(evidence: Evidence) -> str:
+    """How the arm's result compares with its control's; a job that did not finish has no result,
+    and a command does not show its own.
+    """
+    if evidence.history.outcome != "completed" or evidence.history.info.observed:
+        return "not compared"
+    try:
+        return compare(evidence)[0]
+    except Exception:
+        return "not compared"

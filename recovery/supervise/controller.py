@@ -70,7 +70,7 @@ class Controller:
 
     def adopt(self, known: Past, state: StateFrom) -> None:
         """Take over, instead of ``start``: ask every process where it is, and go on once all have
-        answered. ``state``: what ``start`` was, or would have been, told.
+        answered. ``state``: as of ``start``.
         """
         self._cycle.stage = Stage.ADOPTING
         self._adoption.restore(known, state)
@@ -84,7 +84,7 @@ class Controller:
             return
         if self.stage is Stage.ADOPTING:
             self._adoption.place(process, status)
-        if process.health is Health.STARTING:  # it told the lost one that it is ready
+        if process.health is Health.STARTING:  # its ``Ready`` went to the lost supervisor
             self._on_ready(process, {})
         self._heard(process)
 
@@ -157,8 +157,7 @@ class Controller:
         if why := misfit(versions, self.job.table.other_versions(process)):
             self._fail(process, Cause.UNFIT, why)
         elif not known:
-            # else by its answer to who took over, which came first: it may be in a generation by
-            # now
+            # else its answer to this supervisor came first: it may be in a generation by now
             self._cycle.became_ready(process)
 
     def _on_notice(self, process: Process) -> None:

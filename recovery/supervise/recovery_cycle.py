@@ -240,7 +240,7 @@ class RecoveryCycle:
 
     def go_on(self) -> None:
         """The generation trains."""
-        # of members that were told before it did, or while no supervisor heard it
+        # notices that members got before it did, or while no supervisor heard of them
         if any(member.noticed for member in self._job.table.member_processes()):
             self._act(self._strategy.on_notice(self._view()))
         self.end_if_finished()
@@ -290,6 +290,6 @@ class RecoveryCycle:
         ends.
         """
         if now_s > self._end_by_s + self._job.timing.kill_timeout_s:
-            self.stage = Stage.DONE  # for whoever started it to report
+            self.stage = Stage.DONE  # what is left is reported by the launcher
         elif now_s > self._end_by_s:
             self._job.table.dismiss(kill=True)

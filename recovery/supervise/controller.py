@@ -46,8 +46,6 @@ class Controller:
     ) -> None:
         self.strategy = strategy
         self.hands = hands
-        self.world = world
-        self.steps = steps
         self.timing = timing or Timing()
         limits.check(self.timing)
         self.job = JobState(
@@ -296,6 +294,20 @@ class Controller:
     @reason.setter
     def reason(self, reason: str) -> None:
         self._cycle.reason = reason
+
+    @property
+    def world(self) -> int:
+        """Ranks asked for."""
+        return self.job.world
+
+    @property
+    def steps(self) -> int:
+        """After which the job is complete; a script says how many only when it is ready."""
+        return self.job.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.job.steps = steps
 
     @property
     def members(self) -> tuple[str, ...]:

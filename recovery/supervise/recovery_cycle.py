@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from chaos.events.log import Kind
 from recovery.policy.replacement_delay import ReplacementDelay
 from recovery.policy.strategy import (
-    Cause,
     ClusterView,
     Decision,
     Form,
@@ -82,9 +81,8 @@ class RecoveryCycle:
                     self._act(more)
 
     def differ(self, found: Disagreement) -> None:
-        """States of replicas differ: each process that holds another than most is to blame."""
-        odd = [self._job.table[name] for name in found.odd]
-        self._job.blame(odd, Cause.DIVERGED, found.detail, found.step)
+        """States of replicas differ: the generation must not go on."""
+        self._job.differ(found)
         if self.stage is not Stage.STOPPING:
             self.stop_generation()
 

@@ -1,8 +1,9 @@
 """Tells a hung rank from the ones that wait for it, by progress marks alone.
 
 Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same
-collectives in the same order, so whoever has entered fewer than the others is what they wait for.
-Where nobody waits, as in a stall that all share, nobody hangs. How long a rank may keep others
+collectives in the same order, so the one that has entered fewer than the others is what they wait
+for.
+Where none waits, as in a stall that all share, none hangs. How long a rank may keep others
 waiting is ``recovery.detection.pace``'s to say; time in which it wanted a processor and got none
 does not count (``recovery.process.starvation``).
 """
@@ -95,7 +96,7 @@ class HangDetector:
 
     limits: HangLimits = field(default_factory=HangLimits)
     due_s: float = math.inf
-    """In how long somebody is late who does not move till then."""
+    """In how long the next process is late, if it does not move till then."""
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
@@ -145,7 +146,7 @@ class HangDetector:
         hold one copy of the model together, where one is more than a rank: they have collectives of
         their own, in which they wait for each other alone; ``pulse``: what a process gets of the
         processors, asked only of those that are silent for long; ``others_done``: some have done
-        their last step. A hang of the process ``""`` is nobody's.
+        their last step. The process ``""``: none can be blamed.
         """
         kernel = _once(kernel)
         look = Look.after(self._last_look_s, now_s)

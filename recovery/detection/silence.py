@@ -13,7 +13,7 @@ from recovery.transport.progress_counters import Mark
 MAX_LOOK_S = 0.1
 """A look counts for no more: what passes while the supervisor gets no processor is not silence."""
 SURE = 0.25
-"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of
+"""Of its deadline a rank is silent before it is asked what kept it: that costs a look at each of
 its threads.
 """
 
@@ -33,10 +33,10 @@ class Look:
 
 @dataclass(kw_only=True)
 class Silence:
-    """How long a member, with this very mark, kept others waiting, how long it was itself one who
-    waits, how long nobody waited for it alone (``shared_s``; ``common_s`` of it with most others,
+    """How long a member, with this very mark, kept others waiting, how long it waited itself,
+    how long none waited for it alone (``shared_s``; ``common_s`` of it with most others,
     for a few who wait), and since when the kernel shows it as stopped. ``unasked_s``: what was
-    counted since somebody last asked what kept it (``asked_s``, ``starved_s``).
+    counted since it was last asked what kept it (``asked_s``, ``starved_s``).
     """
 
     mark: Mark
@@ -52,7 +52,7 @@ class Silence:
     def waits(
         self, look: Look, deadline_s: float, pulse: Callable[[], Pulse], stuck: Callable[[], bool]
     ) -> None:
-        """It is one of those who wait. ``stuck``: whether anybody is to ask what kept it."""
+        """It is one of those that wait. ``stuck``: whether to ask what kept it."""
         self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
 
     def lags(self, look: Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
@@ -79,7 +79,7 @@ class Silence:
         if self.asked_s is not None:
             held_s = now.starved_s - self.starved_s
             # What was counted of this time; and what is too long for this time was earlier. Between
-            # the two it may have been in time that was counted against nobody.
+            # the two it may have been in time that was counted against none.
             credit_s = min(held_s, self.unasked_s) + max(0.0, held_s - (look.now_s - self.asked_s))
         self.starved_s, self.asked_s, self.unasked_s = now.starved_s, look.now_s, 0.0
         return (look.passed_s - credit_s) * (works if now.working else 1.0)

@@ -30,8 +30,8 @@ SKIP_WINDOW_STEPS = 1_000
 
 
 def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
-    """Answer what needs nobody new: corrupted values or states, a broken connection. None: somebody
-    is lost.
+    """Answer what needs no other process: corrupted values or states, a broken connection. None: a
+    process is lost.
 
     ``nonfinite``: see ``recovery.policy.strategy.Nonfinite``.
     """
@@ -46,7 +46,7 @@ def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
 
 
 def undecided(view: ClusterView) -> Decision | None:
-    """Answer states that differ without a majority: nobody can say which is right, so none is kept.
+    """Answer states that differ without a majority: none is known to be right, so none is kept.
     All go back to a checkpoint of before the last agreement; without one the job ends.
     """
     if not any(f.cause is Cause.DIVERGED and not f.process for f in view.failures):
@@ -62,11 +62,11 @@ def undecided(view: ClusterView) -> Decision | None:
 
 
 def refill(view: ClusterView) -> Decision | None:
-    """Answer corruptions alone (nobody died): blamed ranks copy a healthy peer's state, and an
-    interrupted step is redone. One whose shard nobody else holds keeps its own: nothing non-finite
+    """Answer corruptions alone (no process died): blamed ranks copy a healthy peer's state, and an
+    interrupted step is redone. One whose shard no other holds keeps its own: nothing non-finite
     was applied to it.
 
-    None when that cannot help: somebody died, everybody is blamed, or it was tried already.
+    None when that cannot help: a process died, all are blamed, or it was tried already.
     """
     only_corrupt = all(f.cause in CORRUPTIONS for f in view.failures)
     if not only_corrupt or len(view.survivors) != len(view.members):
@@ -92,7 +92,7 @@ def refill(view: ClusterView) -> Decision | None:
 
 def replaceable(view: ClusterView) -> tuple[str, ...] | None:
     """Survivors to blame whose part of the state a healthy one holds as well, and can give them.
-    The others keep theirs: nobody could fill them, and what was not finite was not applied.
+    The others keep theirs: no other could fill them, and what was not finite was not applied.
 
     None when the parts that are left do not make one whole state.
     """
@@ -108,9 +108,9 @@ def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
     """Answer samples found to be non-finite by themselves: leave them out from the step on, and
     redo it.
 
-    The ranks that computed them are well, so nobody's state is replaced. ``refills``: their whole
+    The ranks that computed them are well, so no state is replaced. ``refills``: their whole
     shares are left out, whatever the reason was, so that their state is replaced too, where
-    somebody else holds it. None when no sample was named, something else went wrong too, or no
+    another holds it. None when no sample was named, something else went wrong too, or no
     state is left whole. Gives up when the job would leave out too many.
     """
     named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))

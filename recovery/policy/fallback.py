@@ -57,7 +57,7 @@ def kept(view: ClusterView) -> tuple[ProcessView, ...]:
 
 
 def no_copy(view: ClusterView) -> str:
-    """Why nobody can give the state to the next generation."""
+    """Why no process can give the state to the next generation."""
     gone = missing_shards(view, trusted(view))
     if not gone:
         return (
@@ -98,9 +98,9 @@ def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[s
 
 
 def rejoin_all(view: ClusterView) -> Decision | None:
-    """Answer a broken connection with nobody dead.
+    """Answer a broken connection of processes that all live.
 
-    The same members form a new generation. None if somebody died.
+    The same members form a new generation. None if one died.
     """
     # one may not have been told that it is one
     members = [view.process(name) for name in view.members]
@@ -158,14 +158,14 @@ def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
 
 
 def with_room(view: ClusterView) -> tuple[str, ...]:
-    """The members, and whoever is ready as far as whole replicas can be filled."""
+    """The members, and ready processes as far as whole replicas can be filled."""
     members = tuple(view.process(name) for name in view.members)
     fresh = [p.name for p in view.fresh]
     return seat(view, (*members, *view.benched), fresh, replicas=view.replicas)
 
 
 def grow(view: ClusterView) -> Decision:
-    """Answer a pause: the paused members, and whoever is ready as far as the world has room."""
+    """Answer a pause: the paused members, and ready processes as far as the world has room."""
     form = Form(members=with_room(view), state=StateFrom.PEER, cause="grow")
     there = set(view.members)
     joining = [name for name in form.members if name not in there]
@@ -180,7 +180,7 @@ def grow(view: ClusterView) -> Decision:
 def make_way(view: ClusterView) -> Decision:
     """Answer a notice: park at the next step boundary, so that no step is lost when the noticed go.
 
-    When nobody else holds some shard, a checkpoint keeps the state.
+    When no other process holds some shard, a checkpoint keeps the state.
     """
     names = ", ".join(view.leaving)
     leaving, shards = set(view.leaving), range(view.shards)
@@ -190,7 +190,7 @@ def make_way(view: ClusterView) -> Decision:
 
 def relieve(view: ClusterView) -> Decision | None:
     """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their
-    places as far as they go. None when nobody was noticed.
+    places as far as they go. None when none was noticed.
 
     When the last holder of some shard was noticed too late for that pause to save anything, the
     same members go on, to be asked for a pause that does.

@@ -18,7 +18,7 @@ class ReplacementDelay:
         self._step, self._since_s, self._settled = step, now_s, False
 
     def just_settled(self, committed: int, now_s: float) -> bool:
-        """True once: whoever was lost or used can be replaced now."""
+        """True once: what was lost or used can be replaced now."""
         if self._settled or (committed <= self._step and now_s <= self._since_s + self._limit_s):
             return False
         self._settled = True

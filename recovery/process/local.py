@@ -134,7 +134,7 @@ class Children:
             )
         except BaseException:
             ours.close()
-            # a child of ours that nobody has waited for, so that its number is still its own
+            # a child of ours that was not waited for, so that its number is still its own
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -183,7 +183,7 @@ class Children:
         return processes.state(child.pid) if child is not None else "X"
 
     def pulse(self, name: str) -> Pulse:
-        """What it got of the processors; counted while somebody asks."""
+        """What it got of the processors; counted while it is asked for."""
         child = self._children.get(name)
         return (
             child.starvation.taken(time.monotonic(), child.pid, self._usage)
@@ -284,7 +284,7 @@ class Children:
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
         child.gone = True
         self._forget(child.pidfd)
-        if child.channel is not None:  # somebody that it started holds the other end
+        if child.channel is not None:  # a process that it started holds the other end
             self._forget(child.channel.fileno())
         if child.log is not None:
             # a full disk: its mark says how many lines there were
@@ -354,7 +354,7 @@ def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
 
 def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | None:
     """Seconds that one request to a store takes, without those of making the connection; None:
-    nobody answers.
+    no answer.
     """
     import torch.distributed as dist
 

@@ -60,7 +60,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
     """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they
     are gone or not.
 
-    Keepers of checkpoints are no part of it: whoever starts them follows them, supervisor or not.
+    Keepers of checkpoints are no part of it: what starts them follows them, supervisor or not.
     """
     found, answer, afresh = Past(dead=set(asked), leaving=set(asked)), "", False
     for event in events:
@@ -118,8 +118,8 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
     return found
 
 
-def _doubts_of(told: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
-    return tuple((before, step) for before, step in told)
+def _doubts_of(pairs: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
+    return tuple((before, step) for before, step in pairs)
 
 
 class Found(Enum):

@@ -46,8 +46,6 @@ class Controller:
     ) -> None:
         self.strategy = strategy
         self.hands = hands
-        self.world = world
-        self.steps = steps
         self.timing = timing or Timing()
         limits.check(self.timing)
         self.job = JobState(
@@ -70,7 +68,7 @@ class Controller:
 
     def adopt(self, known: Past, state: StateFrom) -> None:
         """Take over, instead of ``start``: ask every process where it is, and go on once all have
-        answered. ``state``: what ``start`` was, or would have been, told.
+        answered. ``state``: as of ``start``.
         """
         self._cycle.stage = Stage.ADOPTING
         self._adoption.restore(known, state)
@@ -84,7 +82,7 @@ class Controller:
             return
         if self.stage is Stage.ADOPTING:
             self._adoption.place(process, status)
-        if process.health is Health.STARTING:  # it told the lost one that it is ready
+        if process.health is Health.STARTING:  # its ``Ready`` went to the lost supervisor
             self._on_ready(process, {})
         self._heard(process)
 
@@ -157,8 +155,7 @@ class Controller:
         if why := misfit(versions, self.job.table.other_versions(process)):
             self._fail(process, Cause.UNFIT, why)
         elif not known:
-            # else by its answer to who took over, which came first: it may be in a generation by
-            # now
+            # else its answer to this supervisor came first: it may be in a generation by now
             self._cycle.became_ready(process)
 
     def _on_notice(self, process: Process) -> None:
@@ -297,6 +294,20 @@ class Controller:
     @reason.setter
     def reason(self, reason: str) -> None:
         self._cycle.reason = reason
+
+    @property
+    def world(self) -> int:
+        """Ranks asked for."""
+        return self.job.world
+
+    @property
+    def steps(self) -> int:
+        """After which the job is complete; a script says how many only when it is ready."""
+        return self.job.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.job.steps = steps
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Silent corruption: ranks that should hold the same state compare digests of it, and whoever
-differs is named. Pure.
+"""Silent corruption: ranks that should hold the same state compare digests of it, and those that
+differ are named. Pure.
 
 After an all-reduce every holder of a shard applies the same gradients to the same state, bit for
 bit, so that any difference is a corruption. A rank sends its digest with each checkpoint (or as
-often as it is told) and goes on; the supervisor compares when all have come.
+often as it is configured) and goes on; the supervisor compares when all have come.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the members of a new generation are told of checkpoints. ``doubts``: which may hold a
+    """What the members of a new generation learn of checkpoints. ``doubts``: which may hold a
     corrupted state, and are not known to be out of the way; ``agreed``: the last step at which all
     replicas were the same (-1: not known); ``anew``: none was ever saved, so that there is nothing
     to lose by beginning with initial values.
@@ -79,15 +79,15 @@ class DigestBook:
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """What may hold a corrupted state, and nobody has said to have put out of the way."""
+        """What may hold a corrupted state, and is not reported to be out of the way."""
         return self._doubts
 
     def _open_doubts(self, generation: int) -> tuple[Doubt, ...]:
-        """As members of this generation are told."""
+        """As members of this generation learn of them."""
         return together([*self._doubts, *([(generation, self.trust)] if self.trust >= 0 else [])])
 
     def settled(self, doubts: Sequence[Doubt]) -> bool:
-        """Somebody has put all of that out of the way. Whether that was not known."""
+        """A rank has put all of that out of the way. Whether that was not known."""
         left = tuple(doubt for doubt in self._doubts if doubt not in doubts)
         changed, self._doubts = left != self._doubts, left
         return changed
@@ -119,7 +119,7 @@ class DigestBook:
         self._saved = {*later[-MAX_SAVED_STEPS:], *(() if newest is None else (newest,))}
 
     def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
-        """A generation is told to form, with ``word``."""
+        """A generation is to form; its members have got ``word``."""
         self._doubts = self._open_doubts(generation)
         self._generation, self._members, self._open = generation, tuple(members), {}
         self._awaited = frozenset(members)
@@ -203,7 +203,7 @@ class DigestBook:
         """What is wrong with what the members of a new generation hold, each a step and a digest
         ("": none was made).
 
-        They were brought to one state, so that whoever differs has got or kept another one: by a
+        They were brought to one state, so that one that differs has got or kept another one: by a
         defect, by a value that went wrong unnoticed, or by a model that is not built alike on every
         rank.
         """

@@ -17,7 +17,7 @@ from recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
 
 
 class ExcludedSamples:
-    """Part of the job's state, kept by the supervisor and told to every process once."""
+    """Part of the job's state, kept by the supervisor and sent to every process once."""
 
     def __init__(self, hands: Hands, failures: FailureBook) -> None:
         self._since: dict[int, int] = {}  # sample -> first step without it
@@ -40,7 +40,7 @@ class ExcludedSamples:
         return sum(1 for since in self._since.values() if since > step - SKIP_WINDOW_STEPS)
 
     def restore(self, samples: Mapping[int, int]) -> None:
-        """Go on where another supervisor ended; nobody knows what it had told to whom."""
+        """Go on where another supervisor ended; what it had sent to which process is not known."""
         self._since, self._order = dict(samples), list(samples)
 
     def tell(self, process: Process) -> int:

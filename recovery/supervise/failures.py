@@ -70,9 +70,8 @@ class FailureBook:
         size: int,
         measured: Mapping[str, Any] = NOTHING,
     ) -> Failure:
-        """Write a failure down, a process's or nobody's. It is answered only if added to
-        ``current`` too. ``size``: of the generation; ``measured``: of a hang
-        (``recovery.detection.hangs.Hang.measured``).
+        """Write a failure down, of a process or of none that is known. It is answered only if added
+        to ``current`` too. ``size``: of the generation; ``measured``: see ``Symptom``.
         """
         failure = Failure(
             process=process.name if process else "",
@@ -106,7 +105,7 @@ class FailureBook:
         self._declared = len(self.history) + len(self.current)
 
     def suspect(self, why: str) -> None:
-        """A collective failed and nobody is known to be dead; the cause may be reported in a
+        """A collective failed and no process is known to be dead; the cause may be reported in a
         moment.
         """
         self.suspicion, self.suspected_s = why, self._hands.now_s()
@@ -121,7 +120,7 @@ class FailureBook:
         """
         self.history.extend(replace(failure, answer=answer) for failure in self.current)
         oldest = self.history[-1].generation - MAX_HISTORY if self.history else 0
-        if self.history and self.history[0].generation < oldest:  # nobody asks for it any more
+        if self.history and self.history[0].generation < oldest:  # not asked for any more
             self.history = [failure for failure in self.history if failure.generation >= oldest]
         self.current = []
         self.suspected_s = None
@@ -160,7 +159,7 @@ class FailureBook:
         return f"{self.attempts - 1} recoveries in a row brought no new step after {high_water}"
 
     def loop(self, limit: int) -> str:
-        """What to say when a rank has died ``limit`` times in a row at one step, whoever held it;
+        """What to say when a rank has died ``limit`` times in a row at one step, in any process;
         else empty. In a world of another size it is another rank: others have moved up.
         """
         for failure in self.current:

@@ -1,5 +1,5 @@
-"""Bringing the members of the next generation together: who is awaited, who is told what, who has
-joined.
+"""Brings the members of the next generation together: which are awaited, what each is sent, which
+have joined.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Formation:
         return now_s > self._deadline_s
 
     def can_begin(self, *, with_spares: bool) -> bool:
-        """Whether all members can be told. ``with_spares``: a job starts with everything it was
-        promised.
+        """Whether all members are ready. ``with_spares``: and all other processes too, as a job
+        starts with everything it was promised.
         """
         if self.pending is None:
             return False

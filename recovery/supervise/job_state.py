@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from recovery.policy.strategy import Cause, ClusterView, Failure, Health
-from recovery.supervise.divergence import DigestBook
+from recovery.supervise.divergence import DigestBook, Disagreement
 from recovery.supervise.excluded_samples import ExcludedSamples
 from recovery.supervise.failures import NOTHING, FailureBook
 from recovery.supervise.formation import Formation
@@ -122,6 +122,11 @@ class JobState:
         blamed: Sequence[Process | None] = processes or [None]
         for process in blamed:
             self.failures.current.append(self._declare(process, cause, detail, step))
+
+    def differ(self, found: Disagreement) -> None:
+        """States of replicas differ: each process that holds another than most is to blame."""
+        odd = [self.table[name] for name in found.odd]
+        self.blame(odd, Cause.DIVERGED, found.detail, found.step)
 
     def refused(self, message: Parked) -> None:
         """A rank has refused values that are not finite. After the last step its state holds

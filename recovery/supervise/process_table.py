@@ -97,7 +97,7 @@ class ProcessTable:
         return self._processes[name]
 
     def get(self, name: str) -> Process | None:
-        """The process of that name, as long as anybody may ask for it."""
+        """The process of that name, as long as it may be asked for."""
         return self._processes.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -117,7 +117,7 @@ class ProcessTable:
             self._forget(process)
 
     def exited(self, process: Process, how: str = "") -> None:
-        """It is gone. Nobody asks for it any more, unless it was a member of the last generation.
+        """It is gone, and forgotten unless it was a member of the last generation.
         One that could not hear of a notice yet ends by it.
         """
         process.noticed = process.noticed or how == TERMINATED
@@ -206,7 +206,7 @@ class ProcessTable:
         """
         for process in self.alive:
             process.expected_exit = True
-            # Whoever is still starting has nothing to close.
+            # One that is still starting has nothing to close.
             if kill or process.health is Health.STARTING:
                 self._hands.kill(process.name)
             else:
@@ -241,7 +241,7 @@ class ProcessTable:
 
     @property
     def all_dead(self) -> bool:
-        """Whether nobody is alive, and nobody is to end who has not."""
+        """Whether no process is alive, and each that was asked to end has."""
         return not self._leaving and not any(
             self._lists[health] for health in Health if health is not Health.DEAD
         )
@@ -297,8 +297,8 @@ class ProcessTable:
         return self._ranks.get(name)
 
     def views(self) -> tuple[ProcessView, ...]:
-        """All that live, and all members, as a strategy sees them: oldest first, but last whoever
-        waits on a node not heard of.
+        """All that live, and all members, as a strategy sees them: oldest first, but last those
+        that wait on a node not heard of.
         """
         ready = self._lists[Health.READY]
         unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
@@ -331,7 +331,7 @@ class ProcessTable:
         rank that sends it its part, and the step that some have to finish first (0: none).
 
         Survivors that had already applied the interrupted step are the sources, as are those who
-        only have to be told the end of it; all others copy from them.
+        only lack the end of it; all others copy from them.
         """
         if form.state is StateFrom.INITIAL:
             return {}, 0
@@ -344,7 +344,7 @@ class ProcessTable:
             r: p for r, p in enumerate(able) if p.name not in untrusted and p.health in _HOLDING
         }
         step = common_step(whole.values(), shards)
-        assert step is not None, "nobody decides on a generation that has no state"
+        assert step is not None, "a generation that has no state is not decided on"
         holding = {rank for rank, process in whole.items() if brings(process, step)}
         givers: dict[int, int] = {}
         for rank in sorted(holding):

@@ -67,7 +67,7 @@ class ProgressWatch:
     ) -> Hang | None:
         """Note progress of the members still at work, and return the worst hang among them.
 
-        A hang of the process ``""`` is nobody's. ``others_done``: there are members that have done
+        The process ``""``: none can be blamed. ``others_done``: there are members that have done
         their last step.
         """
         now = self._hands.now_s()
@@ -99,7 +99,7 @@ class ProgressWatch:
         )
 
     def aborted(self, least_s: float) -> None:
-        """The members of a generation are told to leave it; each has ``least_s`` for that
+        """The members of a generation are to leave it; each has ``least_s`` for that
         at least.
         """
         self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
@@ -149,15 +149,15 @@ class AgreementLog:
         self._progress.reached(max(self._progress.committed, agreed))
 
     def formed(self, *, restored: int | None, checkpoint: bool) -> None:
-        """A generation trains; its members were told what is known of checkpoints as they joined.
+        """A generation trains; its members got what is known of checkpoints as they joined.
         See ``DigestBook.formed``.
         """
         self._digests.formed(restored=restored, checkpoint=checkpoint)
         self._said = self._digests.agreed, self._digests.agreed_checkpoint
 
     def set_aside(self, doubts: Sequence[Doubt]) -> None:
-        """Checkpoints in doubt are out of the way. Until this is written down every generation is
-        told of them, under any supervisor: renaming may fail, and its rank may die.
+        """Checkpoints in doubt are out of the way. Until this is written down every generation
+        hears of them, under any supervisor: renaming may fail, and its rank may die.
         """
         if self._digests.settled(doubts):
             self._hands.record(Kind.DOUBTS_SETTLED, left=self._digests.doubts)

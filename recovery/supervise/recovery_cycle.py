@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from chaos.events.log import Kind
 from recovery.policy.replacement_delay import ReplacementDelay
 from recovery.policy.strategy import (
-    Cause,
     ClusterView,
     Decision,
     Form,
@@ -82,9 +81,8 @@ class RecoveryCycle:
                     self._act(more)
 
     def differ(self, found: Disagreement) -> None:
-        """States of replicas differ: each process that holds another than most is to blame."""
-        odd = [self._job.table[name] for name in found.odd]
-        self._job.blame(odd, Cause.DIVERGED, found.detail, found.step)
+        """States of replicas differ: the generation must not go on."""
+        self._job.differ(found)
         if self.stage is not Stage.STOPPING:
             self.stop_generation()
 
@@ -240,7 +238,7 @@ class RecoveryCycle:
 
     def go_on(self) -> None:
         """The generation trains."""
-        # of members that were told before it did, or while no supervisor heard it
+        # notices that members got before it did, or while no supervisor heard of them
         if any(member.noticed for member in self._job.table.member_processes()):
             self._act(self._strategy.on_notice(self._view()))
         self.end_if_finished()
@@ -290,6 +288,6 @@ class RecoveryCycle:
         ends.
         """
         if now_s > self._end_by_s + self._job.timing.kill_timeout_s:
-            self.stage = Stage.DONE  # for whoever started it to report
+            self.stage = Stage.DONE  # what is left is reported by the launcher
         elif now_s > self._end_by_s:
             self._job.table.dismiss(kill=True)

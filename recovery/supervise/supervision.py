@@ -65,7 +65,7 @@ class Timing:
     """Bounds of every wait, seconds.
 
     ``max_attempts``: decisions in a row without one new committed step; ``max_deaths``: of one rank
-    in a row at one step, whoever holds it; ``settle_timeout_s``: how long a new generation is left
+    in a row at one step, in any process; ``settle_timeout_s``: how long a new generation is left
     alone at most before replacements are started, if it makes no step before; ``join_timeout_s``:
     without any sign of life of those who form a group, restore and copy; ``park_timeout_s``: least
     time a rank has to leave an aborted generation, more where its phase takes longer;

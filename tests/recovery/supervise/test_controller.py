@@ -878,6 +878,16 @@ def test_the_replacement_dies_while_the_others_pause_for_it() -> None:
     assert rig.names()[-1] == "w5", "another replacement is started"
 
 
+def test_a_job_is_complete_after_the_steps_that_its_script_has() -> None:
+    """They are known only when its processes are ready."""
+    rig = Rig(DropReplica(), steps=0)
+    rig.control.steps = 320
+    rig.train(steps=10)
+    rig.finish(*rig.members, step=320)
+    assert (rig.control.outcome, rig.control.reason) == ("completed", "320 steps committed")
+    assert rig.control.committed == 320
+
+
 def test_a_pause_asked_for_in_the_last_step_does_not_stop_the_end() -> None:
     rig = Rig(DropReplica())
     grown_back(rig)

@@ -2,10 +2,10 @@
 event has come.
 
 When a fault is due, and who holds for it, is decided by its trigger (``chaos.schedule.trigger``).
-Ranks act by themselves when their agents hear ``go``; all else is acted on from outside
-(``harness.inject.outside``). For every occurrence: undo record on disk, ``fault_injected``, the
-act, ``fault_landed`` once somebody else saw it (or ``fault_failed``), ``fault_healed``
-(``harness.inject.occurrences``).
+Ranks act by themselves when their agents hear ``go`` (``harness.inject.inside``); all else is acted
+on from outside (``harness.inject.outside``). For every occurrence: undo record on disk,
+``fault_injected``, the act, ``fault_landed`` once somebody else saw it (or ``fault_failed``),
+``fault_healed`` (``harness.inject.occurrences``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict, Unpack
 
 from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Need, Where
+from chaos.fault.base import Fault, Where
 from chaos.schedule.plan import NO_POINT, PlannedFault, Point
 from chaos.schedule.trigger import Trigger, triggers
 from harness.arm.fault_context import Scene
 from harness.inject.guard import Guard
+from harness.inject.inside import InsideActs
 from harness.inject.occurrence import (
     NOT_HELD,
     NOT_THERE,
@@ -30,14 +31,20 @@ from harness.inject.occurrence import (
     Late,
     Live,
     announcement,
-    command_of,
     to_hold_at,
 )
 from harness.inject.occurrences import Occurrences
 from harness.inject.outside import OutsideActs
-from harness.inject.sites import Aim
 from harness.inject.sites.process import DEAD
 from recovery.transport.wire import Extra
+
+
+class _More(TypedDict, total=False):
+    """What else there is to say of an act; see Act."""
+
+    point: Point | None
+    held: bool
+    late: Late | None
 
 
 class Injector:
@@ -53,7 +60,7 @@ class Injector:
         self._struck = Occurrences(scene)
         self._guard = Guard(scene)
         self._outside = OutsideActs(scene, self._struck)
-        self._standing: list[dict[str, Any]] = []  # commands that hold for whoever joins, too
+        self._inside = InsideActs(scene, self._struck)
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._attempt = 0
@@ -73,9 +80,8 @@ class Injector:
         """
         points = to_hold_at(self._triggers.values(), rank, self._struck.live)
         if self._triggers:
-            self._scene.send(
-                process, Extra(topic="arm", payload={"points": points, "standing": self._standing})
-            )
+            payload = {"points": points, "standing": self._inside.standing}
+            self._scene.send(process, Extra(topic="arm", payload=payload))
         self._struck.joined(process)
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
@@ -318,73 +324,41 @@ class Injector:
         """Have the agents in the ranks act. ``at``: where they hold; ``point``: the planned one,
         None where no step was named.
         """
-        planned, fault = trigger.planned, trigger.fault
-        if fault.everywhere:
-            self._fire_everywhere(trigger, held, at)
+        if not trigger.fault.everywhere:
+            act = self._act(trigger, trigger.planned, at, held, point=point, held=True)
+            self._inside.do(act, held)
             return
-        act = Act(
-            planned=planned,
-            fault=fault,
-            number=trigger.act_of(held, self._struck.next_number(planned)),
-            committed=at[0] - 1,
-            at=at,
-            point=point,
-            held=True,
-        )
-        for rank, process in sorted(held.items()):
-            who = {"process": process, "rank": rank}
-            groups = self._scene.groups if Need.CGROUP in fault.wants() else None
-            undo = groups.undo(process) if groups is not None else ()
-            aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
-            command = command_of(self._struck.begin(act, aim))
-            self._scene.send(process, Extra(topic="go", payload=command))
-
-    def _fire_everywhere(self, trigger: Trigger, held: Mapping[int, str], at: Point) -> None:
-        """One occurrence in all ranks; those that do not hold hear of it when they are
-        armed anew.
-        """
-        planned = trigger.planned
-        names = tuple(process for _, process in sorted(held.items()))
-        aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
-        act = Act(
-            planned=planned,
-            fault=trigger.fault,
-            number=self._struck.next_number(planned),
-            committed=at[0] - 1,
-            at=at,
-        )
-        command = command_of(self._struck.begin(act, aim))
-        self._standing.append(command)
-        trigger.take_next_step(planned.ranks)
-        for process in names:
-            self._scene.send(process, Extra(topic="go", payload=command))
+        act = self._act(trigger, trigger.planned, at, ())
+        trigger.take_next_step(trigger.planned.ranks)
+        self._inside.do_everywhere(act, held)
         self._arm_all(but=held)
 
     def _fire_outside(
-        self,
-        trigger: Trigger,
-        planned: PlannedFault,
-        at: Point | None,
-        *,
-        point: Point | None = None,
-        held: bool = False,
-        late: Late | None = None,
+        self, trigger: Trigger, planned: PlannedFault, at: Point | None, **more: Unpack[_More]
     ) -> None:
         """Act from outside on all that it aims at; whoever is to hold for its end hears of it
         before it goes on. ``planned``: with the targets it hits; the others as in Act.
         """
-        act = Act(
+        if self._outside.do(self._act(trigger, planned, at, planned.ranks, **more)):
+            self._arm_all()
+
+    def _act(
+        self,
+        trigger: Trigger,
+        planned: PlannedFault,
+        at: Point | None,
+        ranks: Iterable[int],
+        **more: Unpack[_More],
+    ) -> Act:
+        """The act that is due now. ``ranks``: those it hits that may have waited for it."""
+        return Act(
             planned=planned,
             fault=trigger.fault,
-            number=trigger.act_of(planned.ranks, self._struck.next_number(planned)),
+            number=trigger.act_of(ranks, self._struck.next_number(planned)),
             committed=self._committed if at is None else at[0] - 1,
             at=at,
-            point=point,
-            held=held,
-            late=late,
+            **more,
         )
-        if self._outside.do(act):
-            self._arm_all()
 
     def _arm_all(self, but: Iterable[int] = ()) -> None:
         for rank in self._ranks:

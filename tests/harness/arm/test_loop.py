@@ -1,0 +1,247 @@
+"""The loop of an arm, around a job in which nothing is real: what ends it, and what it leaves."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chaos.events.log import ORCHESTRATOR, Event, Kind, read_actor
+from harness.arm.job import Accounts, Introduction, Vitals
+from harness.arm.loop import ArmLoop
+from harness.arm.timers import Timers
+from harness.arm.watching import StopFlag
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import ArmSetup
+from harness.launch.workload import DataInfo
+from tests.support.simulate import cell_of
+
+SECOND = 1_000_000_000
+COMPLETED, DEADLINE = ("completed", ""), ("timed-out", "no step for 1 s")
+
+
+class FakeJob:
+    """Makes a turn each second, and does ``acts`` in it. ``calls``: of its methods, in order."""
+
+    generation = 1
+
+    def __init__(self, *acts: Callable[[FakeJob], None]) -> None:
+        self.acts = list(acts)
+        self.calls: list[str] = []
+        self.outcome, self.reason = "", ""
+        self.committed = self.now_ns = 0
+        self.progress_ns: int | None = None
+        self.late: tuple[str, str] | None = None
+
+    @property
+    def ending(self) -> bool:
+        return bool(self.outcome)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.outcome)
+
+    def introduce(self) -> Introduction:
+        return Introduction(
+            process={"pid": 1, "host": "here", "wall_ns": 1},
+            spares=0,
+            facts={"order": {"seed": 0, "samples": 0}},
+        )
+
+    def prepare(self) -> None:
+        self.calls.append("prepare")
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def turn(self) -> None:
+        self.calls.append("turn")
+        self.now_ns += SECOND
+        if self.acts:
+            self.acts.pop(0)(self)
+
+    def settle(self) -> None:
+        self.calls.append("settle")
+
+    def vitals(self) -> Vitals:
+        progress_ns = self.now_ns if self.progress_ns is None else self.progress_ns
+        return Vitals(progress_ns=progress_ns, healthy=None)
+
+    def out_of_patience(self) -> tuple[str, str] | None:
+        return self.late
+
+    def stop(self, outcome: str, reason: str) -> None:
+        if not self.outcome:
+            self.outcome, self.reason = outcome, reason
+
+    fail = stop
+
+    def end_processes(self) -> None:
+        self.calls.append("end")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+    def account(self) -> Accounts:
+        left: dict[str, list[object]] = {"processes": [], "ports": [], "shared_memory": []}
+        return Accounts(leftovers=left, finished={"committed_step": self.committed})
+
+
+class FakeFaults:
+    """``seen``: events that it was shown."""
+
+    def __init__(self, job: FakeJob) -> None:
+        self._job = job
+        self.seen: list[Kind] = []
+
+    def announce(self) -> None:
+        self._job.calls.append("announce")
+
+    def observe(self, event: Event) -> None:
+        self.seen.append(event.kind)
+
+    def close(self) -> None:
+        self._job.calls.append("heal")
+
+
+class Shown:
+    """Keeps the events that a person would see."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        self.kinds.append(event.kind)
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None: ...
+
+
+class Arm:
+    """A loop with all that it needs; stops after 3 s without a step, and at a second failure."""
+
+    def __init__(self, root: Path, job: FakeJob) -> None:
+        conditions = ["no_committed_step_for > 3s", "failures > 1"]
+        cell = cell_of("hot-spare", [], stop_conditions=[{"when": when} for when in conditions])
+        run = RunDirectory(root)
+        run.make_arm("control")
+        data = DataInfo(path=root, samples=1, digest="", about="nothing")
+        setup = ArmSetup(
+            id="control", cell=cell, repeat=0, arm="control", seed=1, run=run, data=data
+        )
+        self.stop, self.shown, self.faults = StopFlag(), Shown(), FakeFaults(job)
+        self.timers = Timers(lambda: job.now_ns)
+        self.loop = ArmLoop(
+            setup,
+            job,
+            self.faults,
+            self.timers,
+            watcher=self.shown,
+            stop=self.stop,
+            now_ns=lambda: job.now_ns,
+        )
+        self._log = run.events("control") / f"{ORCHESTRATOR}.jsonl"
+
+    def finished(self) -> tuple[str, str]:
+        (event,) = [e for e in read_actor(self._log).events if e.kind is Kind.RUN_FINISHED]
+        return event.data["outcome"], event.data["reason"]
+
+
+def stops(*how: str) -> Callable[[FakeJob], None]:
+    return lambda job: job.stop(*how)
+
+
+def passes(job: FakeJob) -> None:
+    """A turn in which nothing happens."""
+
+
+def test_an_arm_is_played_from_its_first_event_to_its_last(memory: Path) -> None:
+    job = FakeJob(passes, stops(*COMPLETED))
+    arm = Arm(memory, job)
+    assert arm.loop.run() == "completed" and arm.finished() == COMPLETED
+    turns = ["turn", "settle"] * 2
+    assert job.calls == ["prepare", "announce", "start", *turns, "end", "heal", "release"]
+    first, last = [Kind.ACTOR_STARTED, Kind.RUN_STARTED], [Kind.LEFTOVERS, Kind.RUN_FINISHED]
+    assert arm.shown.kinds == [*first, *last] and arm.faults.seen == []
+
+
+def test_a_signal_ends_the_job_before_any_condition_does(memory: Path) -> None:
+    job = FakeJob()
+    job.progress_ns, job.late = -9 * SECOND, DEADLINE
+    arm = Arm(memory, job)
+    arm.stop.signum = signal.SIGINT
+    assert arm.loop.run() == "interrupted" and arm.finished() == ("interrupted", "SIGINT")
+
+
+@pytest.mark.parametrize(
+    ("progress_s", "late", "expected"),
+    [
+        (0, None, ("halted", "no_committed_step_for > 3s", 4)),
+        (0, DEADLINE, (*DEADLINE, 1)),
+        (-9, DEADLINE, ("halted", "no_committed_step_for > 3s", 1)),
+    ],
+    ids=["condition", "deadline of the job", "both at once"],
+)
+def test_a_condition_of_the_scenario_or_the_jobs_own_deadline_ends_it(
+    progress_s: int, late: tuple[str, str] | None, expected: tuple[str, str, int], memory: Path
+) -> None:
+    job = FakeJob()
+    job.progress_ns, job.late = progress_s * SECOND, late
+    arm = Arm(memory, job)
+    arm.loop.run()
+    assert (*arm.finished(), job.calls.count("turn")) == expected
+
+
+def test_failures_that_are_recorded_count_and_faults_see_them(memory: Path) -> None:
+    job = FakeJob()
+    arm = Arm(memory, job)
+
+    def fails(_: FakeJob) -> None:
+        about = {"failure": 1, "cause": "exit", "process": "w0", "rank": 0, "detail": ""}
+        arm.loop.record(Kind.FAILURE_DETECTED, **about)
+
+    job.acts = [fails, passes, fails]
+    arm.loop.run()
+    assert arm.finished() == ("halted", "failures > 1: failures is 2")
+    assert job.calls.count("turn") == 3 and arm.faults.seen == [Kind.FAILURE_DETECTED] * 2
+
+
+def test_what_is_set_for_later_is_done_in_the_turn_in_which_it_is_due(memory: Path) -> None:
+    job, done = FakeJob(passes, passes, passes, stops(*COMPLETED)), list[int]()
+    arm = Arm(memory, job)
+    arm.timers.later(2.5, lambda: done.append(job.now_ns // SECOND))
+    arm.timers.later(60, lambda: done.append(-1))
+    arm.loop.run()
+    assert done == [3]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(RuntimeError("no"), "broken"), (KeyboardInterrupt(), "interrupted")],
+    ids=lambda value: str(value),
+)
+def test_an_error_leaves_nothing_behind_and_is_raised_again(
+    error: BaseException, outcome: str, memory: Path
+) -> None:
+    def raises(_: FakeJob) -> None:
+        raise error
+
+    job = FakeJob(raises)
+    arm = Arm(memory, job)
+    with pytest.raises(type(error)):
+        arm.loop.run()
+    assert job.calls[-3:] == ["end", "heal", "release"]
+    assert arm.finished() == (outcome, f"{type(error).__name__}: {error}")
+
+
+def test_the_machine_is_let_go_of_when_processes_cannot_be_ended(memory: Path) -> None:
+    job = FakeJob(stops(*COMPLETED))
+
+    def refuses() -> None:
+        raise OSError("no space left")
+
+    job.end_processes = refuses  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no space left"):
+        Arm(memory, job).loop.run()
+    assert job.calls[-1] == "release"

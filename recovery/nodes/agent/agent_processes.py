@@ -30,7 +30,7 @@ SILENT_NS = 100_000_000
 KEPT_ENDED = 1024  # a coordinator that takes over is told of them again
 
 
-class Ward:
+class AgentProcesses:
     """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by
     ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: who lives;
     ``ended``: the newest KEPT_ENDED of all others.

@@ -20,17 +20,17 @@ from contextlib import suppress
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.berth import (
-    Berth,
+from recovery.nodes.coordinator.listener import Listener
+from recovery.nodes.coordinator.loss import Absence, Data, FleetLimits, How, judge
+from recovery.nodes.coordinator.node_state import (
+    NodeEvent,
     NodeGone,
     NodeInfo,
     NodeJoined,
     NodeLost,
-    NodeNews,
+    NodeState,
     Remote,
 )
-from recovery.nodes.coordinator.listener import Door
-from recovery.nodes.coordinator.loss import Absence, Data, FleetLimits, How, judge
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.handshake import Refused
@@ -48,10 +48,10 @@ LOOK_S = 0.01  # while a connection is missed
 MAX_REFUSALS = 100
 
 
-FleetReport = Said | Dying | Exited | NodeNews
+FleetReport = Said | Dying | Exited | NodeEvent
 
 
-class Harbour:
+class Connections:
     """Listens at ``host`` for agents that know ``token``. ``port``: 0 for any; ``refused``: told
     who was turned away and why; ``epoch``: higher than that of any coordinator before. ``gone``:
     asked about nodes that are missed. Raises InfrastructureError.
@@ -76,12 +76,12 @@ class Harbour:
         self._log = refused or _say
         self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
         self._boot = boot_id()
-        self._berths: dict[int, Berth] = {}
+        self._states: dict[int, NodeState] = {}
         self._gone: Callable[[int], str | None] = _unknown
-        self._news: list[FleetReport] = []
+        self._reports: list[FleetReport] = []
         self._turned_ns = clock_ns()
         self._away_ns = (0, 0)  # since when, until when
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         self.address: tuple[str, int] = (host, port)
         self._open()
 
@@ -128,36 +128,36 @@ class Harbour:
         """Every node that an agent ever came for."""
         now_ns = self._clock_ns()
         return {
-            node: berth.info(now_ns, heard_ns=self._turned_ns)
-            for node, berth in sorted(self._berths.items())
+            node: state.info(now_ns, heard_ns=self._turned_ns)
+            for node, state in sorted(self._states.items())
         }
 
     def traffic(self) -> Mapping[int, tuple[int, int]]:
         """Bytes sent to each node's agent and received from it."""
-        return {node: berth.bytes_total() for node, berth in self._berths.items()}
+        return {node: state.bytes_total() for node, state in self._states.items()}
 
     def give_up(self, node: int, why: str) -> None:
         """Count a node as lost: its processes have ended, and whatever still runs there is killed
         when it is heard of again.
         """
-        berth = self._berths[node]
-        if berth.lost:
+        state = self._states[node]
+        if state.lost:
             return
-        berth.lost = why
-        self._fence(berth)
-        self._news.append(NodeLost(node=node, why=why))
+        state.lost = why
+        self._fence(state)
+        self._reports.append(NodeLost(node=node, why=why))
         for process in self._living(node):
             self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
     def away(self) -> None:
         """The coordinator is lost: nobody listens, and all connections end."""
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._flush_all()
-        for berth in self._berths.values():
-            berth.hang_up()
-            berth.how = "reset"
+        for state in self._states.values():
+            state.hang_up()
+            state.how = "reset"
 
     def back(self) -> None:
         """Another coordinator is there, at the same address. Raises InfrastructureError."""
@@ -165,189 +165,191 @@ class Harbour:
         self._open()
         now_ns = self._clock_ns()
         self._away_ns = (0, now_ns)
-        for berth in self._berths.values():
-            berth.left_ns = berth.silent_ns = now_ns
+        for state in self._states.values():
+            state.left_ns = state.silent_ns = now_ns
 
     # ---- the loop
 
     def _turn(self, timeout_s: float) -> None:
         self._flush_all()
         poll = select.poll()
-        by_fd = {b.link.fileno(): b for b in self._berths.values() if b.link is not None}
-        for fd, berth in by_fd.items():
-            busy = berth.link is not None and berth.link.waiting
+        by_fd = {b.link.fileno(): b for b in self._states.values() if b.link is not None}
+        for fd, state in by_fd.items():
+            busy = state.link is not None and state.link.waiting
             poll.register(fd, select.POLLIN | (select.POLLOUT if busy else 0))
-        if self._door is not None:
-            poll.register(self._door.fileno(), select.POLLIN)
+        if self._listener is not None:
+            poll.register(self._listener.fileno(), select.POLLIN)
         ready = [fd for fd, _ in poll.poll(min(timeout_s, self._due_s()) * 1000)]
         for fd in ready:
             if fd in by_fd:
                 self._read(by_fd[fd])
-        if self._door is not None and self._door.fileno() in ready:
-            for link, parcel in self._door.enter():
+        if self._listener is not None and self._listener.fileno() in ready:
+            for link, parcel in self._listener.enter():
                 self._admit(link, parcel)
         now_ns = self._clock_ns()
         if (gap_ns := now_ns - self._turned_ns) > ASLEEP_S * 1e9:  # it was us
-            for berth in self._berths.values():
-                berth.silent_ns = now_ns
+            for state in self._states.values():
+                state.silent_ns = now_ns
         if gap_ns > AWAY_S * 1e9:
             self._away_ns = (self._turned_ns, now_ns)
         self._turned_ns = now_ns
-        for berth in list(self._berths.values()):
-            self._look_after(berth, now_ns)
+        for state in list(self._states.values()):
+            self._look_after(state, now_ns)
         self._flush_all()
 
     def _due_s(self) -> float:
         """How long nothing is to be done unless something comes."""
         now_ns = self._clock_ns()
         due_s = PING_EVERY_S
-        for berth in self._berths.values():
-            if berth.link is not None:
-                due_s = min(due_s, (berth.ping_due_ns - now_ns) / 1e9)
-            elif not berth.lost and self._door is not None:
+        for state in self._states.values():
+            if state.link is not None:
+                due_s = min(due_s, (state.ping_due_ns - now_ns) / 1e9)
+            elif not state.lost and self._listener is not None:
                 due_s = min(due_s, LOOK_S)
         return max(0.0, due_s)
 
-    def _read(self, berth: Berth) -> None:
+    def _read(self, state: NodeState) -> None:
         try:
-            parcels = berth.link.take() if berth.link is not None else []
+            parcels = state.link.take() if state.link is not None else []
             for parcel in parcels:
-                berth.silent_ns, berth.asked = self._clock_ns(), False
-                if berth.post.accept(parcel):
-                    self._handle(berth, parcel.frame)
+                state.silent_ns, state.asked = self._clock_ns(), False
+                if state.post.accept(parcel):
+                    self._handle(state, parcel.frame)
         except Refused as error:
-            self._refuse(f"node {berth.node} at {berth.hello.address}: {error}")
-            self._miss(berth, "reset")
+            self._refuse(f"node {state.node} at {state.hello.address}: {error}")
+            self._miss(state, "reset")
         except OSError as error:
-            self._miss(berth, "closed" if isinstance(error, Closed) else "reset")
+            self._miss(state, "closed" if isinstance(error, Closed) else "reset")
 
-    def _miss(self, berth: Berth, how: How) -> None:
+    def _miss(self, state: NodeState, how: How) -> None:
         """Its connection has ended."""
-        berth.hang_up()
-        berth.how, berth.left_ns, berth.pace = how, self._clock_ns(), self._pace(berth)
+        state.hang_up()
+        state.how, state.left_ns, state.pace = how, self._clock_ns(), self._pace(state)
 
-    def _look_after(self, berth: Berth, now_ns: int) -> None:
-        if berth.lost or self._door is None:
+    def _look_after(self, state: NodeState, now_ns: int) -> None:
+        if state.lost or self._listener is None:
             return
-        if berth.link is not None and now_ns >= berth.ping_due_ns:
-            berth.pings += 1
-            every_s = FIRST_PING_EVERY_S if berth.pings < FIRST_PINGS else PING_EVERY_S
-            berth.ping_due_ns = now_ns + int(every_s * 1e9)
-            berth.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=berth.post.received)
-        missed = berth.link is None or now_ns - berth.silent_ns > self._limits.silence_s * 1e9
-        if missed and (why := self._gone(berth.node)):
-            self.give_up(berth.node, why)
-        elif berth.post.full:
-            self.give_up(berth.node, "it takes no messages")
+        if state.link is not None and now_ns >= state.ping_due_ns:
+            state.pings += 1
+            every_s = FIRST_PING_EVERY_S if state.pings < FIRST_PINGS else PING_EVERY_S
+            state.ping_due_ns = now_ns + int(every_s * 1e9)
+            state.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=state.post.received)
+        missed = state.link is None or now_ns - state.silent_ns > self._limits.silence_s * 1e9
+        if missed and (why := self._gone(state.node)):
+            self.give_up(state.node, why)
+        elif state.post.full:
+            self.give_up(state.node, "it takes no messages")
         elif missed:
-            verdict, why = judge(self._absence(berth, now_ns), self._limits)
+            verdict, why = judge(self._absence(state, now_ns), self._limits)
             if verdict == "lost":
-                self.give_up(berth.node, why)
+                self.give_up(state.node, why)
             elif verdict == "dying":
-                self._warn(berth)
+                self._warn(state)
 
-    def _absence(self, berth: Berth, now_ns: int) -> Absence:
+    def _absence(self, state: NodeState, now_ns: int) -> Absence:
         since_ns, until_ns = self._away_ns
-        ended = berth.link is None
-        wanted_ns = max(berth.wanted_ns, berth.silent_ns) if berth.wanted else now_ns
+        ended = state.link is None
+        wanted_ns = max(state.wanted_ns, state.silent_ns) if state.wanted else now_ns
         return Absence(
-            how=(berth.how or "reset") if ended else "",
-            ended_s=(now_ns - berth.left_ns) / 1e9 if ended else 0.0,
-            silent_s=(now_ns - berth.silent_ns) / 1e9,
-            data=self._data(berth) if ended else "unknown",
-            trains=ended and self._trains(berth),
+            how=(state.how or "reset") if ended else "",
+            ended_s=(now_ns - state.left_ns) / 1e9 if ended else 0.0,
+            silent_s=(now_ns - state.silent_ns) / 1e9,
+            data=self._data(state) if ended else "unknown",
+            trains=ended and self._trains(state),
             wanted_s=(now_ns - wanted_ns) / 1e9,
-            ours=since_ns < berth.left_ns <= until_ns + NOTICED_S * 1e9,
-            alone=not any(self._is_heard(other) for other in self._berths.values()),
-            lease_s=berth.hello.lease_s,
+            ours=since_ns < state.left_ns <= until_ns + NOTICED_S * 1e9,
+            alone=not any(self._is_heard(other) for other in self._states.values()),
+            lease_s=state.hello.lease_s,
         )
 
-    def _is_heard(self, berth: Berth) -> bool:
+    def _is_heard(self, state: NodeState) -> bool:
         return (
-            berth.link is not None
-            and not berth.lost
-            and self._silent_s(berth) <= self._limits.silence_s
+            state.link is not None
+            and not state.lost
+            and self._silent_s(state) <= self._limits.silence_s
         )
 
-    def _warn(self, berth: Berth) -> None:
+    def _warn(self, state: NodeState) -> None:
         """Most likely the agent was killed, and all its processes with it."""
-        for process in self._living(berth.node):
-            berth.told = True
+        for process in self._living(state.node):
+            state.told = True
             self._warn_of(process)
 
     # ---- agents
 
     def _open(self) -> None:
         try:
-            self._door = Door(self.address, self._token, refused=self._refuse)
+            self._listener = Listener(self.address, self._token, refused=self._refuse)
         except OSError as error:
             raise InfrastructureError(
                 f"cannot listen for the nodes' agents at {self.address[0]}: {error.strerror}",
                 hint="name an address of this machine that the nodes reach",
             ) from error
-        self.address = self._door.address
+        self.address = self._listener.address
 
     def _admit(self, link: Link, parcel: Parcel) -> None:
         hello: protocol.Hello = parcel.frame
-        berth = self._berths.get(hello.node)
-        known = berth is not None and berth.hello.incarnation == hello.incarnation
+        state = self._states.get(hello.node)
+        known = state is not None and state.hello.incarnation == hello.incarnation
         if hello.epoch > self._epoch:
             self._turn_away(
                 link,
                 hello,
                 f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}",
             )
-        elif berth is not None and not known and self._is_heard(berth):
+        elif state is not None and not known and self._is_heard(state):
             self._turn_away(
-                link, hello, f"node {hello.node} has an agent already, at {berth.hello.address}"
+                link, hello, f"node {hello.node} has an agent already, at {state.hello.address}"
             )
-        elif known and berth is not None:
-            if not berth.lost and berth.told:
+        elif known and state is not None:
+            if not state.lost and state.told:
                 self.give_up(
-                    berth.node, "its connection was lost, and its processes counted as dead"
+                    state.node, "its connection was lost, and its processes counted as dead"
                 )
-            self._again(berth, link, parcel)
+            self._again(state, link, parcel)
         elif hello.processes and not self._inherits(
             hello
         ):  # of a coordinator that nobody here knows anything of
             link.put(protocol.Fence())
             _last_words(link)
         else:
-            if berth is not None and not berth.lost:
-                self.give_up(berth.node, "another agent has taken its place")
+            if state is not None and not state.lost:
+                self.give_up(state.node, "another agent has taken its place")
             self._join(link, hello)
 
-    def _again(self, berth: Berth, link: Link, parcel: Parcel) -> None:
+    def _again(self, state: NodeState, link: Link, parcel: Parcel) -> None:
         """An agent that we know has dialled again."""
-        if berth.lost:
+        if state.lost:
             link.put(protocol.Fence())
             _last_words(link)
             return
-        berth.hang_up()
-        berth.post.accept(parcel)
-        berth.link, berth.how, berth.left_ns, berth.silent_ns = link, "", 0, self._clock_ns()
-        link.put(self._welcome(), got=berth.post.received)
-        berth.post.reconnected()
+        state.hang_up()
+        state.post.accept(parcel)
+        state.link, state.how, state.left_ns, state.silent_ns = link, "", 0, self._clock_ns()
+        link.put(self._welcome(), got=state.post.received)
+        state.post.reconnected()
 
     def _join(self, link: Link, hello: protocol.Hello) -> None:
         now_ns = self._clock_ns()
-        berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
-        self._berths[hello.node] = berth
+        state = NodeState(
+            node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns
+        )
+        self._states[hello.node] = state
         link.put(self._welcome())
         for stranger in hello.processes.keys() - {
             process.name for process in self._living(hello.node)
         }:
-            berth.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
-        self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns, heard_ns=now_ns)))
+            state.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
+        self._reports.append(NodeJoined(node=hello.node, info=state.info(now_ns, heard_ns=now_ns)))
 
     def _welcome(self) -> protocol.Welcome:
         return protocol.Welcome(epoch=self._epoch, coordinator=self._id)
 
-    def _fence(self, berth: Berth) -> None:
-        if berth.link is not None:
-            berth.link.put(protocol.Fence())
-            _last_words(berth.link)
-            berth.hang_up()
+    def _fence(self, state: NodeState) -> None:
+        if state.link is not None:
+            state.link.put(protocol.Fence())
+            _last_words(state.link)
+            state.hang_up()
 
     def _turn_away(self, link: Link, hello: protocol.Hello, why: str) -> None:
         self._refuse(f"an agent for node {hello.node} at {hello.address}: {why}")
@@ -360,20 +362,20 @@ class Harbour:
     # ---- small
 
     def _is_there(self, node: int) -> bool:
-        berth = self._berths.get(node)
-        return berth is not None and berth.link is not None and not berth.lost
+        state = self._states.get(node)
+        return state is not None and state.link is not None and not state.lost
 
-    def _reachable(self, node: int) -> Berth:
-        berth = self._berths.get(node)
-        if berth is None:
+    def _reachable(self, node: int) -> NodeState:
+        state = self._states.get(node)
+        if state is None:
             raise NodeGone(node, "its agent has never dialled")
-        if berth.lost:
-            raise NodeGone(node, berth.lost)
-        return berth
+        if state.lost:
+            raise NodeGone(node, state.lost)
+        return state
 
     def _until(
         self,
-        berth: Berth,
+        state: NodeState,
         done: Callable[[], bool],
         limit_s: float,
         what: str,
@@ -386,42 +388,42 @@ class Harbour:
         until_s = time.monotonic() + limit_s
         while not done():
             self._turn(LOOK_S)  # before the judgement: nobody may have listened for long
-            silent_s = self._silent_s(berth)
-            if berth.lost:
-                raise NodeGone(berth.node, berth.lost)
+            silent_s = self._silent_s(state)
+            if state.lost:
+                raise NodeGone(state.node, state.lost)
             if silent_s > silence_s or time.monotonic() > until_s:
-                raise NodeGone(berth.node, f"it has not answered for {silent_s:.1f} s: {what}")
+                raise NodeGone(state.node, f"it has not answered for {silent_s:.1f} s: {what}")
 
-    def _silent_s(self, berth: Berth) -> float:
-        return (self._clock_ns() - berth.silent_ns) / 1e9
+    def _silent_s(self, state: NodeState) -> float:
+        return (self._clock_ns() - state.silent_ns) / 1e9
 
     def _flush_all(self) -> None:
-        for berth in self._berths.values():
-            self._flush(berth)
+        for state in self._states.values():
+            self._flush(state)
 
-    def _flush(self, berth: Berth) -> None:
-        if berth.link is None:
+    def _flush(self, state: NodeState) -> None:
+        if state.link is None:
             return
-        berth.post.pump(berth.link)
+        state.post.pump(state.link)
         try:
-            berth.link.flush()
+            state.link.flush()
         except OSError as error:
-            self._miss(berth, "closed" if isinstance(error, BrokenPipeError) else "reset")
+            self._miss(state, "closed" if isinstance(error, BrokenPipeError) else "reset")
 
     @abstractmethod
-    def _pace(self, berth: Berth) -> int:
+    def _pace(self, state: NodeState) -> int:
         """How far ranks of other nodes have come."""
 
     @abstractmethod
-    def _trains(self, berth: Berth) -> bool:
+    def _trains(self, state: NodeState) -> bool:
         """Whether it has ranks in the present generation."""
 
     @abstractmethod
-    def _data(self, berth: Berth) -> Data:
+    def _data(self, state: NodeState) -> Data:
         """What the ranks of other nodes have shown of its own since its connection ended."""
 
     @abstractmethod
-    def _handle(self, berth: Berth, frame: Any) -> None:
+    def _handle(self, state: NodeState, frame: Any) -> None:
         """A message came."""
 
     @abstractmethod

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from recovery.nodes.coordinator.berth import Remote
 from recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
+from recovery.nodes.coordinator.node_state import Remote
 from recovery.transport.wire import Parked
 
 

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.berth import (
-    Berth,
+from recovery.nodes.coordinator.connections import FIRST_PINGS, LOOK_S, Connections, FleetReport
+from recovery.nodes.coordinator.datapath import DataPath
+from recovery.nodes.coordinator.loss import Data, FleetLimits
+from recovery.nodes.coordinator.node_state import (
     ClockMeasured,
+    NodeEvent,
     NodeGone,
     NodeInfo,
     NodeJoined,
     NodeLost,
-    NodeNews,
+    NodeState,
     NodeWarned,
     NotKept,
     Remote,
 )
-from recovery.nodes.coordinator.connections import FIRST_PINGS, LOOK_S, FleetReport, Harbour
-from recovery.nodes.coordinator.datapath import DataPath
-from recovery.nodes.coordinator.loss import Data, FleetLimits
 from recovery.nodes.link import protocol
 from recovery.nodes.link.files import land
 from recovery.nodes.link.handshake import Refused
@@ -44,11 +44,11 @@ __all__ = [
     "Fleet",
     "FleetLimits",
     "FleetReport",
+    "NodeEvent",
     "NodeGone",
     "NodeInfo",
     "NodeJoined",
     "NodeLost",
-    "NodeNews",
     "NodeWarned",
     "NotKept",
 ]
@@ -59,8 +59,8 @@ NEEDED = (Join, Abort, Stop, Inquiry)
 """Messages that a decision waits for."""
 
 
-class Fleet(Harbour):
-    """Processes by name, wherever they are. For all else see ``Harbour``.
+class Fleet(Connections):
+    """Processes by name, wherever they are. For all else see ``Connections``.
 
     Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for
     what is still to come of what they wrote. A name that is not known is that of a process gone
@@ -99,11 +99,11 @@ class Fleet(Harbour):
         nodes.
         """
         left = self.begin("", None)
-        for berth in self._berths.values():
-            berth.post.add(protocol.Bye())
+        for state in self._states.values():
+            state.post.add(protocol.Bye())
         until_s = time.monotonic() + BYE_LIMIT_S
         # They hang up. Were we to do so with something of theirs unread, they would not hear of it.
-        while any(b.link is not None for b in self._berths.values()) and time.monotonic() < until_s:
+        while any(b.link is not None for b in self._states.values()) and time.monotonic() < until_s:
             self._turn(LOOK_S)
         self.away()
         return left
@@ -114,22 +114,24 @@ class Fleet(Harbour):
         """End all processes of all nodes; files of those to come land below ``directory``. What
         could not be ended: pid (of its node) -> name. ``arm``: of what is to begin, for people.
         """
-        there = [berth for berth in self._berths.values() if self._is_there(berth.node)]
-        for berth in there:
-            berth.cleared = None
-            berth.want(self._clock_ns())
-            berth.post.put(protocol.Clear(), needed=True)
+        there = [state for state in self._states.values() if self._is_there(state.node)]
+        for state in there:
+            state.cleared = None
+            state.want(self._clock_ns())
+            state.post.put(protocol.Clear(), needed=True)
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
             self._turn(LOOK_S)
-        left = {pid: name for berth in there for pid, name in (berth.cleared or {}).items()}
+        left = {pid: name for state in there for pid, name in (state.cleared or {}).items()}
         late = {b.node for b in there if b.cleared is None and not b.lost}
         left |= {p.pid: p.name for p in self._processes.values() if p.node in late}
-        for berth in self._berths.values():
-            berth.pressed = None  # of processes that are gone
+        for state in self._states.values():
+            state.pressed = None  # of processes that are gone
         self._processes.clear()
         self._gone_ones.clear()
-        self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]
+        self._reports = [
+            news for news in self._reports if not isinstance(news, Said | Dying | Exited)
+        ]
         self._directory = directory
         self._unkept.clear()
         return left
@@ -146,7 +148,7 @@ class Fleet(Harbour):
 
     def forsake(self, node: int, why: str) -> None:
         """Count inherited processes as ended whose node has not come back."""
-        self._news.append(NodeLost(node=node, why=why))
+        self._reports.append(NodeLost(node=node, why=why))
         for process in self._living(node):
             self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
@@ -155,24 +157,24 @@ class Fleet(Harbour):
         event log, relative to the directory of ``begin``, "" for none. Raises NodeGone,
         InfrastructureError.
         """
-        berth = self._reachable(node)
+        state = self._reachable(node)
         patience_s = self._limits.pass_s
-        if self._silent_s(berth) > patience_s:
-            berth.want(self._clock_ns())
-            berth.asked = True
+        if self._silent_s(state) > patience_s:
+            state.want(self._clock_ns())
+            state.asked = True
             self._until(
-                berth, lambda: self._is_heard(berth), patience_s, f"{name} is not asked for"
+                state, lambda: self._is_heard(state), patience_s, f"{name} is not asked for"
             )
         process = self._processes[name] = Remote(name=name, node=node)
         text = json.dumps(config, separators=(",", ":"))
         start = protocol.Start(
             process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log
         )
-        berth.want(self._clock_ns())
-        berth.post.put(start, needed=True)
+        state.want(self._clock_ns())
+        state.post.put(start, needed=True)
         try:
             self._until(
-                berth,
+                state,
                 lambda: bool(process.pid or process.error),
                 self._limits.start_s,
                 f"start {name}",
@@ -180,7 +182,7 @@ class Fleet(Harbour):
             )
         except InfrastructureError:
             self._forget(process)
-            berth.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
+            state.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
             raise
         if process.error:
             self._forget(process)
@@ -197,18 +199,18 @@ class Fleet(Harbour):
         """Send a message, with the next look at the nodes; False when the process is gone. It
         arrives once the node can be reached.
         """
-        if (berth := self._reached(name)) is None:
+        if (state := self._reached(name)) is None:
             return False
         if needed := isinstance(message, NEEDED):
-            berth.want(self._clock_ns())
-        berth.post.tell(name, message, needed=needed)
+            state.want(self._clock_ns())
+        state.post.tell(name, message, needed=needed)
         return True
 
     def signal(self, name: str, signum: int) -> None:
         """Signal a process through its agent's pidfd; one already gone is no error."""
-        if (berth := self._reached(name)) is not None:
-            berth.post.add(protocol.Signal(process=name, signum=signum))
-            self._flush(berth)
+        if (state := self._reached(name)) is not None:
+            state.post.add(protocol.Signal(process=name, signum=signum))
+            self._flush(state)
 
     def mark(self, name: str) -> Mark:
         """The progress mark as last heard of, on our clock; readable after the process's
@@ -223,10 +225,10 @@ class Fleet(Harbour):
         process = self._processes.get(name)
         if process is None:
             return "X"
-        berth = self._berths.get(process.node)
+        state = self._states.get(process.node)
         stale_ns = (
-            self._turned_ns - berth.beat_ns
-            if berth is not None and berth.link is not None
+            self._turned_ns - state.beat_ns
+            if state is not None and state.link is not None
             else None
         )
         return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
@@ -240,9 +242,9 @@ class Fleet(Harbour):
         clock.
         """
         return {
-            node: berth.pressed
-            for node, berth in self._berths.items()
-            if berth.pressed and not berth.lost
+            node: state.pressed
+            for node, state in self._states.items()
+            if state.pressed and not state.lost
         }
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
@@ -252,16 +254,16 @@ class Fleet(Harbour):
         until_s = time.monotonic() + timeout_s
         while True:
             left_s = until_s - time.monotonic()
-            self._turn(0.0 if self._news else max(0.0, left_s))
-            if self._news or left_s <= 0:
-                news, self._news = self._news, []
+            self._turn(0.0 if self._reports else max(0.0, left_s))
+            if self._reports or left_s <= 0:
+                news, self._reports = self._reports, []
                 return news
 
     # ---- what they say
 
-    def _handle(self, berth: Berth, frame: Any) -> None:
+    def _handle(self, state: NodeState, frame: Any) -> None:
         process = self._processes.get(frame.process) if hasattr(frame, "process") else None
-        if process is not None and process.node != berth.node:
+        if process is not None and process.node != state.node:
             return
         match frame:
             case protocol.Started():
@@ -269,47 +271,47 @@ class Fleet(Harbour):
                     process.pid, process.error = frame.pid, frame.error
             case protocol.Heard():
                 if process is not None:
-                    self._paths.heard(berth.node, frame.message, self._clock_ns())
-                    self._news.append(Said(process=process.name, message=frame.message))
+                    self._paths.heard(state.node, frame.message, self._clock_ns())
+                    self._reports.append(Said(process=process.name, message=frame.message))
             case protocol.Sinking():
                 if process is not None:
                     self._warn_of(process)
             case protocol.Ended():
                 if process is not None:
                     now_ns = self._clock_ns()
-                    process.mark = self._mark(berth, frame.mark)
-                    time_ns = berth.ours_ns(frame.time_ns, now_ns, self._boot)
+                    process.mark = self._mark(state, frame.mark)
+                    time_ns = state.ours_ns(frame.time_ns, now_ns, self._boot)
                     self._end(
                         process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns
                     )
             case protocol.Beat():
-                self._beat(berth, frame)
+                self._beat(state, frame)
             case protocol.Lines():
-                self._land(berth, frame)
+                self._land(state, frame)
             case _:
-                self._handle_node(berth, frame)
+                self._handle_node(state, frame)
 
-    def _handle_node(self, berth: Berth, frame: Any) -> None:
+    def _handle_node(self, state: NodeState, frame: Any) -> None:
         match frame:
             case protocol.Pong():
                 now_ns = self._clock_ns()
-                berth.clock.answered(
+                state.clock.answered(
                     sent_ns=frame.sent_ns,
                     received_ns=frame.received_ns,
                     answered_ns=frame.answered_ns,
                     back_ns=now_ns,
                 )
-                offset = berth.clock.news(now_ns) if berth.pings >= FIRST_PINGS else None
+                offset = state.clock.changed(now_ns) if state.pings >= FIRST_PINGS else None
                 if offset is not None:
-                    self._news.append(
+                    self._reports.append(
                         ClockMeasured(
-                            node=berth.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns
+                            node=state.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns
                         )
                     )
             case protocol.Cleared():
-                berth.cleared = frame.left
+                state.cleared = frame.left
             case protocol.Pressed():
-                read_ns = berth.known_ns(frame.time_ns, self._clock_ns(), self._boot)
+                read_ns = state.known_ns(frame.time_ns, self._clock_ns(), self._boot)
                 if read_ns is not None:
                     reading = Reading(
                         cpus=frame.cpus,
@@ -317,30 +319,30 @@ class Fleet(Harbour):
                         steal_s=frame.steal_s,
                         ranks=frame.ranks,
                     )
-                    berth.pressed = (read_ns, reading)
+                    state.pressed = (read_ns, reading)
             case protocol.Warned():
-                self._news.append(NodeWarned(node=berth.node))
+                self._reports.append(NodeWarned(node=state.node))
 
-    def _beat(self, berth: Berth, beat: protocol.Beat) -> None:
-        berth.beat_ns = self._clock_ns()
+    def _beat(self, state: NodeState, beat: protocol.Beat) -> None:
+        state.beat_ns = self._clock_ns()
         for name in beat.marks.keys() | beat.states.keys() | beat.pulses.keys():
             process = self._processes.get(name)
-            if process is not None and process.node == berth.node:
+            if process is not None and process.node == state.node:
                 if name in beat.marks:
-                    process.mark = self._mark(berth, beat.marks[name])
+                    process.mark = self._mark(state, beat.marks[name])
                 process.state = beat.states.get(name, process.state)
                 if name in beat.pulses:
                     process.pulse = Pulse(*beat.pulses[name])
 
-    def _mark(self, berth: Berth, words: Any) -> Mark:
+    def _mark(self, state: NodeState, words: Any) -> Mark:
         try:
-            return berth.mark(words, self._clock_ns(), self._boot)
+            return state.mark(words, self._clock_ns(), self._boot)
         except IndexError as error:
             raise Refused(f"a mark of an unknown phase: {words}") from error
 
-    def _land(self, berth: Berth, lines: protocol.Lines) -> None:
+    def _land(self, state: NodeState, lines: protocol.Lines) -> None:
         owner = self._known(Path(lines.file).stem)
-        if self._directory is None or owner is None or owner.node != berth.node:
+        if self._directory is None or owner is None or owner.node != state.node:
             return  # of an arm that is over
         if lines.file in self._unkept:
             return
@@ -350,14 +352,14 @@ class Fleet(Harbour):
             # Training goes on: a log that misses something says so, and proves nothing.
             self._unkept.add(lines.file)
             why = f"they could not be written here: {error.strerror}"
-            self._news.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
+            self._reports.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
 
     def _end(
         self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
     ) -> None:
         process.told = True
         self._forget(process)
-        self._news.append(
+        self._reports.append(
             Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
         )
 
@@ -377,7 +379,7 @@ class Fleet(Harbour):
     def _warn_of(self, process: Remote) -> None:
         if not process.told:
             process.told = True
-            self._news.append(Dying(process=process.name))
+            self._reports.append(Dying(process=process.name))
 
     def _inherits(self, hello: protocol.Hello) -> bool:
         return self._inherited
@@ -385,16 +387,16 @@ class Fleet(Harbour):
     def _living(self, node: int) -> Sequence[Remote]:
         return [p for p in self._processes.values() if p.node == node and p.pid]
 
-    def _pace(self, berth: Berth) -> int:
-        return self._paths.pace(berth.node, self._processes.values())
+    def _pace(self, state: NodeState) -> int:
+        return self._paths.pace(state.node, self._processes.values())
 
-    def _trains(self, berth: Berth) -> bool:
-        return self._paths.trains(berth.node, self._processes.values())
+    def _trains(self, state: NodeState) -> bool:
+        return self._paths.trains(state.node, self._processes.values())
 
-    def _data(self, berth: Berth) -> Data:
-        return self._paths.since(berth.node, berth.left_ns, berth.pace, self._processes.values())
+    def _data(self, state: NodeState) -> Data:
+        return self._paths.since(state.node, state.left_ns, state.pace, self._processes.values())
 
-    def _reached(self, name: str) -> Berth | None:
+    def _reached(self, name: str) -> NodeState | None:
         """The node of a process, None when either is gone."""
         process = self._processes.get(name)
-        return None if process is None or (berth := self._berths[process.node]).lost else berth
+        return None if process is None or (state := self._states[process.node]).lost else state

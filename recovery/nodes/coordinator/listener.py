@@ -23,7 +23,7 @@ STRANGERS = 64
 CLOSE_LIMIT_S = 2 * LIMIT_S
 
 
-class Door:
+class Listener:
     """``address``: to listen at, port 0 for any; ``refused``: told who was turned away and why.
     ``fileno`` is readable once ``enter`` has somebody. Raises OSError.
     """
@@ -39,7 +39,7 @@ class Door:
         self._entered: queue.SimpleQueue[tuple[Link, Parcel]] = queue.SimpleQueue()
         self._strangers: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:

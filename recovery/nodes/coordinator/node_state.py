@@ -85,7 +85,7 @@ class NotKept:
     why: str
 
 
-NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
+NodeEvent = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
 
 
 class NodeGone(InfrastructureError):
@@ -116,7 +116,7 @@ class Remote:
 
 
 @dataclass(kw_only=True)
-class Berth:
+class NodeState:
     """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came;
     ``beat_ns``: when its marks came last; ``pressed``: its newest reading of how short of
     processors it is, and when that was made; ``left_ns``: since when it is not connected (0: it

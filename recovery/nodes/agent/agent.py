@@ -94,7 +94,7 @@ class Agent:
         self._begin()
 
     def _begin(self) -> None:
-        """As an agent that nobody has heard of."""
+        """As an agent that no coordinator knows."""
         self._incarnation = secrets.token_hex(8)
         self._post = Post(limit=MAX_KEPT)
         self._reset()
@@ -169,7 +169,7 @@ class Agent:
     def _hear(self) -> None:
         reports = self._processes.reports()
         if reports:
-            # whoever hears of it looks at the marks next
+            # the coordinator looks at the marks next
             self._beat(time.monotonic(), at_once=True)
         for report in reports:
             self._processes.tell_of(report)
@@ -213,7 +213,7 @@ class Agent:
         if now_s >= self._strays_due_s:
             self._strays_due_s = now_s + STRAYS_EVERY_S
             self._reap_strays()
-        if now_s > self._turned_s + ASLEEP_S:  # nobody listened
+        if now_s > self._turned_s + ASLEEP_S:  # this process slept
             self._heard_s = now_s
         self._turned_s = now_s
         if now_s > self._heard_s + SILENT_S:
@@ -233,8 +233,8 @@ class Agent:
         self._read.clear()
 
     def _reap_strays(self) -> None:
-        """Orphans become ours, and nobody else waits for them; whoever is seen ended twice is
-        nobody else's.
+        """Orphans become children of this process, and no other part of it waits for them: one that
+        is seen ended twice is an orphan.
         """
         ours = {*self._processes.pids.values(), self._server.process.pid}
         me = str(os.getpid())

@@ -12,6 +12,7 @@ from recovery.nodes.coordinator.outbox import Outbox
 from recovery.nodes.link.clock import ClockWatch, Offset
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import Hello, MarkWords
+from recovery.process.local import Dying, Exited, Said
 from recovery.process.pressure import Reading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, PHASES, Mark
@@ -86,6 +87,7 @@ class NotKept:
 
 
 NodeEvent = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
+FleetReport = Said | Dying | Exited | NodeEvent
 
 
 class NodeGone(InfrastructureError):

@@ -14,7 +14,7 @@ import pytest
 
 from recovery.nodes.agent import agent_processes as module
 from recovery.nodes.agent.agent_processes import AgentProcesses
-from recovery.nodes.coordinator import fleet as fleets
+from recovery.nodes.coordinator import remote_processes
 from recovery.nodes.link.link import Post
 from recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
 from recovery.process.local import Exited, Said
@@ -69,7 +69,7 @@ def life(stage: Stage, puppet: Puppet, name: str) -> None:
 def test_a_fleet_knows_no_more_after_many_replacements(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleets, "KEPT_GONE", 20)
+    monkeypatch.setattr(remote_processes, "KEPT_GONE", 20)
     puppet = stage.join()
     sizes = []
     for number in range(150):
@@ -89,12 +89,12 @@ def test_a_fleet_knows_no_more_after_many_replacements(
 def test_files_that_the_disk_did_not_take_are_forgotten_with_their_process(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleets, "KEPT_GONE", 5)
+    monkeypatch.setattr(remote_processes, "KEPT_GONE", 5)
     puppet = stage.join()
     for number in range(20):
         (tmp_path / f"w{number}.jsonl").mkdir()  # so that nothing can be written there
         life(stage, puppet, f"w{number}")
-    assert 0 < len(stage.fleet._unkept) <= 6
+    assert 0 < len(stage.fleet._processes._unkept) <= 6
 
 
 # ---- an agent

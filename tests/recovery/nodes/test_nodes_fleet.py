@@ -341,14 +341,14 @@ def test_a_connection_that_the_kernel_gives_up_is_only_missed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.spawn(stage.join())
-    link = stage.fleet._states[0].link
+    link = stage.fleet._connections.states[0].link
     assert link is not None
 
     def take() -> list[Any]:
         raise TimeoutError(110, "Connection timed out")
 
     monkeypatch.setattr(link, "take", take)
-    stage.fleet._read(stage.fleet._states[0])
+    stage.fleet._connections._read(stage.fleet._connections.states[0])
     assert not stage.fleet.nodes()[0].connected and stage.passes(1.0) == []
 
 

@@ -83,7 +83,7 @@ class Home(Protocol):
 
     def wait(self, timeout_s: float) -> Sequence[Any]:
         """What happened (``recovery.process.local.Report``,
-        ``recovery.nodes.coordinator.berth.NodeNews``), waiting up to ``timeout_s``.
+        ``recovery.nodes.coordinator.node_state.NodeEvent``), waiting up to ``timeout_s``.
         """
 
     def close(self) -> dict[int, str]:

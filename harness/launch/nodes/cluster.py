@@ -32,8 +32,9 @@ from harness.launch.requirements import needs_of
 from harness.launch.storage import mount_for
 from harness.launch.stores import StoreKeeper
 from harness.undo.base import Undo
-from recovery.nodes.coordinator import node_events as words
-from recovery.nodes.coordinator.berth import (
+from recovery.nodes.coordinator import node_events
+from recovery.nodes.coordinator.fleet import FleetReport, NodeGone
+from recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeInfo,
     NodeJoined,
@@ -41,7 +42,6 @@ from recovery.nodes.coordinator.berth import (
     NodeWarned,
     NotKept,
 )
-from recovery.nodes.coordinator.fleet import FleetReport, NodeGone
 from recovery.nodes.coordinator.salvage import gather
 from recovery.nodes.link.clock import boot_id
 from recovery.policy.jobconfig import Net
@@ -77,7 +77,7 @@ class NodesCluster:
         self._sort(self._fleet.wait(0))
         self._news = []
         for node in self._nodes:
-            self._tell(*words.all_of(self._fleet.nodes()[node]))
+            self._tell(*node_events.all_of(self._fleet.nodes()[node]))
         self._places, self._backend = places(setup, self._fleet.nodes())
         needs = needs_of(setup.cell)
         host = self._platform.host
@@ -248,7 +248,7 @@ class NodesCluster:
     def close(self) -> Leftovers:
         """End everything on all nodes, and what is here."""
         for node in self._nodes:
-            self._tell(*words.clock_of(self._fleet.nodes()[node]))
+            self._tell(*node_events.clock_of(self._fleet.nodes()[node]))
         alive = self._fleet.begin("", None)
         self._gather(self._orphans)  # what was written while they ended
         if self.storage is not None:
@@ -292,12 +292,14 @@ class NodesCluster:
                 gather(self._session.scratch(node) / log, self._setup.run.root / log)
             except OSError as error:
                 self._tell(
-                    words.not_kept(str(log), 0, f"it could not be completed: {error.strerror}")
+                    node_events.not_kept(
+                        str(log), 0, f"it could not be completed: {error.strerror}"
+                    )
                 )
 
     # ---- what the fleet says
 
-    def _tell(self, *said: words.News) -> None:
+    def _tell(self, *said: node_events.EventData) -> None:
         self._news += [NodeNews(kind=kind, data=data) for kind, data in said]
 
     def _sort(self, found: Sequence[FleetReport]) -> None:
@@ -308,7 +310,7 @@ class NodesCluster:
                         self._session.renewal.back(report.node)
                     elif isinstance(report, NodeLost):
                         self._lose(report.node)
-                    if said := words.event_of(report):
+                    if said := node_events.event_of(report):
                         self._tell(said)
                 case _ if self._housing.owns(report.process):
                     self._housing.reports.append(report)

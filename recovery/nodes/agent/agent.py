@@ -13,28 +13,24 @@ import select
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from recovery.nodes.agent.agent_processes import Ward
-from recovery.nodes.agent.dialer import Dialler
+from recovery.nodes.agent.agent_processes import AgentProcesses
+from recovery.nodes.agent.beats import BEAT_S, Beats, PressureWatch
+from recovery.nodes.agent.dialer import Dialer
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.files import refuse_shared
 from recovery.nodes.link.handshake import Refused
 from recovery.nodes.link.link import FULL, Link, Post
-from recovery.nodes.link.protocol import MarkWords
 from recovery.process import processes
 from recovery.process.node import Recipe
 from recovery.process.output import say
-from recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
-from recovery.process.pressure import Reader
 
-BEAT_S = 0.05
-QUIET_BEAT_S = 0.1  # longer without a beat, and the coordinator holds what it knows of us for old
 IDLE_BEAT_S = 0.5  # with no processes
 LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
@@ -78,7 +74,7 @@ class Agent:
         processes.become_subreaper()
         self._config = config
         self._server = config.recipe.server()
-        self._dialler = Dialler(
+        self._dialer = Dialer(
             config.coordinator, config.token, source=config.address, say=self._say
         )
         self._link: Link | None = None
@@ -93,12 +89,12 @@ class Agent:
             os.set_blocking(fd, False)
         self._strays: set[int] = set()
         self._read: list[Path] = []  # files of arms that are over
-        self._strays_due_s = self._press_due_s = 0.0
-        self._pressure = Reader()
+        self._strays_due_s = 0.0
+        self._pressure = PressureWatch()
         self._begin()
 
     def _begin(self) -> None:
-        """As an agent that nobody has heard of."""
+        """As an agent that no coordinator knows."""
         self._incarnation = secrets.token_hex(8)
         self._post = Post(limit=MAX_KEPT)
         self._reset()
@@ -107,10 +103,11 @@ class Agent:
         """With no processes."""
         config = self._config
         named = config.coordinator_boot == boot_id()
-        self._ward = Ward(self._server, config.recipe, self._post, config.scratch, named=named)
-        self._said_marks: Mapping[str, MarkWords] = {}
-        self._said_states: Mapping[str, str] = {}
-        self._beat_s = self._looked_s = 0.0
+        self._processes = AgentProcesses(
+            self._server, config.recipe, self._post, config.scratch, named=named
+        )
+        self._beats = Beats()
+        self._looked_s = 0.0
 
     def run(self) -> str:
         """Serve until told to end; why it ended. Everything it started is gone then. Raises
@@ -119,7 +116,7 @@ class Agent:
         try:
             self._server.await_ready()
             self._away_s = time.monotonic()
-            self._dialler.dial()
+            self._dialer.dial()
             while not self._ended:
                 self._turn()
         finally:
@@ -140,13 +137,13 @@ class Agent:
 
     def _turn(self) -> None:
         poll = select.poll()
-        for fd in (self._ward.fileno(), self._wake, self._dialler.fileno()):
+        for fd in (self._processes.fileno(), self._wake, self._dialer.fileno()):
             poll.register(fd, select.POLLIN)
         if self._link is not None:
             poll.register(
                 self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0)
             )
-        due_s = self._looked_s + (BEAT_S if self._ward.pids else IDLE_BEAT_S)
+        due_s = self._looked_s + (BEAT_S if self._processes.pids else IDLE_BEAT_S)
         poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
@@ -158,7 +155,7 @@ class Agent:
         if now_s >= self._looked_s + BEAT_S:
             self._looked_s = now_s
             if self._keeps_up and not self._post.unsent:
-                self._ward.forward()
+                self._processes.forward()
             self._beat(now_s)
             self._press(now_s)
         self._send()
@@ -170,50 +167,29 @@ class Agent:
         return self._welcome and self._link is not None and self._link.waiting < FULL
 
     def _hear(self) -> None:
-        reports = self._ward.reports()
+        reports = self._processes.reports()
         if reports:
-            # whoever hears of it looks at the marks next
+            # the coordinator looks at the marks next
             self._beat(time.monotonic(), at_once=True)
         for report in reports:
-            self._ward.tell_of(report)
+            self._processes.tell_of(report)
 
     def _beat(self, now_s: float, *, at_once: bool = False) -> None:
-        """What changed; nothing, if nothing was said for long. Dropped when the coordinator does
-        not keep up.
-        """
+        """Tell what changed. Dropped when the coordinator does not keep up."""
         if not self._keeps_up or self._link is None:
             return
-        marks, states = self._ward.marks(), self._ward.states()
-        moved = {name: mark for name, mark in marks.items() if self._said_marks.get(name) != mark}
-        turned = {
-            name: state for name, state in states.items() if self._said_states.get(name) != state
-        }
-        news = moved or any(
-            "t" in (turned[name] + self._said_states.get(name, "")).lower() for name in turned
-        )
-        due_s = self._beat_s + (BEAT_S if news else QUIET_BEAT_S)
-        if now_s < due_s and not (news and at_once):
-            return
-        self._said_marks, self._said_states, self._beat_s = marks, states, now_s
-        beat = protocol.Beat(
-            time_ns=time.monotonic_ns(),
-            marks=moved,
-            states=turned,
-            pulses=dict(self._ward.pulses()),
-        )
-        self._link.put(beat, got=self._post.received)
+        beat = self._beats.due(self._processes, now_s, at_once=at_once)
+        if beat is not None:
+            self._link.put(beat, got=self._post.received)
 
     def _press(self, now_s: float) -> None:
         """Tell how short of processors the ranks are; dropped when the coordinator does not keep
         up.
         """
-        pids = self._ward.ranks()
-        if now_s < self._press_due_s or not pids or not self._keeps_up or self._link is None:
+        if not self._keeps_up or self._link is None:
             return
-        self._press_due_s = now_s + PRESSURE_EVERY_S
-        found = self._pressure.read(pids)
-        if found is not None:
-            pressed = protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))
+        pressed = self._pressure.due(self._processes.ranks(), now_s)
+        if pressed is not None:
             self._link.put(pressed, got=self._post.received)
 
     def _show(self) -> None:
@@ -237,7 +213,7 @@ class Agent:
         if now_s >= self._strays_due_s:
             self._strays_due_s = now_s + STRAYS_EVERY_S
             self._reap_strays()
-        if now_s > self._turned_s + ASLEEP_S:  # nobody listened
+        if now_s > self._turned_s + ASLEEP_S:  # this process slept
             self._heard_s = now_s
         self._turned_s = now_s
         if now_s > self._heard_s + SILENT_S:
@@ -257,10 +233,10 @@ class Agent:
         self._read.clear()
 
     def _reap_strays(self) -> None:
-        """Orphans become ours, and nobody else waits for them; whoever is seen ended twice is
-        nobody else's.
+        """Orphans become children of this process, and no other part of it waits for them: one that
+        is seen ended twice is an orphan.
         """
-        ours = {*self._ward.pids.values(), self._server.process.pid}
+        ours = {*self._processes.pids.values(), self._server.process.pid}
         me = str(os.getpid())
         ended = {
             pid
@@ -275,7 +251,7 @@ class Agent:
     # ---- the coordinator
 
     def _say_hello(self) -> None:
-        link = self._dialler.link()
+        link = self._dialer.link()
         if link is None:
             return
         self._link = link
@@ -290,7 +266,7 @@ class Agent:
             address=config.address or link.address,
             devices=config.devices,
             scratch=str(config.scratch),
-            processes=dict(self._ward.pids),
+            processes=dict(self._processes.pids),
             versions=dict(config.versions),
             lease_s=config.lease_s,
         )
@@ -324,27 +300,29 @@ class Agent:
         if welcome.coordinator != self._coordinator:
             self._coordinator = welcome.coordinator
             self._post.renumber()
-            for ended in self._ward.ended:  # the one before may have died before it wrote that down
+            for (
+                ended
+            ) in self._processes.ended:  # the one before may have died before it wrote that down
                 self._post.add(ended)
         self._welcome = True
         self._post.reconnected()
-        self._said_marks, self._said_states, self._beat_s = {}, {}, 0.0  # it may have forgotten
+        self._beats = Beats()  # it may have forgotten
 
     def _do(self, frame: Any) -> None:
         match frame:
             case protocol.Start():
-                self._ward.start(frame, self._show)
+                self._processes.start(frame, self._show)
             case protocol.Tell():
                 self._pass_on(frame)
             case protocol.Signal():
-                self._ward.signal(frame.process, frame.signum)
+                self._processes.signal(frame.process, frame.signum)
             case protocol.Ping():
                 self._answer(frame)
             case protocol.Clear():
                 self._clear()
             case protocol.Fence():
                 self._say("given up by the coordinator: everything here is killed, and begins anew")
-                self._ward.clear()
+                self._processes.clear()
                 self._lose("")
                 self._begin()
             case protocol.Bye():
@@ -353,7 +331,7 @@ class Agent:
     def _pass_on(self, tell: protocol.Tell) -> None:
         try:
             for process, message in tell.messages():
-                self._ward.tell(process, message)
+                self._processes.tell(process, message)
         except ValidationError as error:
             raise Refused(f"not a message for a process: {error.errors()[0]['msg']}") from error
 
@@ -366,8 +344,8 @@ class Agent:
             self._link.put(pong, got=self._post.received)
 
     def _clear(self) -> None:
-        left = self._ward.clear()
-        self._read += self._ward.files()
+        left = self._processes.clear()
+        self._read += self._processes.files()
         self._reset()
         self._post.add(protocol.Cleared(left=left))
 
@@ -384,13 +362,13 @@ class Agent:
         self._welcome = False
         if why:
             self._say(f"the connection to the coordinator ended: {why}")
-        self._dialler.dial(after_s=after_s)
+        self._dialer.dial(after_s=after_s)
 
     def _tell_of_warning(self) -> None:
         if self._warned:
             self._warned = False
             self._post.add(protocol.Warned())
-            self._ward.warn()
+            self._processes.warn()
 
     # ---- small
 
@@ -402,12 +380,12 @@ class Agent:
         say(text, who=f"agent of node {self._config.node}")
 
     def _close(self) -> None:
-        self._ward.clear()
+        self._processes.clear()
         if not len(self._post):
             self._forget_files()
         if self._link is not None:
             self._link.close()
-        self._dialler.close()
+        self._dialer.close()
         self._server.close()
         for fd in (self._wake, self._waker):
             os.close(fd)

@@ -1,6 +1,4 @@
-"""The processes of one node as its agent tells of them: what happens to them becomes messages for
-the coordinator.
-"""
+"""The processes of one node: what happens to them becomes messages for the coordinator."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ SILENT_NS = 100_000_000
 KEPT_ENDED = 1024  # a coordinator that takes over is told of them again
 
 
-class Ward:
+class AgentProcesses:
     """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by
     ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: who lives;
     ``ended``: the newest KEPT_ENDED of all others.
@@ -106,7 +104,7 @@ class Ward:
         return {name: pid for name, pid in self.pids.items() if name in self._ranks}
 
     def pulses(self) -> Mapping[str, tuple[float, bool]]:
-        """Of those that are silent: nobody asks for others'."""
+        """Of those that are silent: others' are not asked for."""
         now_ns = time.monotonic_ns()
         silent = [name for name in self.pids if now_ns - self._node.mark(name).time_ns > SILENT_NS]
         return {name: astuple(self._node.pulse(name)) for name in silent}
@@ -165,7 +163,7 @@ class Ward:
         return [tail.path for tails in self._tails.values() for tail in tails]
 
     def forward_rest(self) -> None:
-        """Tell all that files hold; nobody writes to them any more."""
+        """Send all that files hold; they are not written to any more."""
         for name in self.pids:
             self._send_files(name, last=True)
 

@@ -22,7 +22,7 @@ LATEST_S = 1.0
 CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
 
 
-class Dialler:
+class Dialer:
     """``address``: of the coordinator; ``source``: of this node, to connect from if it is a
     loopback address; ``say``: what went wrong, each thing once in a row. ``dial`` begins; then the
     descriptor is readable once ``link`` has something.
@@ -48,7 +48,7 @@ class Dialler:
     def dial(self, *, after_s: float = 0.0) -> None:
         """Connect, again and again until it works: at once, or ``after_s`` later."""
         self._thread = threading.Thread(
-            target=self._dial, args=(after_s,), name="dialler", daemon=True
+            target=self._dial, args=(after_s,), name="dialer", daemon=True
         )
         self._thread.start()
 

@@ -1,5 +1,4 @@
-"""A coordinator's connections to the agents of its nodes: who is there, who is missed, who is lost,
-who is turned away.
+"""A coordinator's connections to the agents of its nodes: which are there, missed or lost.
 
 Nothing blocks but the wait itself. A node that is not heard of is lost when the platform says so,
 or as ``recovery.nodes.coordinator.loss`` judges. An agent that was given up is fenced when it comes
@@ -9,38 +8,33 @@ back.
 from __future__ import annotations
 
 import math
-import secrets
 import select
-import signal as signals
 import time
-from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.berth import (
-    Berth,
+from recovery.nodes.coordinator.admission import Admission, hang_up
+from recovery.nodes.coordinator.loss import Absence, FleetLimits, How, judge
+from recovery.nodes.coordinator.node_state import (
+    ClockMeasured,
+    FleetReport,
     NodeGone,
     NodeInfo,
-    NodeJoined,
     NodeLost,
-    NodeNews,
-    Remote,
+    NodeState,
+    NodeWarned,
 )
-from recovery.nodes.coordinator.listener import Door
-from recovery.nodes.coordinator.loss import Absence, Data, FleetLimits, How, judge
+from recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.handshake import Refused
-from recovery.nodes.link.link import Closed, Link, Parcel
-from recovery.process.local import Dying, Exited, Said
-from recovery.process.output import say
+from recovery.nodes.link.link import Closed
+from recovery.process.pressure import Reading
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
-ASLEEP_S = 1.0  # between two turns: then nobody is held silent for it
+ASLEEP_S = 1.0  # between two turns: then no node counts as silent for it
 # between two turns: agents, which hear of us every second, may have hung up, and dial again
 AWAY_S = 2.0
 NOTICED_S = 0.25  # after it was away a coordinator knows whose connection had ended
@@ -48,42 +42,50 @@ LOOK_S = 0.01  # while a connection is missed
 MAX_REFUSALS = 100
 
 
-FleetReport = Said | Dying | Exited | NodeNews
-
-
-class Harbour:
-    """Listens at ``host`` for agents that know ``token``. ``port``: 0 for any; ``refused``: told
-    who was turned away and why; ``epoch``: higher than that of any coordinator before. ``gone``:
-    asked about nodes that are missed. Raises InfrastructureError.
+class Connections:
+    """One connection a node. ``processes``: those of the nodes; ``reports``: what happens to nodes
+    is added there; for the rest see ``Fleet``. Raises InfrastructureError.
     """
 
     def __init__(
         self,
+        processes: RemoteProcesses,
+        reports: list[FleetReport],
         *,
         token: bytes,
-        host: str,
-        port: int = 0,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        limits: FleetLimits = FleetLimits(),
-        refused: Callable[[str], None] | None = None,
-        epoch: int = 1,
+        address: tuple[str, int],
+        clock_ns: Callable[[], int],
+        limits: FleetLimits,
+        refused: Callable[[str], None] | None,
+        epoch: int,
     ) -> None:
-        self._token = token
+        self.states: dict[int, NodeState] = {}
+        self._processes = processes
+        self._reports = reports
         self._clock_ns = clock_ns
         self._limits = limits
-        self._epoch = epoch
-        self._id = secrets.token_hex(8)
-        self._log = refused or _say
-        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
         self._boot = boot_id()
-        self._berths: dict[int, Berth] = {}
         self._gone: Callable[[int], str | None] = _unknown
-        self._news: list[FleetReport] = []
-        self._turned_ns = clock_ns()
+        self.turned_ns = clock_ns()  # when it listened last
         self._away_ns = (0, 0)  # since when, until when
-        self._door: Door | None = None
-        self.address: tuple[str, int] = (host, port)
-        self._open()
+        self._admission = Admission(
+            self.states,
+            processes,
+            reports,
+            token=token,
+            address=address,
+            epoch=epoch,
+            clock_ns=clock_ns,
+            refused=refused,
+            give_up=self.give_up,
+            heard=self.is_heard,
+        )
+        self.refusals = self._admission.refusals
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where agents dial."""
+        return self._admission.address
 
     # ---- nodes
 
@@ -122,258 +124,220 @@ class Harbour:
                         " nodes' agents say"
                     ),
                 )
-            self._turn(LOOK_S)
+            self.turn(LOOK_S)
 
     def nodes(self) -> Mapping[int, NodeInfo]:
         """Every node that an agent ever came for."""
         now_ns = self._clock_ns()
         return {
-            node: berth.info(now_ns, heard_ns=self._turned_ns)
-            for node, berth in sorted(self._berths.items())
+            node: state.info(now_ns, heard_ns=self.turned_ns)
+            for node, state in sorted(self.states.items())
         }
 
     def traffic(self) -> Mapping[int, tuple[int, int]]:
         """Bytes sent to each node's agent and received from it."""
-        return {node: berth.bytes_total() for node, berth in self._berths.items()}
+        return {node: state.bytes_total() for node, state in self.states.items()}
 
     def give_up(self, node: int, why: str) -> None:
         """Count a node as lost: its processes have ended, and whatever still runs there is killed
         when it is heard of again.
         """
-        berth = self._berths[node]
-        if berth.lost:
+        state = self.states[node]
+        if state.lost:
             return
-        berth.lost = why
-        self._fence(berth)
-        self._news.append(NodeLost(node=node, why=why))
-        for process in self._living(node):
-            self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
+        state.lost = why
+        self._fence(state)
+        self._reports.append(NodeLost(node=node, why=why))
+        self._processes.lose(node)
 
     def away(self) -> None:
-        """The coordinator is lost: nobody listens, and all connections end."""
-        if self._door is not None:
-            self._door.close()
-            self._door = None
-        self._flush_all()
-        for berth in self._berths.values():
-            berth.hang_up()
-            berth.how = "reset"
+        """The coordinator is lost: it listens no longer, and all connections end."""
+        self._admission.close()
+        self.flush_all()
+        for state in self.states.values():
+            state.hang_up()
+            state.how = "reset"
 
     def back(self) -> None:
         """Another coordinator is there, at the same address. Raises InfrastructureError."""
-        self._epoch += 1
-        self._open()
+        self._admission.reopen()
         now_ns = self._clock_ns()
         self._away_ns = (0, now_ns)
-        for berth in self._berths.values():
-            berth.left_ns = berth.silent_ns = now_ns
+        for state in self.states.values():
+            state.left_ns = state.silent_ns = now_ns
 
     # ---- the loop
 
-    def _turn(self, timeout_s: float) -> None:
-        self._flush_all()
+    def turn(self, timeout_s: float) -> None:
+        """Serve all connections once; waits up to ``timeout_s`` for something to come."""
+        self.flush_all()
         poll = select.poll()
-        by_fd = {b.link.fileno(): b for b in self._berths.values() if b.link is not None}
-        for fd, berth in by_fd.items():
-            busy = berth.link is not None and berth.link.waiting
+        by_fd = {b.link.fileno(): b for b in self.states.values() if b.link is not None}
+        for fd, state in by_fd.items():
+            busy = state.link is not None and state.link.waiting
             poll.register(fd, select.POLLIN | (select.POLLOUT if busy else 0))
-        if self._door is not None:
-            poll.register(self._door.fileno(), select.POLLIN)
+        dialled = self._admission.fileno()
+        if dialled is not None:
+            poll.register(dialled, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(min(timeout_s, self._due_s()) * 1000)]
         for fd in ready:
             if fd in by_fd:
                 self._read(by_fd[fd])
-        if self._door is not None and self._door.fileno() in ready:
-            for link, parcel in self._door.enter():
-                self._admit(link, parcel)
+        if dialled in ready:
+            self._admission.admit()
         now_ns = self._clock_ns()
-        if (gap_ns := now_ns - self._turned_ns) > ASLEEP_S * 1e9:  # it was us
-            for berth in self._berths.values():
-                berth.silent_ns = now_ns
+        if (gap_ns := now_ns - self.turned_ns) > ASLEEP_S * 1e9:  # it was us
+            for state in self.states.values():
+                state.silent_ns = now_ns
         if gap_ns > AWAY_S * 1e9:
-            self._away_ns = (self._turned_ns, now_ns)
-        self._turned_ns = now_ns
-        for berth in list(self._berths.values()):
-            self._look_after(berth, now_ns)
-        self._flush_all()
+            self._away_ns = (self.turned_ns, now_ns)
+        self.turned_ns = now_ns
+        for state in list(self.states.values()):
+            self._look_after(state, now_ns)
+        self.flush_all()
 
     def _due_s(self) -> float:
         """How long nothing is to be done unless something comes."""
         now_ns = self._clock_ns()
         due_s = PING_EVERY_S
-        for berth in self._berths.values():
-            if berth.link is not None:
-                due_s = min(due_s, (berth.ping_due_ns - now_ns) / 1e9)
-            elif not berth.lost and self._door is not None:
+        for state in self.states.values():
+            if state.link is not None:
+                due_s = min(due_s, (state.ping_due_ns - now_ns) / 1e9)
+            elif not state.lost and self._admission.open:
                 due_s = min(due_s, LOOK_S)
         return max(0.0, due_s)
 
-    def _read(self, berth: Berth) -> None:
+    def _read(self, state: NodeState) -> None:
         try:
-            parcels = berth.link.take() if berth.link is not None else []
+            parcels = state.link.take() if state.link is not None else []
             for parcel in parcels:
-                berth.silent_ns, berth.asked = self._clock_ns(), False
-                if berth.post.accept(parcel):
-                    self._handle(berth, parcel.frame)
+                state.silent_ns, state.asked = self._clock_ns(), False
+                if state.post.accept(parcel):
+                    self._handle(state, parcel.frame)
         except Refused as error:
-            self._refuse(f"node {berth.node} at {berth.hello.address}: {error}")
-            self._miss(berth, "reset")
+            self._admission.refuse(f"node {state.node} at {state.hello.address}: {error}")
+            self._miss(state, "reset")
         except OSError as error:
-            self._miss(berth, "closed" if isinstance(error, Closed) else "reset")
+            self._miss(state, "closed" if isinstance(error, Closed) else "reset")
 
-    def _miss(self, berth: Berth, how: How) -> None:
+    def _miss(self, state: NodeState, how: How) -> None:
         """Its connection has ended."""
-        berth.hang_up()
-        berth.how, berth.left_ns, berth.pace = how, self._clock_ns(), self._pace(berth)
+        state.hang_up()
+        state.how, state.left_ns = how, self._clock_ns()
+        state.pace = self._processes.pace(state.node)
 
-    def _look_after(self, berth: Berth, now_ns: int) -> None:
-        if berth.lost or self._door is None:
+    def _look_after(self, state: NodeState, now_ns: int) -> None:
+        if state.lost or not self._admission.open:
             return
-        if berth.link is not None and now_ns >= berth.ping_due_ns:
-            berth.pings += 1
-            every_s = FIRST_PING_EVERY_S if berth.pings < FIRST_PINGS else PING_EVERY_S
-            berth.ping_due_ns = now_ns + int(every_s * 1e9)
-            berth.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=berth.post.received)
-        missed = berth.link is None or now_ns - berth.silent_ns > self._limits.silence_s * 1e9
-        if missed and (why := self._gone(berth.node)):
-            self.give_up(berth.node, why)
-        elif berth.post.full:
-            self.give_up(berth.node, "it takes no messages")
+        if state.link is not None and now_ns >= state.ping_due_ns:
+            state.pings += 1
+            every_s = FIRST_PING_EVERY_S if state.pings < FIRST_PINGS else PING_EVERY_S
+            state.ping_due_ns = now_ns + int(every_s * 1e9)
+            state.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=state.post.received)
+        missed = state.link is None or now_ns - state.silent_ns > self._limits.silence_s * 1e9
+        if missed and (why := self._gone(state.node)):
+            self.give_up(state.node, why)
+        elif state.post.full:
+            self.give_up(state.node, "it takes no messages")
         elif missed:
-            verdict, why = judge(self._absence(berth, now_ns), self._limits)
+            verdict, why = judge(self._absence(state, now_ns), self._limits)
             if verdict == "lost":
-                self.give_up(berth.node, why)
+                self.give_up(state.node, why)
             elif verdict == "dying":
-                self._warn(berth)
+                self._warn(state)
 
-    def _absence(self, berth: Berth, now_ns: int) -> Absence:
+    def _absence(self, state: NodeState, now_ns: int) -> Absence:
         since_ns, until_ns = self._away_ns
-        ended = berth.link is None
-        wanted_ns = max(berth.wanted_ns, berth.silent_ns) if berth.wanted else now_ns
+        ended = state.link is None
+        wanted_ns = max(state.wanted_ns, state.silent_ns) if state.wanted else now_ns
         return Absence(
-            how=(berth.how or "reset") if ended else "",
-            ended_s=(now_ns - berth.left_ns) / 1e9 if ended else 0.0,
-            silent_s=(now_ns - berth.silent_ns) / 1e9,
-            data=self._data(berth) if ended else "unknown",
-            trains=ended and self._trains(berth),
+            how=(state.how or "reset") if ended else "",
+            ended_s=(now_ns - state.left_ns) / 1e9 if ended else 0.0,
+            silent_s=(now_ns - state.silent_ns) / 1e9,
+            data=self._processes.data(state) if ended else "unknown",
+            trains=ended and self._processes.trains(state.node),
             wanted_s=(now_ns - wanted_ns) / 1e9,
-            ours=since_ns < berth.left_ns <= until_ns + NOTICED_S * 1e9,
-            alone=not any(self._is_heard(other) for other in self._berths.values()),
-            lease_s=berth.hello.lease_s,
+            ours=since_ns < state.left_ns <= until_ns + NOTICED_S * 1e9,
+            alone=not any(self.is_heard(other) for other in self.states.values()),
+            lease_s=state.hello.lease_s,
         )
 
-    def _is_heard(self, berth: Berth) -> bool:
+    def is_heard(self, state: NodeState) -> bool:
+        """Whether its agent is connected and was heard of lately."""
         return (
-            berth.link is not None
-            and not berth.lost
-            and self._silent_s(berth) <= self._limits.silence_s
+            state.link is not None
+            and not state.lost
+            and self.silent_s(state) <= self._limits.silence_s
         )
 
-    def _warn(self, berth: Berth) -> None:
+    def _warn(self, state: NodeState) -> None:
         """Most likely the agent was killed, and all its processes with it."""
-        for process in self._living(berth.node):
-            berth.told = True
-            self._warn_of(process)
+        for process in self._processes.of(state.node):
+            state.told = True
+            self._processes.warn_of(process)
 
-    # ---- agents
-
-    def _open(self) -> None:
-        try:
-            self._door = Door(self.address, self._token, refused=self._refuse)
-        except OSError as error:
-            raise InfrastructureError(
-                f"cannot listen for the nodes' agents at {self.address[0]}: {error.strerror}",
-                hint="name an address of this machine that the nodes reach",
-            ) from error
-        self.address = self._door.address
-
-    def _admit(self, link: Link, parcel: Parcel) -> None:
-        hello: protocol.Hello = parcel.frame
-        berth = self._berths.get(hello.node)
-        known = berth is not None and berth.hello.incarnation == hello.incarnation
-        if hello.epoch > self._epoch:
-            self._turn_away(
-                link,
-                hello,
-                f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}",
-            )
-        elif berth is not None and not known and self._is_heard(berth):
-            self._turn_away(
-                link, hello, f"node {hello.node} has an agent already, at {berth.hello.address}"
-            )
-        elif known and berth is not None:
-            if not berth.lost and berth.told:
-                self.give_up(
-                    berth.node, "its connection was lost, and its processes counted as dead"
+    def _handle(self, state: NodeState, frame: Any) -> None:
+        match frame:
+            case protocol.Pong():
+                now_ns = self._clock_ns()
+                state.clock.answered(
+                    sent_ns=frame.sent_ns,
+                    received_ns=frame.received_ns,
+                    answered_ns=frame.answered_ns,
+                    back_ns=now_ns,
                 )
-            self._again(berth, link, parcel)
-        elif hello.processes and not self._inherits(
-            hello
-        ):  # of a coordinator that nobody here knows anything of
-            link.put(protocol.Fence())
-            _last_words(link)
-        else:
-            if berth is not None and not berth.lost:
-                self.give_up(berth.node, "another agent has taken its place")
-            self._join(link, hello)
+                offset = state.clock.changed(now_ns) if state.pings >= FIRST_PINGS else None
+                if offset is not None:
+                    self._reports.append(
+                        ClockMeasured(
+                            node=state.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns
+                        )
+                    )
+            case protocol.Cleared():
+                state.cleared = frame.left
+            case protocol.Pressed():
+                read_ns = state.known_ns(frame.time_ns, self._clock_ns(), self._boot)
+                if read_ns is not None:
+                    reading = Reading(
+                        cpus=frame.cpus,
+                        some_s=frame.some_s,
+                        steal_s=frame.steal_s,
+                        ranks=frame.ranks,
+                    )
+                    state.pressed = (read_ns, reading)
+            case protocol.Warned():
+                self._reports.append(NodeWarned(node=state.node))
+            case _:
+                self._processes.handle(state, frame)
 
-    def _again(self, berth: Berth, link: Link, parcel: Parcel) -> None:
-        """An agent that we know has dialled again."""
-        if berth.lost:
-            link.put(protocol.Fence())
-            _last_words(link)
-            return
-        berth.hang_up()
-        berth.post.accept(parcel)
-        berth.link, berth.how, berth.left_ns, berth.silent_ns = link, "", 0, self._clock_ns()
-        link.put(self._welcome(), got=berth.post.received)
-        berth.post.reconnected()
-
-    def _join(self, link: Link, hello: protocol.Hello) -> None:
-        now_ns = self._clock_ns()
-        berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
-        self._berths[hello.node] = berth
-        link.put(self._welcome())
-        for stranger in hello.processes.keys() - {
-            process.name for process in self._living(hello.node)
-        }:
-            berth.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
-        self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns, heard_ns=now_ns)))
-
-    def _welcome(self) -> protocol.Welcome:
-        return protocol.Welcome(epoch=self._epoch, coordinator=self._id)
-
-    def _fence(self, berth: Berth) -> None:
-        if berth.link is not None:
-            berth.link.put(protocol.Fence())
-            _last_words(berth.link)
-            berth.hang_up()
-
-    def _turn_away(self, link: Link, hello: protocol.Hello, why: str) -> None:
-        self._refuse(f"an agent for node {hello.node} at {hello.address}: {why}")
-        link.close()
-
-    def _refuse(self, why: str) -> None:
-        self.refusals.append(why)
-        self._log(why)
+    def _fence(self, state: NodeState) -> None:
+        if state.link is not None:
+            state.link.put(protocol.Fence())
+            hang_up(state.link)
+            state.hang_up()
 
     # ---- small
 
+    def present(self) -> list[NodeState]:
+        """Nodes whose agent is connected."""
+        return [state for state in self.states.values() if self._is_there(state.node)]
+
     def _is_there(self, node: int) -> bool:
-        berth = self._berths.get(node)
-        return berth is not None and berth.link is not None and not berth.lost
+        state = self.states.get(node)
+        return state is not None and state.link is not None and not state.lost
 
-    def _reachable(self, node: int) -> Berth:
-        berth = self._berths.get(node)
-        if berth is None:
+    def reachable(self, node: int) -> NodeState:
+        """Raises NodeGone when the node is not known or was given up."""
+        state = self.states.get(node)
+        if state is None:
             raise NodeGone(node, "its agent has never dialled")
-        if berth.lost:
-            raise NodeGone(node, berth.lost)
-        return berth
+        if state.lost:
+            raise NodeGone(node, state.lost)
+        return state
 
-    def _until(
+    def until(
         self,
-        berth: Berth,
+        state: NodeState,
         done: Callable[[], bool],
         limit_s: float,
         what: str,
@@ -385,73 +349,32 @@ class Harbour:
         """
         until_s = time.monotonic() + limit_s
         while not done():
-            self._turn(LOOK_S)  # before the judgement: nobody may have listened for long
-            silent_s = self._silent_s(berth)
-            if berth.lost:
-                raise NodeGone(berth.node, berth.lost)
+            self.turn(LOOK_S)  # before the judgement: this process may have slept for long
+            silent_s = self.silent_s(state)
+            if state.lost:
+                raise NodeGone(state.node, state.lost)
             if silent_s > silence_s or time.monotonic() > until_s:
-                raise NodeGone(berth.node, f"it has not answered for {silent_s:.1f} s: {what}")
+                raise NodeGone(state.node, f"it has not answered for {silent_s:.1f} s: {what}")
 
-    def _silent_s(self, berth: Berth) -> float:
-        return (self._clock_ns() - berth.silent_ns) / 1e9
+    def silent_s(self, state: NodeState) -> float:
+        """For how long nothing came from it."""
+        return (self._clock_ns() - state.silent_ns) / 1e9
 
-    def _flush_all(self) -> None:
-        for berth in self._berths.values():
-            self._flush(berth)
+    def flush_all(self) -> None:
+        """Send what waits, as far as it goes."""
+        for state in self.states.values():
+            self.flush(state)
 
-    def _flush(self, berth: Berth) -> None:
-        if berth.link is None:
+    def flush(self, state: NodeState) -> None:
+        """Send what waits for one node."""
+        if state.link is None:
             return
-        berth.post.pump(berth.link)
+        state.post.pump(state.link)
         try:
-            berth.link.flush()
+            state.link.flush()
         except OSError as error:
-            self._miss(berth, "closed" if isinstance(error, BrokenPipeError) else "reset")
-
-    @abstractmethod
-    def _pace(self, berth: Berth) -> int:
-        """How far ranks of other nodes have come."""
-
-    @abstractmethod
-    def _trains(self, berth: Berth) -> bool:
-        """Whether it has ranks in the present generation."""
-
-    @abstractmethod
-    def _data(self, berth: Berth) -> Data:
-        """What the ranks of other nodes have shown of its own since its connection ended."""
-
-    @abstractmethod
-    def _handle(self, berth: Berth, frame: Any) -> None:
-        """A message came."""
-
-    @abstractmethod
-    def _inherits(self, hello: protocol.Hello) -> bool:
-        """Whether an agent's processes, started for another coordinator, are ours now."""
-
-    @abstractmethod
-    def _living(self, node: int) -> Sequence[Remote]:
-        """Processes of a node that were started and have not ended."""
-
-    @abstractmethod
-    def _warn_of(self, process: Remote) -> None:
-        """It will have ended in a moment."""
-
-    @abstractmethod
-    def _end(
-        self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
-    ) -> None:
-        """It has ended."""
-
-
-def _last_words(link: Link) -> None:
-    with suppress(OSError):
-        link.flush()
-    link.close()
+            self._miss(state, "closed" if isinstance(error, BrokenPipeError) else "reset")
 
 
 def _unknown(node: int) -> str | None:
     return None
-
-
-def _say(text: str) -> None:
-    say(f"turned away: {text}", who="fleet")

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from recovery.nodes.coordinator.berth import Remote
 from recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
+from recovery.nodes.coordinator.node_state import Remote
 from recovery.transport.wire import Parked
 
 
@@ -39,7 +39,7 @@ class DataPath:
         return max((p.mark.committed for p in elsewhere), default=0)
 
     def since(self, node: int, ended_ns: int, pace: int, processes: Iterable[Remote]) -> Data:
-        """Of a node whose connection ended, when ``pace`` was as it was. Nobody commits a step
+        """Of a node whose connection ended, when ``pace`` was as it was. No rank commits a step
         without its ranks.
         """
         others = (ns for other, ns in self._failed_ns.items() if other != node)

@@ -1,8 +1,8 @@
 """The coordinator's side of all nodes: to it what ``recovery.process.local.Children`` is to the
 processes of one machine.
 
-``recovery.nodes.coordinator.connections`` has the connections below. Measured with 8 ranks a node
-at 25 steps a second: see ``docs/clusters.md``.
+``connections`` has the nodes, ``remote_processes`` what is known of their processes. Measured with
+8 ranks a node at 25 steps a second: see ``docs/clusters.md``.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ from __future__ import annotations
 import json
 import signal as signals
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.berth import (
-    Berth,
+from recovery.nodes.coordinator.connections import LOOK_S, Connections
+from recovery.nodes.coordinator.loss import FleetLimits
+from recovery.nodes.coordinator.node_state import (
     ClockMeasured,
+    FleetReport,
+    NodeEvent,
     NodeGone,
     NodeInfo,
     NodeJoined,
     NodeLost,
-    NodeNews,
+    NodeState,
     NodeWarned,
     NotKept,
-    Remote,
 )
-from recovery.nodes.coordinator.connections import FIRST_PINGS, LOOK_S, FleetReport, Harbour
-from recovery.nodes.coordinator.datapath import DataPath
-from recovery.nodes.coordinator.loss import Data, FleetLimits
+from recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from recovery.nodes.link import protocol
-from recovery.nodes.link.files import land
-from recovery.nodes.link.handshake import Refused
-from recovery.process.local import Dying, Exited, Said
 from recovery.process.pressure import Reading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, Mark
@@ -44,27 +41,26 @@ __all__ = [
     "Fleet",
     "FleetLimits",
     "FleetReport",
+    "NodeEvent",
     "NodeGone",
     "NodeInfo",
     "NodeJoined",
     "NodeLost",
-    "NodeNews",
     "NodeWarned",
     "NotKept",
 ]
 
 BYE_LIMIT_S = 10.0
-KEPT_GONE = 1024  # processes
 NEEDED = (Join, Abort, Stop, Inquiry)
 """Messages that a decision waits for."""
 
 
-class Fleet(Harbour):
-    """Processes by name, wherever they are. For all else see ``Harbour``.
+class Fleet:
+    """Processes by name, wherever they are, and the nodes that they are on.
 
-    Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for
-    what is still to come of what they wrote. A name that is not known is that of a process gone
-    long ago.
+    ``host``, ``port`` (0 for any): where agents that know ``token`` dial; ``refused``: called with
+    who was turned away and why; ``epoch``: higher than that of any coordinator before. Raises
+    InfrastructureError when it cannot listen.
     """
 
     def __init__(
@@ -78,33 +74,45 @@ class Fleet(Harbour):
         refused: Callable[[str], None] | None = None,
         epoch: int = 1,
     ) -> None:
-        self._directory: Path | None = None
-        self._unkept: set[str] = set()
-        self._processes: dict[str, Remote] = {}  # those that live, or are being started
-        self._gone_ones: dict[str, Remote] = {}  # the oldest first
-        self._inherited = False
-        self._paths = DataPath()
-        super().__init__(
+        self._clock_ns = clock_ns
+        self._limits = limits
+        self._reports: list[FleetReport] = []
+        self._processes = RemoteProcesses(self._reports, clock_ns)
+        self._connections = Connections(
+            self._processes,
+            self._reports,
             token=token,
-            host=host,
-            port=port,
+            address=(host, port),
             clock_ns=clock_ns,
             limits=limits,
             refused=refused,
             epoch=epoch,
         )
+        self.await_nodes = self._connections.await_nodes
+        self.nodes = self._connections.nodes
+        self.traffic = self._connections.traffic
+        self.give_up = self._connections.give_up
+        self.away = self._connections.away
+        self.back = self._connections.back
+        self.refusals = self._connections.refusals
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where agents dial."""
+        return self._connections.address
 
     def close(self) -> dict[int, str]:
         """End every agent; what could not be removed, as ``Children.close``: pids are of their
         nodes.
         """
         left = self.begin("", None)
-        for berth in self._berths.values():
-            berth.post.add(protocol.Bye())
+        states = self._connections.states
+        for state in states.values():
+            state.post.add(protocol.Bye())
         until_s = time.monotonic() + BYE_LIMIT_S
         # They hang up. Were we to do so with something of theirs unread, they would not hear of it.
-        while any(b.link is not None for b in self._berths.values()) and time.monotonic() < until_s:
-            self._turn(LOOK_S)
+        while any(s.link is not None for s in states.values()) and time.monotonic() < until_s:
+            self._connections.turn(LOOK_S)
         self.away()
         return left
 
@@ -114,24 +122,20 @@ class Fleet(Harbour):
         """End all processes of all nodes; files of those to come land below ``directory``. What
         could not be ended: pid (of its node) -> name. ``arm``: of what is to begin, for people.
         """
-        there = [berth for berth in self._berths.values() if self._is_there(berth.node)]
-        for berth in there:
-            berth.cleared = None
-            berth.want(self._clock_ns())
-            berth.post.put(protocol.Clear(), needed=True)
+        there = self._connections.present()
+        for state in there:
+            state.cleared = None
+            state.want(self._clock_ns())
+            state.post.put(protocol.Clear(), needed=True)
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
-            self._turn(LOOK_S)
-        left = {pid: name for berth in there for pid, name in (berth.cleared or {}).items()}
+            self._connections.turn(LOOK_S)
+        left = {pid: name for state in there for pid, name in (state.cleared or {}).items()}
         late = {b.node for b in there if b.cleared is None and not b.lost}
-        left |= {p.pid: p.name for p in self._processes.values() if p.node in late}
-        for berth in self._berths.values():
-            berth.pressed = None  # of processes that are gone
-        self._processes.clear()
-        self._gone_ones.clear()
-        self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]
-        self._directory = directory
-        self._unkept.clear()
+        left |= self._processes.unended(late)
+        for state in self._connections.states.values():
+            state.pressed = None  # of processes that are gone
+        self._processes.begin(directory)
         return left
 
     def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
@@ -139,51 +143,48 @@ class Fleet(Harbour):
         not ended. ``processes``: that may live, by name: node and pid there; others are killed.
         Before any agent has dialled.
         """
-        self._directory = directory
-        self._inherited = True
-        for name, (node, pid) in processes.items():
-            self._processes[name] = Remote(name=name, node=node, pid=pid)
+        self._processes.inherit(directory, processes)
 
     def forsake(self, node: int, why: str) -> None:
         """Count inherited processes as ended whose node has not come back."""
-        self._news.append(NodeLost(node=node, why=why))
-        for process in self._living(node):
-            self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
+        self._reports.append(NodeLost(node=node, why=why))
+        self._processes.lose(node)
 
     def spawn(self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str) -> int:
         """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its
         event log, relative to the directory of ``begin``, "" for none. Raises NodeGone,
         InfrastructureError.
         """
-        berth = self._reachable(node)
+        connections = self._connections
+        state = connections.reachable(node)
         patience_s = self._limits.pass_s
-        if self._silent_s(berth) > patience_s:
-            berth.want(self._clock_ns())
-            berth.asked = True
-            self._until(
-                berth, lambda: self._is_heard(berth), patience_s, f"{name} is not asked for"
+        if connections.silent_s(state) > patience_s:
+            state.want(self._clock_ns())
+            state.asked = True
+            connections.until(
+                state, lambda: connections.is_heard(state), patience_s, f"{name} is not asked for"
             )
-        process = self._processes[name] = Remote(name=name, node=node)
+        process = self._processes.add(name, node)
         text = json.dumps(config, separators=(",", ":"))
         start = protocol.Start(
             process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log
         )
-        berth.want(self._clock_ns())
-        berth.post.put(start, needed=True)
+        state.want(self._clock_ns())
+        state.post.put(start, needed=True)
         try:
-            self._until(
-                berth,
+            connections.until(
+                state,
                 lambda: bool(process.pid or process.error),
                 self._limits.start_s,
                 f"start {name}",
                 silence_s=self._limits.answer_s,
             )
         except InfrastructureError:
-            self._forget(process)
-            berth.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
+            self._processes.forget(process)
+            state.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
             raise
         if process.error:
-            self._forget(process)
+            self._processes.forget(process)
             raise InfrastructureError(
                 f"node {node} cannot start {name}: {process.error}", hint="see the node's agent"
             )
@@ -191,58 +192,58 @@ class Fleet(Harbour):
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
-        return name in self._processes
+        return self._processes.living(name) is not None
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message, with the next look at the nodes; False when the process is gone. It
         arrives once the node can be reached.
         """
-        if (berth := self._reached(name)) is None:
+        if (state := self._reached(name)) is None:
             return False
         if needed := isinstance(message, NEEDED):
-            berth.want(self._clock_ns())
-        berth.post.tell(name, message, needed=needed)
+            state.want(self._clock_ns())
+        state.post.tell(name, message, needed=needed)
         return True
 
     def signal(self, name: str, signum: int) -> None:
         """Signal a process through its agent's pidfd; one already gone is no error."""
-        if (berth := self._reached(name)) is not None:
-            berth.post.add(protocol.Signal(process=name, signum=signum))
-            self._flush(berth)
+        if (state := self._reached(name)) is not None:
+            state.post.add(protocol.Signal(process=name, signum=signum))
+            self._connections.flush(state)
 
     def mark(self, name: str) -> Mark:
         """The progress mark as last heard of, on our clock; readable after the process's
         death too.
         """
-        return process.mark if (process := self._known(name)) is not None else NEVER
+        return process.mark if (process := self._processes.known(name)) is not None else NEVER
 
     def os_state(self, name: str) -> str:
         """The kernel's word on the process as last heard of, X when gone; "?" while its node is
         silent: what was true then says nothing about now.
         """
-        process = self._processes.get(name)
+        process = self._processes.living(name)
         if process is None:
             return "X"
-        berth = self._berths.get(process.node)
+        state = self._connections.states.get(process.node)
         stale_ns = (
-            self._turned_ns - berth.beat_ns
-            if berth is not None and berth.link is not None
+            self._connections.turned_ns - state.beat_ns
+            if state is not None and state.link is not None
             else None
         )
         return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
 
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors, as last heard of."""
-        return process.pulse if (process := self._known(name)) is not None else Pulse()
+        return process.pulse if (process := self._processes.known(name)) is not None else Pulse()
 
     def pressures(self) -> Mapping[int, tuple[int, Reading]]:
         """Node -> how short of processors it was when it last said so, and when that was, on our
         clock.
         """
         return {
-            node: berth.pressed
-            for node, berth in self._berths.items()
-            if berth.pressed and not berth.lost
+            node: state.pressed
+            for node, state in self._connections.states.items()
+            if state.pressed and not state.lost
         }
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
@@ -252,149 +253,16 @@ class Fleet(Harbour):
         until_s = time.monotonic() + timeout_s
         while True:
             left_s = until_s - time.monotonic()
-            self._turn(0.0 if self._news else max(0.0, left_s))
-            if self._news or left_s <= 0:
-                news, self._news = self._news, []
-                return news
+            self._connections.turn(0.0 if self._reports else max(0.0, left_s))
+            if self._reports or left_s <= 0:
+                reports = self._reports[:]
+                self._reports.clear()
+                return reports
 
-    # ---- what they say
-
-    def _handle(self, berth: Berth, frame: Any) -> None:
-        process = self._processes.get(frame.process) if hasattr(frame, "process") else None
-        if process is not None and process.node != berth.node:
-            return
-        match frame:
-            case protocol.Started():
-                if process is not None:
-                    process.pid, process.error = frame.pid, frame.error
-            case protocol.Heard():
-                if process is not None:
-                    self._paths.heard(berth.node, frame.message, self._clock_ns())
-                    self._news.append(Said(process=process.name, message=frame.message))
-            case protocol.Sinking():
-                if process is not None:
-                    self._warn_of(process)
-            case protocol.Ended():
-                if process is not None:
-                    now_ns = self._clock_ns()
-                    process.mark = self._mark(berth, frame.mark)
-                    time_ns = berth.ours_ns(frame.time_ns, now_ns, self._boot)
-                    self._end(
-                        process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns
-                    )
-            case protocol.Beat():
-                self._beat(berth, frame)
-            case protocol.Lines():
-                self._land(berth, frame)
-            case _:
-                self._handle_node(berth, frame)
-
-    def _handle_node(self, berth: Berth, frame: Any) -> None:
-        match frame:
-            case protocol.Pong():
-                now_ns = self._clock_ns()
-                berth.clock.answered(
-                    sent_ns=frame.sent_ns,
-                    received_ns=frame.received_ns,
-                    answered_ns=frame.answered_ns,
-                    back_ns=now_ns,
-                )
-                offset = berth.clock.news(now_ns) if berth.pings >= FIRST_PINGS else None
-                if offset is not None:
-                    self._news.append(
-                        ClockMeasured(
-                            node=berth.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns
-                        )
-                    )
-            case protocol.Cleared():
-                berth.cleared = frame.left
-            case protocol.Pressed():
-                read_ns = berth.known_ns(frame.time_ns, self._clock_ns(), self._boot)
-                if read_ns is not None:
-                    reading = Reading(
-                        cpus=frame.cpus,
-                        some_s=frame.some_s,
-                        steal_s=frame.steal_s,
-                        ranks=frame.ranks,
-                    )
-                    berth.pressed = (read_ns, reading)
-            case protocol.Warned():
-                self._news.append(NodeWarned(node=berth.node))
-
-    def _beat(self, berth: Berth, beat: protocol.Beat) -> None:
-        berth.beat_ns = self._clock_ns()
-        for name in beat.marks.keys() | beat.states.keys() | beat.pulses.keys():
-            process = self._processes.get(name)
-            if process is not None and process.node == berth.node:
-                if name in beat.marks:
-                    process.mark = self._mark(berth, beat.marks[name])
-                process.state = beat.states.get(name, process.state)
-                if name in beat.pulses:
-                    process.pulse = Pulse(*beat.pulses[name])
-
-    def _mark(self, berth: Berth, words: Any) -> Mark:
-        try:
-            return berth.mark(words, self._clock_ns(), self._boot)
-        except IndexError as error:
-            raise Refused(f"a mark of an unknown phase: {words}") from error
-
-    def _land(self, berth: Berth, lines: protocol.Lines) -> None:
-        owner = self._known(Path(lines.file).stem)
-        if self._directory is None or owner is None or owner.node != berth.node:
-            return  # of an arm that is over
-        if lines.file in self._unkept:
-            return
-        try:
-            land(self._directory, lines)
-        except OSError as error:
-            # Training goes on: a log that misses something says so, and proves nothing.
-            self._unkept.add(lines.file)
-            why = f"they could not be written here: {error.strerror}"
-            self._news.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
-
-    def _end(
-        self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
-    ) -> None:
-        process.told = True
-        self._forget(process)
-        self._news.append(
-            Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
-        )
-
-    def _forget(self, process: Remote) -> None:
-        """It is gone."""
-        process.gone = True
-        self._processes.pop(process.name, None)
-        self._gone_ones[process.name] = process
-        while len(self._gone_ones) > KEPT_GONE:
-            oldest = next(iter(self._gone_ones))
-            del self._gone_ones[oldest]
-            self._unkept = {file for file in self._unkept if Path(file).stem != oldest}
-
-    def _known(self, name: str) -> Remote | None:
-        return self._processes.get(name) or self._gone_ones.get(name)
-
-    def _warn_of(self, process: Remote) -> None:
-        if not process.told:
-            process.told = True
-            self._news.append(Dying(process=process.name))
-
-    def _inherits(self, hello: protocol.Hello) -> bool:
-        return self._inherited
-
-    def _living(self, node: int) -> Sequence[Remote]:
-        return [p for p in self._processes.values() if p.node == node and p.pid]
-
-    def _pace(self, berth: Berth) -> int:
-        return self._paths.pace(berth.node, self._processes.values())
-
-    def _trains(self, berth: Berth) -> bool:
-        return self._paths.trains(berth.node, self._processes.values())
-
-    def _data(self, berth: Berth) -> Data:
-        return self._paths.since(berth.node, berth.left_ns, berth.pace, self._processes.values())
-
-    def _reached(self, name: str) -> Berth | None:
+    def _reached(self, name: str) -> NodeState | None:
         """The node of a process, None when either is gone."""
-        process = self._processes.get(name)
-        return None if process is None or (berth := self._berths[process.node]).lost else berth
+        process = self._processes.living(name)
+        if process is None:
+            return None
+        state = self._connections.states[process.node]
+        return None if state.lost else state

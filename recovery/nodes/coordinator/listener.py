@@ -1,8 +1,8 @@
-"""Where agents come in: listens, and has each stranger prove itself on a thread of its own, within
-a bound.
+"""Listens for agents, and has each connection prove on a thread of its own, within a bound, that it
+knows the run's token.
 
-Whoever says nothing, or nonsense, delays nobody: when as many strangers talk as may, the one that
-came first is shown out for the next.
+A connection that sends nothing, or nonsense, delays no other: when STRANGERS are open, the oldest
+is closed for the next.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ STRANGERS = 64
 CLOSE_LIMIT_S = 2 * LIMIT_S
 
 
-class Door:
-    """``address``: to listen at, port 0 for any; ``refused``: told who was turned away and why.
-    ``fileno`` is readable once ``enter`` has somebody. Raises OSError.
+class Listener:
+    """``address``: to listen at, port 0 for any; ``refused``: called with who was turned away and
+    why. ``fileno`` is readable once ``enter`` has a connection. Raises OSError.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Door:
         self._entered: queue.SimpleQueue[tuple[Link, Parcel]] = queue.SimpleQueue()
         self._strangers: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
@@ -56,7 +56,7 @@ class Door:
         return found
 
     def close(self) -> None:
-        """Listen no longer, and show everybody out."""
+        """Listen no longer, and close all connections that are not proven."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -103,6 +103,6 @@ class Door:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """Whoever waits for it on another thread notices, and closes it."""
+    """The thread that waits for it notices, and closes it."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

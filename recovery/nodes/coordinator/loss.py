@@ -74,7 +74,7 @@ def judge(absence: Absence, limits: FleetLimits) -> Verdict:
         verdict = _of_ended(absence, limits)
         if verdict[0] != "wait":
             return verdict
-    # Whoever hears nobody is cut off himself: to give up all the others would help nobody.
+    # A coordinator that hears no node is cut off itself: giving up all of them would not help.
     if absence.wanted_s > limits.node_s and not absence.alone:
         return "lost", f"the job needs it, and it was not heard of for {limits.node_s:g} s"
     if absence.silent_s > absence.lease_s + LEASE_GRACE_S:

@@ -6,50 +6,50 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.events.log import Kind
-from recovery.nodes.coordinator.berth import (
+from recovery.nodes.coordinator.node_state import (
     ClockMeasured,
+    NodeEvent,
     NodeInfo,
     NodeJoined,
     NodeLost,
-    NodeNews,
     NotKept,
 )
 
-News = tuple[Kind, Mapping[str, Any]]
+EventData = tuple[Kind, Mapping[str, Any]]
 
 
-def event_of(news: NodeNews) -> News | None:
+def event_of(event: NodeEvent) -> EventData | None:
     """Kind and data of the event; None: ranks say it themselves."""
-    match news:
+    match event:
         case NodeJoined():
-            return _joined(news.info)
+            return _joined(event.info)
         case NodeLost():
-            return Kind.NODE_LOST, {"node": news.node, "why": news.why}
+            return Kind.NODE_LOST, {"node": event.node, "why": event.why}
         case ClockMeasured():
-            return _measured(news.node, news.offset_ns, news.bound_ns)
+            return _measured(event.node, event.offset_ns, event.bound_ns)
         case NotKept():
-            return not_kept(news.file, news.bytes, news.why)
+            return not_kept(event.file, event.bytes, event.why)
     return None
 
 
-def clock_of(info: NodeInfo) -> list[News]:
+def clock_of(info: NodeInfo) -> list[EventData]:
     """What is known of a node's clock now, if anything is."""
     if info.offset_ns is None or info.bound_ns is None:
         return []
     return [_measured(info.node, info.offset_ns, info.bound_ns)]
 
 
-def all_of(info: NodeInfo) -> list[News]:
+def all_of(info: NodeInfo) -> list[EventData]:
     """That the node is there, and what is known of its clock."""
     return [_joined(info), *clock_of(info)]
 
 
-def not_kept(file: str, size: int, why: str) -> News:
+def not_kept(file: str, size: int, why: str) -> EventData:
     """That bytes of a file were dropped."""
     return Kind.FILES_DROPPED, {"files": [file], "bytes": size, "why": why}
 
 
-def _joined(info: NodeInfo) -> News:
+def _joined(info: NodeInfo) -> EventData:
     return Kind.NODE_JOINED, {
         "node": info.node,
         "host": info.host,
@@ -59,5 +59,5 @@ def _joined(info: NodeInfo) -> News:
     }
 
 
-def _measured(node: int, offset_ns: int, bound_ns: int) -> News:
+def _measured(node: int, offset_ns: int, bound_ns: int) -> EventData:
     return Kind.CLOCK_MEASURED, {"node": node, "offset_ns": offset_ns, "bound_ns": bound_ns}

@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.berth import NodeInfo
+from recovery.nodes.coordinator.node_state import NodeInfo
 
 
 def versions() -> dict[str, str]:

@@ -65,7 +65,7 @@ class ClockWatch:
         grown = best.bound_ns + max(0, now_ns - best.at_ns) * DRIFT
         return Offset(offset_ns=round(best.offset_ns), bound_ns=int(grown) + 1)
 
-    def news(self, now_ns: int) -> Offset | None:
+    def changed(self, now_ns: int) -> Offset | None:
         """What is worth a line in the log: the first, one that contradicts what was told, and one
         every REPEAT_S.
         """

@@ -23,8 +23,8 @@ import pytest
 from chaos.errors import InfrastructureError
 from recovery.cli.takeover_log import lock
 from recovery.nodes import serve
-from recovery.nodes.coordinator.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, NodeGone
+from recovery.nodes.coordinator.node_state import ClockMeasured, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.link import handshake
 from recovery.nodes.link.link import Link, Post, await_parcel
 from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, Welcome
@@ -214,15 +214,15 @@ def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
         os.kill(server, signal.SIGSTOP)
 
         def heard(
-            berth: Any, beat: Any, before: Callable[[Any, Any], None] = arm.fleet._beat
+            state: Any, beat: Any, before: Callable[[Any, Any], None] = arm.fleet._processes._beat
         ) -> None:
             nonlocal beats
-            before(berth, beat)
+            before(state, beat)
             beats += 1
             if beats == 36:  # of one every 0.1 s
                 os.kill(server, signal.SIGCONT)
 
-        monkeypatch.setattr(arm.fleet, "_beat", heard)
+        monkeypatch.setattr(arm.fleet._processes, "_beat", heard)
         arm.spawn("w0", 0)
         ready(arm, "w0")
         assert beats >= 36 and "ended" not in arm.agents[0].said()
@@ -326,7 +326,7 @@ def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
         yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)
         # It has nothing unread when it is killed: with that, its kernel resets the connection,
         # which proves nothing.
-        yard.fleet._berths[0].ping_due_ns = sys.maxsize
+        yard.fleet._connections.states[0].ping_due_ns = sys.maxsize
         yard.order("w0", "say")
         yard.until_kind(Said)
         yard.agents[0].signal(signal.SIGKILL)
@@ -381,7 +381,7 @@ def cut_again_and_again(yard: Yard) -> None:
     said: list[int] = []
     for _ in range(20):  # in the middle of it
         said += [r.message.payload["number"] for r in yard.fleet.wait(0.001) if isinstance(r, Said)]
-        link = yard.fleet._berths[0].link
+        link = yard.fleet._connections.states[0].link
         if link is not None:
             with suppress(OSError):  # it was cut, and that was not noticed yet
                 link._sock.shutdown(socket.SHUT_RDWR)
@@ -473,11 +473,11 @@ def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
     yard.fleet.begin("arm", yard.folder)
     pid = yard.spawn("w0", 0)
     ready(yard, "w0")
-    before = yard.fleet._berths[0].link
+    before = yard.fleet._connections.states[0].link
     yard.agents[0].log.write_text("")
     # nobody turns here meanwhile
     eventually(lambda: "nothing came for 3 s" in yard.agents[0].said())
-    yard.until(lambda _: yard.fleet._berths[0].link is not before)
+    yard.until(lambda _: yard.fleet._connections.states[0].link is not before)
     yard.await_nodes(0)
     yard.order("w0", "say")
     reports = yard.until_kind(Said)
@@ -725,7 +725,7 @@ def test_another_coordinator_is_told_what_waits_from_its_own_first_message_on(ya
     pid = yard.spawn("w0", 0)
     ready(yard, "w0")
     yard.order("w0", "exit", 3)
-    yard.fleet._flush_all()
+    yard.fleet._connections.flush_all()
     yard.fleet.away()
     eventually(lambda: processes.state(pid) == "X")
     with socket.create_server(yard.fleet.address) as listener:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from recovery.nodes.agent import agent_processes as wards
-from recovery.nodes.agent.agent_processes import Ward
-from recovery.nodes.coordinator import fleet as fleets
+from recovery.nodes.agent import agent_processes as module
+from recovery.nodes.agent.agent_processes import AgentProcesses
+from recovery.nodes.coordinator import remote_processes
 from recovery.nodes.link.link import Post
 from recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
 from recovery.process.local import Exited, Said
@@ -69,7 +69,7 @@ def life(stage: Stage, puppet: Puppet, name: str) -> None:
 def test_a_fleet_knows_no_more_after_many_replacements(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleets, "KEPT_GONE", 20)
+    monkeypatch.setattr(remote_processes, "KEPT_GONE", 20)
     puppet = stage.join()
     sizes = []
     for number in range(150):
@@ -89,12 +89,12 @@ def test_a_fleet_knows_no_more_after_many_replacements(
 def test_files_that_the_disk_did_not_take_are_forgotten_with_their_process(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleets, "KEPT_GONE", 5)
+    monkeypatch.setattr(remote_processes, "KEPT_GONE", 5)
     puppet = stage.join()
     for number in range(20):
         (tmp_path / f"w{number}.jsonl").mkdir()  # so that nothing can be written there
         life(stage, puppet, f"w{number}")
-    assert 0 < len(stage.fleet._unkept) <= 6
+    assert 0 < len(stage.fleet._processes._unkept) <= 6
 
 
 # ---- an agent
@@ -133,22 +133,22 @@ class Pretended:
 
 
 @pytest.fixture
-def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ward:
-    monkeypatch.setattr(wards, "Node", Pretended)
-    monkeypatch.setattr(wards, "KEPT_ENDED", 20)
-    return Ward(None, script_recipe(), Post(limit=10_000), tmp_path)  # type: ignore[arg-type]
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentProcesses:
+    monkeypatch.setattr(module, "Node", Pretended)
+    monkeypatch.setattr(module, "KEPT_ENDED", 20)
+    return AgentProcesses(None, script_recipe(), Post(limit=10_000), tmp_path)  # type: ignore[arg-type]
 
 
-def begin(ward: Ward, name: str, scratch: Path) -> None:
+def begin(processes: AgentProcesses, name: str, scratch: Path) -> None:
     config = json.dumps({"log": str(scratch / "logs" / f"{name}.log")})
     (scratch / "logs").mkdir(exist_ok=True)
-    ward.start(Start(process=name, mode="warm", config=config, log=f"{name}.jsonl"))
-    ward.tell_of(Said(process=name, message=Ready()))
+    processes.start(Start(process=name, mode="warm", config=config, log=f"{name}.jsonl"))
+    processes.tell_of(Said(process=name, message=Ready()))
 
 
-def confirm(ward: Ward) -> None:
+def confirm(processes: AgentProcesses) -> None:
     """The coordinator has all that was told by now."""
-    ward._post.confirmed(max((number for number, *_ in ward._post._kept), default=0))
+    processes._post.confirmed(max((number for number, *_ in processes._post._kept), default=0))
 
 
 def files(scratch: Path) -> set[str]:
@@ -156,34 +156,38 @@ def files(scratch: Path) -> set[str]:
 
 
 def test_an_agent_deletes_what_an_ended_process_wrote_once_it_is_forwarded_and_no_sooner(
-    ward: Ward, tmp_path: Path
+    processes: AgentProcesses, tmp_path: Path
 ) -> None:
     theirs = tmp_path / "w0.jsonl.kept"
     theirs.write_text("somebody else's")
-    begin(ward, "w0", tmp_path)
-    begin(ward, "w1", tmp_path)
-    confirm(ward)
-    ward.tell_of(Exited(process="w0", exit_code=1, signal=None, time_ns=1))
+    begin(processes, "w0", tmp_path)
+    begin(processes, "w1", tmp_path)
+    confirm(processes)
+    processes.tell_of(Exited(process="w0", exit_code=1, signal=None, time_ns=1))
     both = {"w0.jsonl", "w0.log", "w1.jsonl", "w1.log", theirs.name}
     assert files(tmp_path) == both, "nobody has it yet"
-    ward._post.renumber()  # another coordinator
-    told = [frame() if callable(frame) else frame for _, frame, _ in ward._post._kept]
+    processes._post.renumber()  # another coordinator
+    told = [frame() if callable(frame) else frame for _, frame, _ in processes._post._kept]
     assert [frame.text for frame in told if isinstance(frame, Lines)] == ["w0 writes\n"] * 2
-    ward._post.confirmed(len(told) - 1)
+    processes._post.confirmed(len(told) - 1)
     assert files(tmp_path) == both, "its end is not confirmed"
-    confirm(ward)
+    confirm(processes)
     assert files(tmp_path) == both - {"w0.jsonl", "w0.log"}
-    assert [path.name for path in ward.files()] == ["w1.jsonl", "w1.log"]
+    assert [path.name for path in processes.files()] == ["w1.jsonl", "w1.log"]
 
 
-def test_an_agent_holds_no_more_after_many_replacements(ward: Ward, tmp_path: Path) -> None:
+def test_an_agent_holds_no_more_after_many_replacements(
+    processes: AgentProcesses, tmp_path: Path
+) -> None:
     sizes = []
     for number in range(1000):
-        begin(ward, f"w{number}", tmp_path)
-        ward.tell_of(Exited(process=f"w{number}", exit_code=1, signal=None, time_ns=1))
-        confirm(ward)
+        begin(processes, f"w{number}", tmp_path)
+        processes.tell_of(Exited(process=f"w{number}", exit_code=1, signal=None, time_ns=1))
+        confirm(processes)
         if number >= 100:
-            sizes.append(entries(ward))
+            sizes.append(entries(processes))
     assert max(sizes[100:]) <= max(sizes[:100])
     assert files(tmp_path) == set()
-    assert [ended.process for ended in ward.ended][-2:] == ["w998", "w999"], "for who takes over"
+    assert [ended.process for ended in processes.ended][-2:] == ["w998", "w999"], (
+        "for who takes over"
+    )

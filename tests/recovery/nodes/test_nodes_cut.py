@@ -17,7 +17,7 @@ import pytest
 
 from chaos.events.following import Tail
 from chaos.events.log import ORCHESTRATOR, Kind
-from recovery.nodes.coordinator.berth import NodeLost
+from recovery.nodes.coordinator.node_state import NodeLost
 from recovery.process import processes
 from recovery.process.local import Dying, Exited, Said
 from tests.support.clusters import netns

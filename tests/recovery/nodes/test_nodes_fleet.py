@@ -15,15 +15,15 @@ from click.testing import CliRunner
 
 from chaos.cli import cli
 from chaos.events.log import Kind
-from recovery.nodes.coordinator.berth import (
+from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from recovery.nodes.coordinator.node_events import event_of
+from recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeJoined,
     NodeLost,
     NodeWarned,
     NotKept,
 )
-from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
-from recovery.nodes.coordinator.node_events import event_of
 from recovery.nodes.link import handshake
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.link import Link
@@ -341,14 +341,14 @@ def test_a_connection_that_the_kernel_gives_up_is_only_missed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.spawn(stage.join())
-    link = stage.fleet._berths[0].link
+    link = stage.fleet._connections.states[0].link
     assert link is not None
 
     def take() -> list[Any]:
         raise TimeoutError(110, "Connection timed out")
 
     monkeypatch.setattr(link, "take", take)
-    stage.fleet._read(stage.fleet._berths[0])
+    stage.fleet._connections._read(stage.fleet._connections.states[0])
     assert not stage.fleet.nodes()[0].connected and stage.passes(1.0) == []
 
 
@@ -528,7 +528,7 @@ def test_a_disk_here_that_takes_nothing_ends_no_job_and_is_told_once(
     puppet.say(
         Lines(file="w0.jsonl", offset=0, text="xyz"), Lines(file="w0.jsonl", offset=3, text="more")
     )
-    told = [news for news in stage.until_kind(NotKept) if isinstance(news, NotKept)]
+    told = [report for report in stage.until_kind(NotKept) if isinstance(report, NotKept)]
     (tmp_path / "w0.jsonl").rmdir()
     puppet.say(
         Lines(file="w0.jsonl", offset=0, text="late"), Lines(file="w0.log", offset=0, text="said")
@@ -536,7 +536,7 @@ def test_a_disk_here_that_takes_nothing_ends_no_job_and_is_told_once(
     told += [
         n for n in stage.until(lambda _: (tmp_path / "w0.log").exists()) if isinstance(n, NotKept)
     ]
-    assert [(news.file, news.bytes) for news in told] == [
+    assert [(report.file, report.bytes) for report in told] == [
         ("w0.jsonl", 3)
     ] and "Is a directory" in told[0].why
     assert event_of(told[0]) == (

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.nodes.coordinator import listener as doors
-from recovery.nodes.coordinator.listener import Door
+from recovery.nodes.coordinator import listener as listening
+from recovery.nodes.coordinator.listener import Listener
 from recovery.nodes.link import handshake
 from recovery.nodes.link.handshake import Keys, Refused, Seal, Unproven
 from recovery.nodes.link.link import Link
@@ -38,9 +38,9 @@ HELLO = Hello(node=0, incarnation="a", epoch=0, host="h", boot="b", address="127
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        two, _ = listener.accept()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        two, _ = server.accept()
     return one, two
 
 
@@ -281,56 +281,58 @@ def test_a_link_waits_for_nobody() -> None:
     coordinator.close()
 
 
-# ---- the door
+# ---- the listener
 
 
 @pytest.fixture
-def door() -> Iterator[tuple[Door, list[str]]]:
+def listener() -> Iterator[tuple[Listener, list[str]]]:
     refused: list[str] = []
-    door = Door(("127.0.0.1", 0), TOKEN, refused=refused.append)
-    yield door, refused
-    door.close()
+    listener = Listener(("127.0.0.1", 0), TOKEN, refused=refused.append)
+    yield listener, refused
+    listener.close()
 
 
-def dial(door: Door, token: bytes = TOKEN) -> Link:
-    sock = socket.create_connection(door.address, timeout=LIMIT_S)
+def dial(listener: Listener, token: bytes = TOKEN) -> Link:
+    sock = socket.create_connection(listener.address, timeout=LIMIT_S)
     return Link(sock, handshake.enter(sock, token), FROM_COORDINATOR)
 
 
-def entered(door: Door) -> list[tuple[Link, Any]]:
+def entered(listener: Listener) -> list[tuple[Link, Any]]:
     until_s = time.monotonic() + LIMIT_S
     while time.monotonic() < until_s:
-        if found := door.enter():
+        if found := listener.enter():
             return found
         threading.Event().wait(0.005)
     raise AssertionError("nobody came in")
 
 
-def test_strangers_who_say_nothing_delay_nobody(door: tuple[Door, list[str]]) -> None:
-    silent = [socket.create_connection(door[0].address) for _ in range(doors.STRANGERS + 10)]
+def test_strangers_who_say_nothing_delay_nobody(listener: tuple[Listener, list[str]]) -> None:
+    silent = [
+        socket.create_connection(listener[0].address) for _ in range(listening.STRANGERS + 10)
+    ]
     started_s = time.monotonic()
-    link = dial(door[0])
+    link = dial(listener[0])
     link.put(HELLO)
     link.flush()
-    assert entered(door[0])[0][1].frame == HELLO
+    assert entered(listener[0])[0][1].frame == HELLO
     assert time.monotonic() - started_s < handshake.LIMIT_S / 2
     for sock in silent:
         sock.close()
 
 
-def test_who_is_turned_away_is_logged_with_why(door: tuple[Door, list[str]]) -> None:
+def test_who_is_turned_away_is_logged_with_why(listener: tuple[Listener, list[str]]) -> None:
     with suppress(Unproven, OSError):
-        dial(door[0], b"f" * 32)
-    with socket.create_connection(door[0].address) as http:
+        dial(listener[0], b"f" * 32)
+    with socket.create_connection(listener[0].address) as http:
         http.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        eventually(lambda: len(door[1]) == 2)
-    link = dial(door[0])
+        eventually(lambda: len(listener[1]) == 2)
+    link = dial(listener[0])
     link.put(Ping.model_construct(type="ping", sent_ns=1))
     link.flush()
-    eventually(lambda: len(door[1]) == 3)
-    assert "does not know the run's token" in door[1][0]
-    assert "over 4096" in door[1][1] and door[1][1].startswith("127.0.0.1:")
-    assert "not a message" in door[1][2], "a coordinator's word, from an agent"
+    eventually(lambda: len(listener[1]) == 3)
+    assert "does not know the run's token" in listener[1][0]
+    assert "over 4096" in listener[1][1] and listener[1][1].startswith("127.0.0.1:")
+    assert "not a message" in listener[1][2], "a coordinator's word, from an agent"
 
 
 def eventually(true: Callable[[], bool]) -> None:
@@ -340,12 +342,14 @@ def eventually(true: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-def test_whoever_does_not_say_hello_first_is_turned_away(door: tuple[Door, list[str]]) -> None:
-    link = dial(door[0])
+def test_whoever_does_not_say_hello_first_is_turned_away(
+    listener: tuple[Listener, list[str]],
+) -> None:
+    link = dial(listener[0])
     link.put(Beat(time_ns=1, marks={}, states={}))
     link.flush()
-    eventually(lambda: bool(door[1]))
-    assert "beat before it said who it is" in door[1][0]
+    eventually(lambda: bool(listener[1]))
+    assert "beat before it said who it is" in listener[1][0]
 
 
 def test_the_token_is_never_sent() -> None:

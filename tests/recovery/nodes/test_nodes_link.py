@@ -141,12 +141,12 @@ def test_the_best_answer_counts_until_it_is_old() -> None:
 
 def test_news_of_a_clock_are_rare() -> None:
     watch = ClockWatch()
-    assert watch.news(0) is None
+    assert watch.changed(0) is None
     told = []
     for second in range(200):
         jump_ns = 10**9 if second >= 101 else 0
         asked(watch, second * SECOND, true_ns=jump_ns, there_ns=1000, back_ns=1000)
-        if watch.news(second * SECOND):
+        if watch.changed(second * SECOND):
             told.append(second)
     every = int(REPEAT_S)
     assert told[: 100 // every] == list(range(0, 100, every))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.nodes.coordinator.berth import Remote
 from recovery.nodes.coordinator.datapath import DataPath
 from recovery.nodes.coordinator.loss import LEASE_GRACE_S, Absence, Data, FleetLimits, How, judge
+from recovery.nodes.coordinator.node_state import Remote
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Parked
 

@@ -30,7 +30,7 @@ from harness.launch.nodes.renewal import Renewal
 from harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
 from harness.undo.base import Undo
 from harness.undo.ledger import Ledger, read_open
-from recovery.nodes.coordinator.berth import NodeInfo
+from recovery.nodes.coordinator.node_state import NodeInfo
 from recovery.nodes.coordinator.salvage import gather
 from recovery.nodes.coordinator.software import refuse_other, versions
 from recovery.process.local import memory_beside

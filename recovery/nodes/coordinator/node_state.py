@@ -12,6 +12,7 @@ from recovery.nodes.coordinator.outbox import Outbox
 from recovery.nodes.link.clock import ClockWatch, Offset
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import Hello, MarkWords
+from recovery.process.local import Dying, Exited, Said
 from recovery.process.pressure import Reading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, PHASES, Mark
@@ -85,7 +86,8 @@ class NotKept:
     why: str
 
 
-NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
+NodeEvent = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
+FleetReport = Said | Dying | Exited | NodeEvent
 
 
 class NodeGone(InfrastructureError):
@@ -116,7 +118,7 @@ class Remote:
 
 
 @dataclass(kw_only=True)
-class Berth:
+class NodeState:
     """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came;
     ``beat_ns``: when its marks came last; ``pressed``: its newest reading of how short of
     processors it is, and when that was made; ``left_ns``: since when it is not connected (0: it

@@ -1,0 +1,70 @@
+"""What an agent tells its coordinator again and again: progress marks, and how short of processors
+its ranks are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from recovery.nodes.agent.agent_processes import AgentProcesses
+from recovery.nodes.link import protocol
+from recovery.nodes.link.protocol import MarkWords
+from recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
+from recovery.process.pressure import Reader
+
+BEAT_S = 0.05
+QUIET_BEAT_S = 0.1  # longer without a beat, and the coordinator holds what it knows of us for old
+
+
+class Beats:
+    """What was said last of marks and states, so that only changes are sent. A new one for a
+    coordinator that may know nothing.
+    """
+
+    def __init__(self) -> None:
+        self._marks: Mapping[str, MarkWords] = {}
+        self._states: Mapping[str, str] = {}
+        self._sent_s = 0.0
+
+    def due(
+        self, processes: AgentProcesses, now_s: float, *, at_once: bool
+    ) -> protocol.Beat | None:
+        """What to send now; with no change, only when nothing was sent for QUIET_BEAT_S.
+        ``at_once``: a change does not wait for BEAT_S.
+        """
+        marks, states = processes.marks(), processes.states()
+        moved = {name: mark for name, mark in marks.items() if self._marks.get(name) != mark}
+        turned = {name: state for name, state in states.items() if self._states.get(name) != state}
+        changed = bool(moved) or any(
+            "t" in (turned[name] + self._states.get(name, "")).lower() for name in turned
+        )
+        due_s = self._sent_s + (BEAT_S if changed else QUIET_BEAT_S)
+        if now_s < due_s and not (changed and at_once):
+            return None
+        self._marks, self._states, self._sent_s = marks, states, now_s
+        return protocol.Beat(
+            time_ns=time.monotonic_ns(),
+            marks=moved,
+            states=turned,
+            pulses=dict(processes.pulses()),
+        )
+
+
+class PressureWatch:
+    """How short of processors the ranks of the node are, read every PRESSURE_EVERY_S."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._due_s = 0.0
+
+    def due(self, pids: Mapping[str, int], now_s: float) -> protocol.Pressed | None:
+        """What to send now, if anything. ``pids``: of the ranks, by name."""
+        if now_s < self._due_s or not pids:
+            return None
+        self._due_s = now_s + PRESSURE_EVERY_S
+        found = self._reader.read(pids)
+        if found is None:
+            return None
+        return protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))

@@ -1,0 +1,167 @@
+"""Lets agents in, or turns them away: an agent that was given up is fenced when it comes back."""
+
+from __future__ import annotations
+
+import secrets
+import signal as signals
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from chaos.errors import InfrastructureError
+from recovery.nodes.coordinator.listener import Listener
+from recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeState
+from recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from recovery.nodes.link import protocol
+from recovery.nodes.link.link import Link, Parcel
+from recovery.process.output import say
+
+MAX_REFUSALS = 100
+
+
+class Admission:
+    """Listens at ``address`` (port 0 for any) for agents that know ``token``, and adds their nodes
+    to ``states``. ``refused``: called with who was turned away and why; ``give_up``: counts a node
+    as lost; ``heard``: whether its agent was heard of lately. Raises InfrastructureError when it
+    cannot listen.
+    """
+
+    def __init__(
+        self,
+        states: dict[int, NodeState],
+        processes: RemoteProcesses,
+        reports: list[FleetReport],
+        *,
+        token: bytes,
+        address: tuple[str, int],
+        epoch: int,
+        clock_ns: Callable[[], int],
+        refused: Callable[[str], None] | None,
+        give_up: Callable[[int, str], None],
+        heard: Callable[[NodeState], bool],
+    ) -> None:
+        self._states = states
+        self._processes = processes
+        self._reports = reports
+        self._token = token
+        self.address = address
+        self._epoch = epoch
+        self._clock_ns = clock_ns
+        self._log = refused or _say
+        self._give_up = give_up
+        self._heard = heard
+        self._id = secrets.token_hex(8)
+        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
+        self._listener: Listener | None = None
+        self._open()
+
+    @property
+    def open(self) -> bool:
+        """Whether agents can dial."""
+        return self._listener is not None
+
+    def fileno(self) -> int | None:
+        """Readable when an agent waits to be let in; None: not open."""
+        return self._listener.fileno() if self._listener is not None else None
+
+    def close(self) -> None:
+        """Listen no longer."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def reopen(self) -> None:
+        """Listen at the same address again, as the next coordinator. Raises InfrastructureError."""
+        self._epoch += 1
+        self._open()
+
+    def admit(self) -> None:
+        """Let in who waits, or turn it away."""
+        for link, parcel in self._listener.enter() if self._listener is not None else ():
+            self._admit(link, parcel)
+
+    def refuse(self, why: str) -> None:
+        """Note who was turned away, and why."""
+        self.refusals.append(why)
+        self._log(why)
+
+    def _open(self) -> None:
+        try:
+            self._listener = Listener(self.address, self._token, refused=self.refuse)
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot listen for the nodes' agents at {self.address[0]}: {error.strerror}",
+                hint="name an address of this machine that the nodes reach",
+            ) from error
+        self.address = self._listener.address
+
+    def _admit(self, link: Link, parcel: Parcel) -> None:
+        hello: protocol.Hello = parcel.frame
+        state = self._states.get(hello.node)
+        known = state is not None and state.hello.incarnation == hello.incarnation
+        if hello.epoch > self._epoch:
+            self._turn_away(
+                link,
+                hello,
+                f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}",
+            )
+        elif state is not None and not known and self._heard(state):
+            self._turn_away(
+                link, hello, f"node {hello.node} has an agent already, at {state.hello.address}"
+            )
+        elif known and state is not None:
+            if not state.lost and state.told:
+                self._give_up(
+                    state.node, "its connection was lost, and its processes counted as dead"
+                )
+            self._again(state, link, parcel)
+        elif hello.processes and not self._processes.inherited:  # of an unknown coordinator
+            link.put(protocol.Fence())
+            hang_up(link)
+        else:
+            if state is not None and not state.lost:
+                self._give_up(state.node, "another agent has taken its place")
+            self._join(link, hello)
+
+    def _again(self, state: NodeState, link: Link, parcel: Parcel) -> None:
+        """An agent that we know has dialled again."""
+        if state.lost:
+            link.put(protocol.Fence())
+            hang_up(link)
+            return
+        state.hang_up()
+        state.post.accept(parcel)
+        state.link, state.how, state.left_ns, state.silent_ns = link, "", 0, self._clock_ns()
+        link.put(self._welcome(), got=state.post.received)
+        state.post.reconnected()
+
+    def _join(self, link: Link, hello: protocol.Hello) -> None:
+        now_ns = self._clock_ns()
+        state = NodeState(
+            node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns
+        )
+        self._states[hello.node] = state
+        link.put(self._welcome())
+        for stranger in hello.processes.keys() - {
+            process.name for process in self._processes.of(hello.node)
+        }:
+            state.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
+        self._reports.append(NodeJoined(node=hello.node, info=state.info(now_ns, heard_ns=now_ns)))
+
+    def _welcome(self) -> protocol.Welcome:
+        return protocol.Welcome(epoch=self._epoch, coordinator=self._id)
+
+    def _turn_away(self, link: Link, hello: protocol.Hello, why: str) -> None:
+        self.refuse(f"an agent for node {hello.node} at {hello.address}: {why}")
+        link.close()
+
+
+def hang_up(link: Link) -> None:
+    """Close a connection after what is still to be said on it."""
+    with suppress(OSError):
+        link.flush()
+    link.close()
+
+
+def _say(text: str) -> None:
+    say(f"turned away: {text}", who="fleet")

@@ -1,0 +1,182 @@
+"""What a coordinator knows of the processes of all nodes, from what their agents say."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from recovery.nodes.coordinator.datapath import DataPath
+from recovery.nodes.coordinator.loss import Data
+from recovery.nodes.coordinator.node_state import FleetReport, NodeState, NotKept, Remote
+from recovery.nodes.link import protocol
+from recovery.nodes.link.clock import boot_id
+from recovery.nodes.link.files import land
+from recovery.nodes.link.handshake import Refused
+from recovery.process.local import Dying, Exited, Said
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+
+KEPT_GONE = 1024  # processes
+
+
+class RemoteProcesses:
+    """Processes by name. ``reports``: what happens to them is added there; ``inherited``: they were
+    started for an earlier coordinator.
+
+    Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for
+    what is still to come of what they wrote. A name that is not known is that of a process gone
+    long ago.
+    """
+
+    def __init__(self, reports: list[FleetReport], clock_ns: Callable[[], int]) -> None:
+        self._reports = reports
+        self._clock_ns = clock_ns
+        self._boot = boot_id()
+        self._directory: Path | None = None
+        self._unkept: set[str] = set()
+        self._living: dict[str, Remote] = {}  # or being started
+        self._gone: dict[str, Remote] = {}  # the oldest first
+        self._paths = DataPath()
+        self.inherited = False
+
+    def begin(self, directory: Path | None) -> None:
+        """Forget all of them; files of those to come land below ``directory``."""
+        self._living.clear()
+        self._gone.clear()
+        self._reports[:] = [r for r in self._reports if not isinstance(r, Said | Dying | Exited)]
+        self._directory = directory
+        self._unkept.clear()
+
+    def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
+        """Know those that an earlier coordinator started: name -> node and pid there."""
+        self._directory = directory
+        self.inherited = True
+        for name, (node, pid) in processes.items():
+            self.add(name, node, pid)
+
+    def add(self, name: str, node: int, pid: int = 0) -> Remote:
+        """One that is being started, or lives."""
+        process = self._living[name] = Remote(name=name, node=node, pid=pid)
+        return process
+
+    def living(self, name: str) -> Remote | None:
+        """A process whose exit has not been reported yet."""
+        return self._living.get(name)
+
+    def known(self, name: str) -> Remote | None:
+        """A process that lives, or was among the last to end."""
+        return self._living.get(name) or self._gone.get(name)
+
+    def of(self, node: int) -> list[Remote]:
+        """Those of a node that were started and have not ended."""
+        return [p for p in self._living.values() if p.node == node and p.pid]
+
+    def unended(self, nodes: set[int]) -> dict[int, str]:
+        """Pid -> name of those of some nodes that have not ended, or are being started."""
+        return {p.pid: p.name for p in self._living.values() if p.node in nodes}
+
+    def lose(self, node: int) -> None:
+        """All of a node have ended, as if killed."""
+        for process in self.of(node):
+            self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
+
+    def warn_of(self, process: Remote) -> None:
+        """It will have ended in a moment."""
+        if not process.told:
+            process.told = True
+            self._reports.append(Dying(process=process.name))
+
+    def forget(self, process: Remote) -> None:
+        """It is gone."""
+        process.gone = True
+        self._living.pop(process.name, None)
+        self._gone[process.name] = process
+        while len(self._gone) > KEPT_GONE:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._unkept = {file for file in self._unkept if Path(file).stem != oldest}
+
+    # ---- what their agents say
+
+    def handle(self, state: NodeState, frame: Any) -> None:
+        """A message about a process, from the agent of its node. Raises Refused."""
+        match frame:
+            case protocol.Beat():
+                self._beat(state, frame)
+            case protocol.Lines():
+                self._land(state, frame)
+            case protocol.Started() | protocol.Heard() | protocol.Sinking() | protocol.Ended():
+                process = self._living.get(frame.process)
+                if process is not None and process.node == state.node:
+                    self._handle_one(state, process, frame)
+
+    def _handle_one(self, state: NodeState, process: Remote, frame: Any) -> None:
+        match frame:
+            case protocol.Started():
+                process.pid, process.error = frame.pid, frame.error
+            case protocol.Heard():
+                self._paths.heard(state.node, frame.message, self._clock_ns())
+                self._reports.append(Said(process=process.name, message=frame.message))
+            case protocol.Sinking():
+                self.warn_of(process)
+            case protocol.Ended():
+                now_ns = self._clock_ns()
+                process.mark = self._mark(state, frame.mark)
+                time_ns = state.ours_ns(frame.time_ns, now_ns, self._boot)
+                self._end(process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns)
+
+    def _beat(self, state: NodeState, beat: protocol.Beat) -> None:
+        state.beat_ns = self._clock_ns()
+        for name in beat.marks.keys() | beat.states.keys() | beat.pulses.keys():
+            process = self._living.get(name)
+            if process is not None and process.node == state.node:
+                if name in beat.marks:
+                    process.mark = self._mark(state, beat.marks[name])
+                process.state = beat.states.get(name, process.state)
+                if name in beat.pulses:
+                    process.pulse = Pulse(*beat.pulses[name])
+
+    def _mark(self, state: NodeState, words: Any) -> Mark:
+        try:
+            return state.mark(words, self._clock_ns(), self._boot)
+        except IndexError as error:
+            raise Refused(f"a mark of an unknown phase: {words}") from error
+
+    def _land(self, state: NodeState, lines: protocol.Lines) -> None:
+        owner = self.known(Path(lines.file).stem)
+        if self._directory is None or owner is None or owner.node != state.node:
+            return  # of an arm that is over
+        if lines.file in self._unkept:
+            return
+        try:
+            land(self._directory, lines)
+        except OSError as error:
+            # Training goes on: a log that misses something says so, and proves nothing.
+            self._unkept.add(lines.file)
+            why = f"they could not be written here: {error.strerror}"
+            self._reports.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
+
+    def _end(
+        self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
+    ) -> None:
+        process.told = True
+        self.forget(process)
+        self._reports.append(
+            Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
+        )
+
+    # ---- whether a node lives
+
+    def pace(self, node: int) -> int:
+        """How far ranks of other nodes have come."""
+        return self._paths.pace(node, self._living.values())
+
+    def trains(self, node: int) -> bool:
+        """Whether a node has ranks in the present generation."""
+        return self._paths.trains(node, self._living.values())
+
+    def data(self, state: NodeState) -> Data:
+        """What the ranks of other nodes have shown of a node's own since its connection ended."""
+        return self._paths.since(state.node, state.left_ns, state.pace, self._living.values())

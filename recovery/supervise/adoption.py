@@ -26,7 +26,7 @@ from recovery.policy.strategy import (
     StateFrom,
     Strategy,
 )
-from recovery.supervise.divergence import DigestBook, Disagreement
+from recovery.supervise.divergence import DigestBook
 from recovery.supervise.excluded_samples import Skips
 from recovery.supervise.failures import FailureBook, answer_of
 from recovery.supervise.process_table import Process
@@ -149,7 +149,6 @@ class Adopter(Standing):
     _first_state: StateFrom
     _unheard: set[str]
     _inquiry: int = -1
-    _differed: Disagreement | None = None
 
     def adopt(self, known: Past, state: StateFrom) -> None:
         """Take over, instead of ``start``: ask every process where it is, and go on once all have
@@ -239,9 +238,8 @@ class Adopter(Standing):
             # Marks of a generation before the one that was to form say nothing.
             said = min(held) if len(held) == len(members) else 0
             self._progress.resumed(self.generation, self.members, max(known.resume_step, said))
-        if self._differed is not None:
-            self.stage = Stage.TRAINING
-            self._diverged(self._differed)
+        if self._failures.states_are_wrong:
+            self._break_up()  # though all have made the last step: one of the states is no result
         elif known.generation and self._progress.committed >= self.steps:
             self.stage = Stage.TRAINING
             self._complete()
@@ -308,8 +306,6 @@ class Adopter(Standing):
     def stop(self, outcome: str, reason: str) -> None:
         """End the job."""
 
-    @abstractmethod
-    def _diverged(self, found: Disagreement) -> None: ...
     @abstractmethod
     def _complete(self) -> None: ...
     @abstractmethod

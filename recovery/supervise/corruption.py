@@ -68,8 +68,10 @@ class Corruptions(Adopter):
         found = self._digests.note(entry.name, message.generation, message.step, message.digest)
         self._note_agreed()
         if found is not None and self.stage is Stage.ADOPTING:
-            # sent to the lost supervisor; answered when it is known where all are
-            self._differed = found
+            # sent to the lost supervisor; answered when it is known where all are, by the next one
+            # if this is lost before that. Later steps show the same.
+            if not any(one.cause is Cause.DIVERGED for one in self._failures.current):
+                self._declare_diverged(found)
         elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
             self._diverged(found)
 
@@ -83,13 +85,16 @@ class Corruptions(Adopter):
         return found is not None
 
     def _diverged(self, found: Disagreement) -> None:
+        self._declare_diverged(found)
+        if self.stage is not Stage.STOPPING:
+            self._stop_generation()
+
+    def _declare_diverged(self, found: Disagreement) -> None:
         odd: list[Process | None] = [self._crew[name] for name in found.odd]
         for process in odd or [None]:
             self._failures.current.append(
                 self._declare(process, Cause.DIVERGED, found.step, found.detail)
             )
-        if self.stage is not Stage.STOPPING:
-            self._stop_generation()
 
     def _on_set_aside(self, message: SetAside) -> None:
         """Until then every generation is told of it, whoever supervises: renaming may fail, and

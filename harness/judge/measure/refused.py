@@ -55,6 +55,13 @@ def refused_states(history: History) -> tuple[Refused, ...]:
     )
 
 
+def answered(history: History, failure: Event) -> bool:
+    """Whether a job that completed did so in a generation after the one in which this failed."""
+    if history.outcome != "completed":
+        return True
+    return any(one.number > failure.generation for one in history.worked)
+
+
 def refused_at(states: Sequence[Refused], generation: int, step: int) -> int:
     """How many processes held such a state after this step."""
     return len(
@@ -71,7 +78,7 @@ def _refused(
 ) -> Refused | None:
     injected = episode.injected
     failure = next((one for one in named if injected and injected.time_ns <= one.time_ns), None)
-    if injected is None or failure is None:
+    if injected is None or failure is None or not answered(history, failure):
         return None
     first, last = injected.generation, failure.generation
     held = frozenset(

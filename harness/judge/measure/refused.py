@@ -46,7 +46,7 @@ def refused_states(history: History) -> tuple[Refused, ...]:
             failures.setdefault(failure.data["process"], []).append(failure)
     if not failures:
         return ()
-    planted = [one for one in episodes_of(history) if one.changed and _not_finite(one)]
+    planted = [one for one in episodes_of(history) if one.changed_state and _not_finite(one)]
     return tuple(
         found
         for episode in planted

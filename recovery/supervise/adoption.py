@@ -17,7 +17,6 @@ from chaos.events.log import Event, Kind
 from recovery.checkpoint.memory import ROLE as KEEPER
 from recovery.policy.doubts import Doubt
 from recovery.policy.strategy import Cause, Failure, Health, StateFrom
-from recovery.supervise.divergence import Disagreement
 from recovery.supervise.failures import answer_of
 from recovery.supervise.job_state import KILLED_FOR, JobState
 from recovery.supervise.process_table import Process
@@ -133,7 +132,7 @@ class Found(Enum):
 
 class Adoption:
     """Finds out where a job is, by its log and its processes. ``state``: what a first generation is
-    to begin with; ``differed``: what was found of digests meanwhile.
+    to begin with.
     """
 
     def __init__(self, job: JobState) -> None:
@@ -144,7 +143,6 @@ class Adoption:
         self._inquiry = -1
         self._deadline_s = 0.0
         self.state = StateFrom.INITIAL
-        self.differed: Disagreement | None = None
 
     def restore(self, known: Past, state: StateFrom) -> None:
         """Take over what the log says."""

@@ -95,8 +95,9 @@ class Controller:
         if self.stage is not Stage.ADOPTING or (found := self._adoption.conclude()) is None:
             return
         cycle, cycle.stage = self._cycle, Stage.TRAINING
-        if self._adoption.differed is not None:
-            cycle.differ(self._adoption.differed)
+        if self.job.failures.states_are_wrong:
+            # though all may have made the last step: one of the states is no result
+            cycle.stop_generation()
         elif found is Found.NOT_BEGUN:
             cycle.stage = Stage.STARTING
             self.start(self._adoption.state)
@@ -173,8 +174,10 @@ class Controller:
         found = digests.note(process.name, message.generation, message.step, message.digest)
         self.job.agreement.note()
         if found is not None and self.stage is Stage.ADOPTING:
-            # sent to the lost supervisor; answered when it is known where all are
-            self._adoption.differed = found
+            # sent to the lost supervisor; answered when it is known where all are, by the next one
+            # if this is lost before that. Later steps show the same.
+            if not any(one.cause is Cause.DIVERGED for one in self.job.failures.current):
+                self.job.differ(found)
         elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
             self._cycle.differ(found)
 

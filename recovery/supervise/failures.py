@@ -99,6 +99,13 @@ class FailureBook:
         )
         return failure
 
+    @property
+    def states_are_wrong(self) -> bool:
+        """Whether one to be answered says that somebody holds a wrong state: such a job is not done
+        after its last step.
+        """
+        return any(one.cause in (Cause.DIVERGED, Cause.NONFINITE) for one in self.current)
+
     def restore(self, answered: Sequence[Failure], current: Sequence[Failure]) -> None:
         """Go on where another supervisor ended."""
         self.history, self.current = list(answered), list(current)

@@ -17,7 +17,7 @@ saves, with a state that is compared later. So a difference is no defect of reco
 - it is of a state that a fault changed: all that hold none such hold the same; and
 - no comparison was due that could have shown that change, from the injection until the end.
 
-Both are read from the log and from what a kind of fault says that it changes.
+Both are read from the log, and from what a kind of fault says of itself.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.events.log import Event, Kind, Log
-from harness.fuzz.play.play import kinds
 from harness.judge.measure.digests import sound_digests
-from harness.judge.record.episodes import Episode, episodes_of
+from harness.judge.record.episodes import episodes_of
 from harness.judge.record.history import Generation, History
 from harness.judge.record.lineage import history_of
 from harness.judge.record.split import origins
 from recovery.policy.interval import compared
 
 Tree = Mapping[str, Any]
-HELD = ("parameter", "optimizer_state")
-"""Of what a fault may change (``Fault.changes``), what a rank keeps from one step to the next."""
 PARTS = ("parameters", "optimizer", "scheduler")
 
 
@@ -69,7 +66,7 @@ def uncompared(tree: Tree, log: Log) -> bool:
             step=one.injected.step or 0,
         )
         for one in episodes_of(history)
-        if one.injected and _changes_what_is_held(tree, one)
+        if one.injected and one.changed_state
     ]
     differences = list(_differences(history))
     return bool(differences) and all(
@@ -77,13 +74,6 @@ def uncompared(tree: Tree, log: Log) -> bool:
         and not any(_was_due(tree, history, one) for one in _behind(history, digests, changes))
         for digests in differences
     )
-
-
-def _changes_what_is_held(tree: Tree, episode: Episode) -> bool:
-    spec = next((one for one in tree["faults"] if one["id"] == episode.fault), None)
-    if spec is None or not episode.changed:
-        return False
-    return kinds()[spec["kind"]](**spec.get("params", {})).changes() in HELD
 
 
 def _differences(history: History) -> Iterator[list[Event]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from chaos.events.log import Event, Kind
-from harness.judge.measure.refused import refused_states
+from harness.judge.measure.refused import answered, refused_states
 from harness.judge.record.history import History
 from harness.judge.record.split import agreed_before
 
@@ -25,9 +26,9 @@ def sound_digests(history: History) -> Iterator[Event]:
     """State digests, without those of a process that was found to differ, or of all where nobody
     could say which did, from the last agreement until that was noticed: replicas are not compared
     after each step. Nor those of a state in which a fault planted what is not finite, until it was
-    refused.
+    refused. A job that completes without an answer to that ends with the wrong state: all count.
     """
-    known = [(f, agreed_before(history, f)) for f in diverged(history)]
+    known = [(f, agreed_before(history, f)) for f in diverged(history) if answered(history, f)]
     refused = refused_states(history)
     for event in history.log.of(Kind.STATE_DIGEST):
         differed = any(_is_of(failure, agreed, event) for failure, agreed in known)
@@ -36,12 +37,12 @@ def sound_digests(history: History) -> Iterator[Event]:
 
 
 def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
-    """Whether a digest is of a state that was found to differ."""
+    """Whether a digest is of a state that was found to differ, and was held until the generation
+    ended for that.
+    """
     step, number = agreed
-    since = (
-        step < (digest.step or 0) <= (failure.step or 0)
-        and number <= digest.generation <= failure.generation
-    )
+    last = math.inf if digest.generation == failure.generation else failure.step or 0
+    since = step < (digest.step or 0) <= last and number <= digest.generation <= failure.generation
     return since and failure.data["process"] in (None, digest.actor)
 
 

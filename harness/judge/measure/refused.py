@@ -46,13 +46,20 @@ def refused_states(history: History) -> tuple[Refused, ...]:
             failures.setdefault(failure.data["process"], []).append(failure)
     if not failures:
         return ()
-    planted = [one for one in episodes_of(history) if one.changed and _not_finite(one)]
+    planted = [one for one in episodes_of(history) if one.changed_state and _not_finite(one)]
     return tuple(
         found
         for episode in planted
         for process, named in failures.items()
         if (found := _refused(history, episode, process, named)) is not None
     )
+
+
+def answered(history: History, failure: Event) -> bool:
+    """Whether a job that completed did so in a generation after the one in which this failed."""
+    if history.outcome != "completed":
+        return True
+    return any(one.number > failure.generation for one in history.worked)
 
 
 def refused_at(states: Sequence[Refused], generation: int, step: int) -> int:
@@ -71,7 +78,7 @@ def _refused(
 ) -> Refused | None:
     injected = episode.injected
     failure = next((one for one in named if injected and injected.time_ns <= one.time_ns), None)
-    if injected is None or failure is None:
+    if injected is None or failure is None or not answered(history, failure):
         return None
     first, last = injected.generation, failure.generation
     held = frozenset(

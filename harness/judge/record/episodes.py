@@ -26,6 +26,8 @@ from harness.judge.record.split import holders, outvoted, tied
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
+KEPT = ("parameter", "optimizer_state")
+"""Surfaces of a rank that are its state."""
 _REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
 _STUCK = ("hang", "error")
 """Causes that say that nobody goes on, as somebody is silent or a collective fails."""
@@ -45,14 +47,14 @@ class Episode:
     kind: str
     occurrence: int
     target: dict[str, Any]
-    process: str | None
-    rank: int | None
+    process: str | None = None
+    rank: int | None = None
     planned: Event | None
-    injected: Event | None
-    landed: Event | None
-    failed: Event | None
-    healed: Event | None
-    failure: Event | None
+    injected: Event | None = None
+    landed: Event | None = None
+    failed: Event | None = None
+    healed: Event | None = None
+    failure: Event | None = None
     processes: tuple[str, ...] = ()
     others: tuple[Event, ...] = ()
     replica: tuple[str, ...] = ()
@@ -77,6 +79,12 @@ class Episode:
             and kind.changes_state
             and evidence.get("before") != evidence.get("after")
         )
+
+    @property
+    def changed_state(self) -> bool:
+        """Whether what it changed outlasts the step: a gradient does not, all apply one sum."""
+        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
+        return self.changed and evidence.get("surface", KEPT[0]) in KEPT
 
     @property
     def corrupts(self) -> bool:
@@ -163,7 +171,6 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 landed=marks[Kind.FAULT_LANDED].get(key),
                 failed=failed,
                 healed=marks[Kind.FAULT_HEALED].get(key),
-                failure=None,
                 processes=_all_hit(event, process),
                 replica=_replica(history, event, process),
             )
@@ -220,14 +227,7 @@ def _never_fired(event: Event) -> Episode:
         kind=event.data["kind"],
         occurrence=NEVER_FIRED,
         target=dict(event.data["target"] or {}),
-        process=None,
-        rank=None,
         planned=event,
-        injected=None,
-        landed=None,
-        failed=None,
-        healed=None,
-        failure=None,
     )
 
 
@@ -236,7 +236,7 @@ def changed_by(history: History, episodes: Iterable[Episode], failure: Event) ->
     mine = [
         one
         for one in episodes
-        if one.changed and one.injected and one.injected.time_ns <= failure.time_ns
+        if one.changed_state and one.injected and one.injected.time_ns <= failure.time_ns
     ]
     held = (
         holders(history, one.processes, one.injected.generation, failure.generation)

@@ -12,6 +12,7 @@ import pytest
 from chaos.events.log import Event, Kind, read_actor
 from harness.judge.checkers import CHECKERS, Evidence, check
 from recovery.checkpoint.files.custody import Custody
+from recovery.supervise.failures import FailureBook
 from tests.mutations.tape import Tape
 from tests.support.search.simulate import cell_of, evidence, play
 
@@ -194,3 +195,20 @@ def test_whoever_is_left_of_a_job_that_began_anew_has_lost_nothing(tmp_path: Pat
 
     assert judged((played, files), lambda _: None)["no-lost-commit"] == "pass"
     assert judged((played, files), of_peers)["no-lost-commit"] == "fail"
+
+
+@pytest.mark.parametrize(("answers", "verdict"), [(True, "pass"), (False, "fail")])
+def test_a_job_that_ends_with_a_difference_that_was_named_is_seen(
+    answers: bool, verdict: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor is lost when replicas were found to differ after the last step: the next one
+    must not take the job for done.
+    """
+    if not answers:
+        monkeypatch.setattr(FailureBook, "states_are_wrong", False)
+    lost = {"id": "lost", "kind": "coordinator-kill", "at": {"event": "recovery_started"}}
+    cell = cell_of("hot-spare", [{**DESYNC, **ONE, "at": {"step": 60}}, lost])
+    played = play(cell, memory, seed=5)
+    causes = [event.data["cause"] for event in played.log.of(Kind.FAILURE_DETECTED)]
+    assert (played.outcome, causes) == ("completed", ["diverged"])
+    assert check(CHECKERS["replica-equality"], evidence(played, None)).verdict == verdict

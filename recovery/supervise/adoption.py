@@ -148,6 +148,7 @@ class Adopter(Standing):
     _past: Past
     _first_state: StateFrom
     _unheard: set[str]
+    _agreement: tuple[int | None, int | None]
     _inquiry: int = -1
     _differed: Disagreement | None = None
 
@@ -180,6 +181,7 @@ class Adopter(Standing):
             doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures),
             doubts=known.doubts,
         )
+        self._agreement = self._digests.agreed, self._digests.agreed_checkpoint  # it is in the log
         self._failures.restore(known.answered, known.failures)
         self._skips.restore(known.skipped)
         self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s

@@ -25,7 +25,9 @@ from chaos.schedule.plan import (
 )
 from harness.arm.fault_context import Scene
 from harness.inject.guard import Guard
+from harness.inject.holds import Holds
 from harness.inject.occurrence import (
+    LET_GO,
     NOT_HELD,
     NOT_THERE,
     POLLED,
@@ -41,6 +43,7 @@ from harness.inject.occurrence import (
 from harness.inject.occurrences import Occurrences
 from harness.inject.sites import Aim, Miss, Site, site
 from harness.inject.sites.process import DEAD, miss_rank
+from recovery.detection.hangs import STOPPED
 from recovery.transport.wire import Extra
 
 
@@ -69,10 +72,11 @@ class Injector:
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
         # (fault, rank) still to be hit -> the act it is of
         self._acts: dict[tuple[str, int], int] = {}
-        # (fault, where) -> ranks that hold there for it, and who they are
-        self._holding: dict[tuple[str, Point], dict[int, str]] = {}
+        self._holds = Holds()
         # due, held for, and what they act on was not there
         self._unreached: set[tuple[str, Point]] = set()
+        # due, and the generation was lost whose ranks held for it
+        self._let_go: set[tuple[str, Point]] = set()
         self._attempt = 0
         self._committed = 0
         # in which a trigger of ``tick`` fired last
@@ -111,7 +115,7 @@ class Injector:
             if message.topic == "at_point":
                 self._on_hold(planned, process, rank, at)
             else:
-                self._holding.get((planned.id, at), {}).pop(-1 if rank is None else rank, None)
+                self._holds.left((planned.id, at), rank)
                 self._struck.not_fired(
                     planned, at[0], f"{process} held for it, and nobody answered"
                 )
@@ -147,7 +151,7 @@ class Injector:
         if rank is None or rank not in self._holders(planned, at):
             self._release(planned, process)
             return
-        self._holding.setdefault((planned.id, at), {})[rank] = process
+        self._holds.came((planned.id, at), rank, process, self._scene.now_ns())
         self._fire_if_all_hold(planned, at)
 
     def _holders(self, planned: PlannedFault, at: Point) -> set[int]:
@@ -171,15 +175,16 @@ class Injector:
 
     def _fire_if_all_hold(self, planned: PlannedFault, at: Point) -> None:
         """End what is over there, and one act for all the ranks a fault hits, as soon as each of
-        them that lives holds at the point. Whoever died there is left out: the fault is armed again
-        with whoever takes its rank.
+        them that lives holds at the point, or has been waited for in vain. Whoever died there is
+        left out: the fault is armed again with whoever takes its rank.
         """
-        held = self._holding.get((planned.id, at), {})
-        if not held or any(
-            self._scene.process_of(r) for r in self._holders(planned, at) - held.keys()
-        ):
+        held = self._holds.at((planned.id, at))
+        if not held:
             return
-        del self._holding[planned.id, at]
+        absent = self._awaited(planned, at)
+        if absent and not self._in_vain(planned, at, absent):
+            return
+        self._holds.end([(planned.id, at)])
         for live in self._ending(planned, at):
             self._struck.heal(live, "its duration was over")
         there = {rank: name for rank, name in held.items() if self._is_there(rank, name)}
@@ -191,9 +196,23 @@ class Injector:
             told = self._fire_held(planned, {rank: there[rank] for rank in sorted(hit)}, point)
             there = {rank: name for rank, name in there.items() if rank not in told}
         elif point is not None and hit:
-            self._fire_for_all(planned, point)
+            self._fire_for_all(planned, point, absent)
         for name in there.values():
             self._release(planned, name)
+
+    def _awaited(self, planned: PlannedFault, at: Point) -> list[str]:
+        """Those that live and are still to come to a point where others hold."""
+        ranks = self._holders(planned, at) - self._holds.at((planned.id, at)).keys()
+        return [name for rank in sorted(ranks) if (name := self._scene.process_of(rank))]
+
+    def _in_vain(self, planned: PlannedFault, at: Point, absent: Iterable[str]) -> bool:
+        """Whether nobody waits for these any longer. What acts on no rank is not kept waiting by
+        one that the kernel shows as stopped: it may come when the step is long past.
+        """
+        if self._holds.long_enough((planned.id, at), self._scene.now_ns()):
+            return True
+        everybody = held_by_all(planned, self._faults[planned.id])
+        return everybody and all(self._scene.os_state(name) in STOPPED for name in absent)
 
     def _is_there(self, rank: int, process: str) -> bool:
         """Whether it still has the rank and lives, though its exit may not have been
@@ -224,15 +243,15 @@ class Injector:
         self._fire_outside(hit, at, point=point, held=True)
         return ()
 
-    def _fire_for_all(self, planned: PlannedFault, point: Point) -> None:
-        """Act on what is no rank's, while all ranks hold."""
+    def _fire_for_all(self, planned: PlannedFault, point: Point, absent: Sequence[str]) -> None:
+        """Act on what is no rank's, while all ranks hold but those that are ``absent``."""
         if not self._reachable(planned):
             self._unreached.add((planned.id, point))
             return
         self._fired[planned.id, point] += 1
         self._attempt_of[planned.id, point] = self._attempt
         if not self._refused(planned, point[0]):
-            self._fire_outside(planned, self._point(planned, point), point=point)
+            self._fire_outside(planned, self._point(planned, point), point=point, absent=absent)
 
     def _release(self, planned: PlannedFault, process: str) -> None:
         self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": planned.id}))
@@ -266,7 +285,7 @@ class Injector:
             for planned in due_by_step(self._all, committed, self._fired):
                 for point in planned.points:
                     self._fire_at_last(planned, point)
-        for fault, at in list(self._holding):
+        for fault, at in self._holds:
             self._fire_if_all_hold(self._plan[fault], at)  # one that was waited for may have died
         self._struck.tick(committed)
 
@@ -275,11 +294,22 @@ class Injector:
         was to be hit.
         """
         if event.kind in (Kind.ABORT_SENT, Kind.GENERATION_STARTED):
-            self._holding.clear()  # they leave, and are armed with the place they take next
+            self._let_all_go()
         for live in self._struck.observe(event):
             self._again(
                 live, None, "its target died where it held, before it took effect: armed again"
             )
+
+    def _let_all_go(self) -> None:
+        """Whoever holds leaves its generation, and is armed with the place it takes next, where the
+        step may not come again.
+        """
+        for fault, at in self._holds:
+            planned = self._plan[fault]
+            point = self._planned_at(planned, at)
+            if point is not None and held_by_all(planned, self._faults[fault]):
+                self._let_go.add((fault, point))
+        self._holds.end(self._holds)
 
     def pending(self) -> bool:
         """Whether evidence is still looked for."""
@@ -287,13 +317,14 @@ class Injector:
 
     def close(self) -> None:
         """Heal everything, on every way out; what found no evidence by now did not land. Say of
-        what was due, and never came, that what it acts on was not there: a machine, a spare, a
-        coordinator that is not back yet.
+        what was due, and never came, that what it acts on was not there (a machine, a spare, a
+        coordinator that is not back yet), or that ranks had held for it when they were lost.
         """
-        for fault, point in sorted(self._unreached):
+        for fault, point in sorted(self._unreached | self._let_go):
             if not self._fired[fault, point]:
                 step = point[0] if point in self._plan[fault].points else None
-                self._struck.not_fired(self._plan[fault], step, NOT_THERE)
+                why = NOT_THERE if (fault, point) in self._unreached else LET_GO
+                self._struck.not_fired(self._plan[fault], step, why)
         self._struck.close()
 
     # ---- firing
@@ -313,17 +344,18 @@ class Injector:
         key, steps = (planned.id, point), self._committed + 1 - point[0]
         why = POLLED
         if held_by_all(planned, self._faults[planned.id]):
-            why = NOT_THERE if key in self._unreached else NOT_HELD
+            why = LET_GO if key in self._let_go else NOT_HELD
+            why = NOT_THERE if key in self._unreached else why
             # A save belongs to the step before it, so that only the next one shows that ranks went
             # past the point.
-            if self._fired[key] or (why == NOT_HELD and (steps < 2 or self._is_held_for(key))):
+            if self._fired[key] or (why != NOT_THERE and (steps < 2 or self._is_held_for(key))):
                 return
         self._fire_once(
             planned.aimed(point), point, Late(steps=steps, why=why) if steps > 0 else None
         )
 
     def _is_held_for(self, key: tuple[str, Point]) -> bool:
-        return (key[0], self._point(self._plan[key[0]], key[1])) in self._holding
+        return (key[0], self._point(self._plan[key[0]], key[1])) in self._holds
 
     def _fire_once(self, planned: PlannedFault, point: Point, late: Late | None = None) -> None:
         """Fire, if it has not yet in this attempt and somebody is there to be hit."""

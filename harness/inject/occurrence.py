@@ -18,6 +18,7 @@ from recovery.transport.wire import Extra
 
 NOT_HELD = "no rank held for it where it was planned"
 NOT_THERE = "what it acts on was not there when it was due"
+LET_GO = "ranks held for it where it was planned, and their generation was lost before it acted"
 POLLED = "no rank holds for a fault of its kind"
 
 

@@ -62,11 +62,13 @@ class Occurrences:
         held: bool = False,
         late: Late | None = None,
         act: int | None = None,
+        absent: Sequence[str] = (),
     ) -> Live:
         """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done
         when it acts; ``point``: the planned one; ``phase``: of the step, at which ranks hold or are
         said to be, None where no point was waited for; ``held``: whether its process holds for it;
-        ``act``: number of the first of those that hit at once, None for one alone.
+        ``act``: number of the first of those that hit at once, None for one alone; ``absent``: who
+        did not come to where the others hold.
         """
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
@@ -116,6 +118,8 @@ class Occurrences:
         ]
         self.live.append(live)
         when: dict[str, Any] = {} if phase is None else {"phase": phase}
+        if absent:
+            when["absent"] = list(absent)
         self._scene.record(
             Kind.FAULT_INJECTED,
             step=step,

@@ -18,7 +18,10 @@ from chaos.fault.base import Fault, Where
 from chaos.schedule.plan import NEXT_STEP
 from harness.arm.in_force import InForce
 
-HOLD_LIMIT_S = 10.0
+HOLD_LIMIT_S = 30.0
+"""For which a rank holds for an injector that does not answer; as ``chaos.beacon``'s. An injector
+that lives answers long before that (``harness.inject.holds``).
+"""
 LOOK_S = 0.05
 NS_PER_S = 1_000_000_000
 

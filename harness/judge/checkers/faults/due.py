@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.events.log import Event, Kind
-from chaos.scenario.fault import FaultSpec, TraceSpec
+from chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
 from harness.judge.evidence.evidence import Evidence
 from harness.judge.record.episodes import Episode
 from harness.judge.record.lineage import NS
@@ -125,7 +125,30 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
     worlds = [run.world for run in evidence.history.runs if run.step == step]
     if ranks and worlds and max(worlds) <= min(ranks):
         return f"and there was no rank {min(ranks)} in it: {max(worlds)} ranks made it"
+    if lost := _lost_before(evidence, planned, step):
+        process, fault = lost
+        return f"and {process}, which it was for, had been lost to {fault} before it came there"
     return "but was never injected"
+
+
+def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tuple[str, str] | None:
+    """The process that was to hold for a fault and another fault that hit it in that step, no later
+    than where it was to hold, where the job lost it by that and no rank the fault is for has made
+    the step in any generation: all others had, and it was not done again.
+    """
+    ranks, log = set(planned.get("ranks") or ()), evidence.log
+    if any(e.step == step and e.data["rank"] in ranks for e in log.of(Kind.STEP_COMMITTED)):
+        return None
+    phases = [
+        PHASES.index(p) for at, p in planned.get("points") or () if at == step and p in PHASES
+    ]
+    lost = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.step == step}
+    for event in log.of(Kind.FAULT_INJECTED) if phases else ():
+        target, phase = event.data["target"] or {}, event.data.get("phase")
+        mine = event.step == step and target.get("rank") in ranks and target.get("process") in lost
+        if mine and phase in PHASES and PHASES.index(phase) <= max(phases):
+            return str(target["process"]), str(event.data["fault"])
+    return None
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:

@@ -13,7 +13,7 @@ from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, v
 from harness.judge.measure.incidents import diverged, final_digests, sound_digests
 from harness.judge.measure.pauses import pauses
 from harness.judge.measure.pressure import TOO_BUSY
-from harness.judge.record.kept_in_memory import keepers
+from harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
 from harness.judge.record.lineage import Generation, History, StepRun
 from harness.judge.results import Finding
 
@@ -113,12 +113,17 @@ def _losses(history: History, generation: Generation) -> int:
 
 
 def _begins_anew(history: History, generation: Generation) -> bool:
-    """One that was never ready was to begin anew if nothing was saved before it."""
-    if generation.ready_ns is not None:
+    """It was to begin anew unless something was saved on disk before it. What keepers hold does not
+    count: they may be lost with their node by then, so that a coordinator that knows of nothing
+    else takes no risk. It may be found all the same.
+    """
+    remembered = (generation.checkpoint or "").startswith(REMEMBERED)
+    if generation.ready_ns is not None and not remembered:
         found = generation.checkpoint is not None
     else:
         found = any(
-            e.time_ns < generation.started_ns for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
+            e.time_ns < generation.started_ns and e.data.get("place") != PLACE
+            for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
         )
     return generation.state == "checkpoint" and not found
 

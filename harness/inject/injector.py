@@ -260,6 +260,7 @@ class Injector:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
         self._attempt += 1
         self._guard.on_training()
+        self._struck.trains()
         if self._training_since_ns is None:
             self._training_since_ns = self._scene.now_ns()
 

@@ -42,7 +42,8 @@ class Live:
     ``point``: the planned one it was due at; ``held``: its process held there when it was injected;
     ``act``: number of the first occurrence of the act it is of, which hits all its targets at once;
     ``committed``: steps done when it was injected; ``heard``: whose lines are read for evidence;
-    ``weighed``: how many of the events ``seen`` were looked at for it.
+    ``weighed``: how many of the events ``seen`` were looked at for it; ``waited_ns``: for how long
+    its effect could have shown.
     """
 
     planned: PlannedFault
@@ -63,6 +64,7 @@ class Live:
     late: Late | None = None
     act: int = 0
     committed: int = 0
+    waited_ns: int = 0
     records: list[str] = field(default_factory=list)
 
     @property

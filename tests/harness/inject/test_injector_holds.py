@@ -20,8 +20,8 @@ from chaos.scenario.topology import Topology
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import traits_of
 from harness.host.rundir import RunDirectory
-from harness.inject.injector import Injector
 from harness.inject.holds import PATIENCE_S
+from harness.inject.injector import Injector
 from harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE, held_by_all
 from harness.launch.launcher import ArmSetup
 from harness.launch.rank_setup import Desk, rank_config

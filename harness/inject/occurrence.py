@@ -43,7 +43,7 @@ class Live:
     ``act``: number of the first occurrence of the act it is of, which hits all its targets at once;
     ``committed``: steps done when it was injected; ``heard``: whose lines are read for evidence;
     ``weighed``: how many of the events ``seen`` were looked at for it; ``waited_ns``: for how long
-    its effect could have shown.
+    its effect could have shown; ``uncovered``: its process was told that it is over.
     """
 
     planned: PlannedFault
@@ -65,6 +65,7 @@ class Live:
     act: int = 0
     committed: int = 0
     waited_ns: int = 0
+    uncovered: bool = False
     records: list[str] = field(default_factory=list)
 
     @property

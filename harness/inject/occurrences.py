@@ -31,6 +31,7 @@ AT_ONCE = (Where.PROCESS, Where.NODE, Where.COORDINATOR, Where.HEALTH)
 """Where acts show whatever the job does: to the kernel, or in the coordinator's log. All others
 show in what the job does next.
 """
+OVERDUE_S = 1.0
 NS_PER_S = 1_000_000_000
 _BROKEN = (Kind.ABORT_SENT, Kind.GENERATION_STARTED)
 UNSEEN = (
@@ -238,6 +239,19 @@ class Occurrences:
             of = "" if live.fault.where in AT_ONCE else " of training"
             self.fail(live, UNSEEN if over else f"no evidence within {waited_s:.0f} s{of}")
 
+    def _uncover(self, live: Live, now_ns: int) -> None:
+        """A rank ends what acts in it when it has done a step. One that nobody can see, and that
+        waits for a rank that hangs, never does, and neither would be found.
+        """
+        duration_s, hides = live.planned.duration_s, live.fault.seems_still
+        if not hides or duration_s is None or live.healed or live.uncovered:
+            return
+        if now_ns > live.occurrence.time_ns + (duration_s + OVERDUE_S) * NS_PER_S:
+            live.uncovered = True
+            about = {"fault": live.occurrence.fault, "occurrence": live.occurrence.number}
+            for process in live.occurrence.processes:
+                self._scene.send(process, Extra(topic="over", payload=about))
+
     def trains(self) -> None:
         """A generation trains: what only shows in what it does may show from now on."""
         self._trains = True
@@ -265,6 +279,7 @@ class Occurrences:
         for live in self.live:
             if not live.settled:
                 self.look(live, committed)
+            self._uncover(live, now)
             by_time = live.until_ns is not None and now >= live.until_ns
             if not live.healed and (
                 by_time or (live.until_step is not None and committed >= live.until_step)

@@ -65,6 +65,18 @@ def test_the_loss_of_a_spare_ends_no_training(
     assert bool(reasons(rig)) == counts
 
 
+@pytest.mark.parametrize(("kind", "told"), [("heartbeat-drop", 1), ("straggler", 0)])
+def test_a_rank_that_nobody_sees_is_told_when_it_is_to_be_seen_again(
+    tmp_path: Path, kind: str, told: int
+) -> None:
+    params = {"factor": 2} if kind == "straggler" else {}
+    rig = struck(tmp_path, kind, "data", duration=3.0, params=params)
+    later(rig, 4 * SECOND)
+    assert rig.scene.told("over") == []
+    later(rig, 9 * SECOND)
+    assert rig.scene.told("over") == [{"process": "w2", "fault": "f", "occurrence": 0}] * told
+
+
 def test_nothing_is_waited_for_for_ever(tmp_path: Path) -> None:
     rig = struck(tmp_path, "exception", "data")
     rig.scene.record(Kind.ABORT_SENT, processes=["w0", "w1", "w3"])

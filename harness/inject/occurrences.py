@@ -84,27 +84,14 @@ class Occurrences:
         self._numbers[planned.id] += 1
         now = self._scene.now_ns()
         duration, steps = planned.duration_s, planned.duration_steps
-        hit = aim if isinstance(aim, Aim) else None
-        step = hit.step if hit and hit.step is not None else step
-        processes = hit.processes if hit else ()
-        occurrence = Occurrence(
-            fault=planned.id,
-            number=number,
-            step=step,
-            time_ns=now,
-            target=dict(aim.who),
-            processes=processes,
-            process=processes[0] if processes else None,
-            rank=hit.rank if hit else None,
-            checkpoint=hit.checkpoint if hit else None,
-        )
+        occurrence = _occurrence(planned, aim, number, step, now)
         outside = fault.where is not Where.RANK
         live = Live(
             planned=planned,
             fault=fault,
             occurrence=occurrence,
-            aim=hit,
-            tails=self._tails(processes),
+            aim=aim if isinstance(aim, Aim) else None,
+            tails=self._tails(occurrence.processes),
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
             until_step=committed + steps if steps is not None and outside else None,
             point=point,
@@ -112,36 +99,40 @@ class Occurrences:
             and occurrence.rank is not None
             and fault.where in (Where.PROCESS, Where.RANK),
             late=late,
-            heard=set(processes),
+            heard=set(occurrence.processes),
             act=number if act is None else act,
             committed=committed,
         )
+        self._write_down(live, aim, {"phase": phase, "absent": list(absent)})
+        return live
+
+    def _write_down(self, live: Live, aim: Aim | Miss, where: Mapping[str, Any]) -> None:
+        """In the ledger and the log. ``where``: it is due, of the step; what is empty is left
+        out.
+        """
+        planned, occurrence = live.planned, live.occurrence
         about = {
             "arm": self._scene.setup.id,
             "fault": planned.id,
-            "occurrence": number,
+            "occurrence": occurrence.number,
             "kind": planned.kind,
         }
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
         live.records = [
-            self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())
+            self._scene.ledger.will(undo, **about) for undo in (live.aim.undo if live.aim else ())
         ]
         self.live.append(live)
-        when: dict[str, Any] = {} if phase is None else {"phase": phase}
-        if absent:
-            when["absent"] = list(absent)
         self._scene.record(
             Kind.FAULT_INJECTED,
-            step=step,
+            step=occurrence.step,
             fault=planned.id,
             kind=planned.kind,
-            occurrence=number,
+            occurrence=occurrence.number,
             target=dict(aim.who),
             act=live.act,
-            **when,
-            **(late.recorded() if late else {}),
+            **{name: value for name, value in where.items() if value},
+            **(live.late.recorded() if live.late else {}),
         )
-        return live
 
     def not_fired(self, planned: PlannedFault, step: int | None, reason: str) -> None:
         """An occurrence that was due and never began."""
@@ -368,3 +359,21 @@ class Occurrences:
         for process in processes:
             self._files.setdefault(process, Shared(events / f"{process}.jsonl"))
         return [Follower(self._files[process]) for process in processes]
+
+
+def _occurrence(
+    planned: PlannedFault, aim: Aim | Miss, number: int, step: int | None, now_ns: int
+) -> Occurrence:
+    hit = aim if isinstance(aim, Aim) else None
+    processes = hit.processes if hit else ()
+    return Occurrence(
+        fault=planned.id,
+        number=number,
+        step=hit.step if hit and hit.step is not None else step,
+        time_ns=now_ns,
+        target=dict(aim.who),
+        processes=processes,
+        process=processes[0] if processes else None,
+        rank=hit.rank if hit else None,
+        checkpoint=hit.checkpoint if hit else None,
+    )

@@ -8,7 +8,7 @@ detection. States that differ without a majority blame no process, and where mos
 state, one that does not: such a failure belongs to every injection whose changed state somebody
 held by then (``harness.judge.record.split``). What is left over is given to the newest injection
 still without a failure (the blame may be wrong; the ``detection`` checker says so), unless another
-injection lies between.
+injection lies between; values that nobody is blamed for also to one that only states differ for.
 """
 
 from __future__ import annotations

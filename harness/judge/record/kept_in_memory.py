@@ -5,7 +5,7 @@ be found again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from chaos.events.log import Event, Kind, Log
 from chaos.fault.aftermath import OVER_WHEN_DONE
@@ -56,14 +56,7 @@ def held_in_memory(
     held: dict[tuple[str, int], set[int]] = defaultdict(set)
     wanted: dict[tuple[str, int], tuple[int, int]] = {}
     unsaid = _kept_unsaid(log, until_ns)
-    for event in log.of(
-        Kind.CHECKPOINT_SAVING,
-        Kind.CHECKPOINT_COMMITTED,
-        Kind.CHECKPOINT_REFUSED,
-        Kind.CHECKPOINT_DELETED,
-    ):
-        if event.data.get("place") != PLACE or event.time_ns > until_ns:
-            continue
+    for event in _lines(log, until_ns):
         name = event.data["checkpoint"]
         key = (name, event.generation)
         if event.kind in (Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
@@ -92,21 +85,31 @@ def held_in_memory(
     return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
 
 
+def _lines(log: Log, until_ns: int) -> Iterator[Event]:
+    """What is said of checkpoints in memory up to then."""
+    for event in log.of(
+        Kind.CHECKPOINT_SAVING,
+        Kind.CHECKPOINT_COMMITTED,
+        Kind.CHECKPOINT_REFUSED,
+        Kind.CHECKPOINT_DELETED,
+    ):
+        if event.data.get("place") == PLACE and event.time_ns <= until_ns:
+            yield event
+
+
 def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
     """Saves that were never acknowledged, as their generation ended first, and that keepers held
     all the same, since they were let go of by name: name and generation.
     """
     saved: dict[str, int] = {}
     found: set[tuple[str, int]] = set()
-    for event in log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_DELETED):
-        if event.data.get("place") != PLACE or event.time_ns > until_ns:
-            continue
+    for event in _lines(log, until_ns):
         name = event.data["checkpoint"]
         if event.kind is Kind.CHECKPOINT_SAVING:
             saved[name] = event.generation
         elif event.kind is Kind.CHECKPOINT_COMMITTED:
             saved.pop(name, None)
-        elif name in saved:
+        elif event.kind is Kind.CHECKPOINT_DELETED and name in saved:
             found.add((name, saved.pop(name)))
     return found
 

@@ -153,8 +153,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
         # act: number of the first occurrence of those that hit at once (missing in older logs);
         # phase: of the step, where its ranks hold or are due (missing in older logs, and where
-        # nobody waits for a point); late_steps, late, missed (only if it acts later than planned):
-        # so many steps, why, and whether ranks should have held for it
+        # nobody waits for a point); absent: processes that should have held there with the others,
+        # and were waited for in vain (missing if there are none); late_steps, late, missed (only if
+        # it acts later than planned): so many steps, why, and whether ranks should have held for it
         Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
         # witness: who saw it, never the injector; evidence: what was seen
         Kind.FAULT_LANDED: frozenset({"fault", "occurrence", "witness", "evidence"}),

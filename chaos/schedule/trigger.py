@@ -14,15 +14,25 @@ from chaos.fault.base import Fault, Where
 from chaos.fault.build import build_all
 from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, NO_POINT, PlannedFault, Point, happens
 
+PATIENCE_S = 10.0
+"""For which those who hold wait for the others. A rank that hangs never comes, and is not found to
+hang as long as those who would miss it hold.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
     """Ranks that hold at one point. ``number``: of this hold among all of an arm, in the order in
-    which they began; ``processes``: rank -> the process that holds.
+    which they began; ``since_ns``: when it began; ``processes``: rank -> the process that holds.
     """
 
     number: int
+    since_ns: int
     processes: dict[int, str] = field(default_factory=dict)
+
+    def is_long_enough(self, now_ns: int) -> bool:
+        """Whether those who hold have waited for the others for long enough."""
+        return now_ns - self.since_ns >= PATIENCE_S * 1e9
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,6 +50,7 @@ class Trigger:
     _fired: Counter[tuple[Point, int | None]] = field(init=False, default_factory=Counter)
     _attempts: dict[Point, int] = field(init=False, default_factory=dict)
     _unreached: set[Point] = field(init=False, default_factory=set)
+    _let_go: set[Point] = field(init=False, default_factory=set)
     _holds: dict[Point, Hold] = field(init=False, default_factory=dict)
     _at_next_step: set[int] = field(init=False, default_factory=set)
     _begun: dict[int, int] = field(init=False, default_factory=dict)
@@ -96,21 +107,31 @@ class Trigger:
         """Where ranks hold now -> who."""
         return self._holds
 
-    def at_point(self, at: Point, rank: int, process: str, number: int) -> None:
+    def at_point(self, at: Point, rank: int, process: str, *, number: int, now_ns: int) -> None:
         """A rank holds there. ``number``: of the hold, if it begins with this rank."""
-        self._holds.setdefault(at, Hold(number=number)).processes[rank] = process
+        hold = self._holds.setdefault(at, Hold(number=number, since_ns=now_ns))
+        hold.processes[rank] = process
 
     def leave(self, at: Point, rank: int | None) -> None:
         """A rank left the point without an answer."""
-        if at in self._holds and rank is not None:
-            self._holds[at].processes.pop(rank, None)
+        hold = self._holds.get(at)
+        if hold is None or rank is None:
+            return
+        hold.processes.pop(rank, None)
+        if not hold.processes:
+            self.go(at)
 
     def go(self, at: Point) -> None:
         """The hold there is over: all who hold are answered."""
         del self._holds[at]
 
     def disperse(self) -> None:
-        """All ranks leave their points, as the generation is lost or another begins."""
+        """All ranks leave their points, as the generation is lost or another begins. They are armed
+        with the place they take next, where the step may not come again.
+        """
+        if self.held_by_all:
+            points = (self.planned_at(at) for at in self._holds)
+            self._let_go.update(point for point in points if point is not None)
         self._holds.clear()
 
     # ---- when it is due
@@ -201,9 +222,16 @@ class Trigger:
         """Whether it was due while what it acts on was not there."""
         return point in self._unreached
 
-    def never_there(self) -> list[Point]:
-        """Points that were due while what it acts on was not there, and have not fired since."""
-        return sorted(point for point in self._unreached if not self.has_fired(point))
+    def was_let_go(self, point: Point) -> bool:
+        """Whether the generation was lost whose ranks held for it."""
+        return point in self._let_go
+
+    def never_fired(self) -> list[Point]:
+        """Points that were due while what it acts on was not there, or whose ranks held when their
+        generation was lost, and that have not fired since.
+        """
+        due = self._unreached | self._let_go
+        return sorted(point for point in due if not self.has_fired(point))
 
 
 def triggers(

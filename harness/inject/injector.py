@@ -19,11 +19,12 @@ from typing import TypedDict, Unpack
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Where
 from chaos.schedule.plan import NO_POINT, PlannedFault, Point
-from chaos.schedule.trigger import Trigger, triggers
+from chaos.schedule.trigger import Hold, Trigger, triggers
 from harness.arm.fault_context import Scene
 from harness.inject.guard import Guard
 from harness.inject.inside import InsideActs
 from harness.inject.occurrence import (
+    LET_GO,
     NOT_HELD,
     NOT_THERE,
     POLLED,
@@ -36,6 +37,7 @@ from harness.inject.occurrence import (
 from harness.inject.occurrences import Occurrences
 from harness.inject.outside import OutsideActs
 from harness.inject.sites.process import DEAD
+from recovery.detection.hangs import STOPPED
 from recovery.transport.wire import Extra
 
 
@@ -45,6 +47,7 @@ class _More(TypedDict, total=False):
     point: Point | None
     held: bool
     late: Late | None
+    absent: tuple[str, ...]
 
 
 class Injector:
@@ -107,6 +110,7 @@ class Injector:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
         self._attempt += 1
         self._guard.on_training()
+        self._struck.trains()
         if self._training_since_ns is None:
             self._training_since_ns = self._scene.now_ns()
 
@@ -142,7 +146,7 @@ class Injector:
         """
         if event.kind in (Kind.ABORT_SENT, Kind.GENERATION_STARTED):
             for trigger in self._triggers.values():
-                trigger.disperse()  # they are armed with the place they take next
+                trigger.disperse()
         for live in self._struck.observe(event):
             self._again(live, "its target died where it held, before it took effect: armed again")
 
@@ -152,13 +156,14 @@ class Injector:
 
     def close(self) -> None:
         """Heal everything, on every way out; what found no evidence by now did not land. Say of
-        what was due, and never came, that what it acts on was not there: a machine, a spare, a
-        coordinator that is not back yet.
+        what was due, and never came, that what it acts on was not there (a machine, a spare, a
+        coordinator that is not back yet), or that ranks had held for it when they were lost.
         """
         for _, trigger in sorted(self._triggers.items()):
-            for point in trigger.never_there():
+            for point in trigger.never_fired():
                 step = point[0] if point in trigger.planned.points else None
-                self._struck.not_fired(trigger.planned, step, NOT_THERE)
+                why = NOT_THERE if trigger.was_not_there(point) else LET_GO
+                self._struck.not_fired(trigger.planned, step, why)
         self._struck.close()
 
     # ---- ranks that hold
@@ -169,7 +174,8 @@ class Injector:
         elif rank is None or rank not in self._holders(trigger, at):
             self._release(trigger, process)
         else:
-            trigger.at_point(at, rank, process, next(self._holds))
+            number, now_ns = next(self._holds), self._scene.now_ns()
+            trigger.at_point(at, rank, process, number=number, now_ns=now_ns)
             self._fire_if_all_hold(trigger, at)
 
     def _holders(self, trigger: Trigger, at: Point) -> set[int]:
@@ -189,14 +195,15 @@ class Injector:
 
     def _fire_if_all_hold(self, trigger: Trigger, at: Point) -> None:
         """End what is over there, and one act for all the ranks a fault hits, as soon as each of
-        them that lives holds at the point. Whoever died there is left out: the fault is armed again
-        with whoever takes its rank.
+        them that lives holds at the point, or has been waited for in vain. Whoever died there is
+        left out: the fault is armed again with whoever takes its rank.
         """
         hold = trigger.holds.get(at)
-        if hold is None or not hold.processes:
+        if hold is None:
             return
-        missing = self._holders(trigger, at) - hold.processes.keys()
-        if any(self._scene.process_of(rank) for rank in missing):
+        missing = sorted(self._holders(trigger, at) - hold.processes.keys())
+        absent = tuple(name for rank in missing if (name := self._scene.process_of(rank)))
+        if absent and not self._in_vain(trigger, hold, absent):
             return
         trigger.go(at)
         for live in self._struck.ending(trigger.id, at):
@@ -207,9 +214,18 @@ class Injector:
             told = self._fire_held(trigger, {rank: there[rank] for rank in sorted(hit)}, point)
             there = {rank: name for rank, name in there.items() if rank not in told}
         elif point is not None and hit:
-            self._fire_for_all(trigger, point)
+            self._fire_for_all(trigger, point, absent)
         for name in there.values():
             self._release(trigger, name)
+
+    def _in_vain(self, trigger: Trigger, hold: Hold, absent: Iterable[str]) -> bool:
+        """Whether nobody waits for these any longer. What acts on no rank is not kept waiting by
+        one that the kernel shows as stopped: it may come when the step is long past.
+        """
+        if hold.is_long_enough(self._scene.now_ns()):
+            return True
+        stopped = all(self._scene.os_state(name) in STOPPED for name in absent)
+        return trigger.held_by_all and stopped
 
     def _is_there(self, rank: int, process: str) -> bool:
         """Whether it still has the rank and lives, though its exit may not have been
@@ -236,15 +252,16 @@ class Injector:
         self._fire_outside(trigger, hit, at, point=point, held=True)
         return ()
 
-    def _fire_for_all(self, trigger: Trigger, point: Point) -> None:
-        """Act on what is no rank's, while all ranks hold."""
+    def _fire_for_all(self, trigger: Trigger, point: Point, absent: tuple[str, ...]) -> None:
+        """Act on what is no rank's, while all ranks hold but those that are ``absent``."""
         planned = trigger.planned
         if not self._reachable(trigger, planned):
             trigger.not_there(point)
             return
         trigger.fire(point, self._attempt)
         if not self._refused(trigger, planned, point[0]):
-            self._fire_outside(trigger, planned, trigger.acts_at(point), point=point)
+            at = trigger.acts_at(point)
+            self._fire_outside(trigger, planned, at, point=point, absent=absent)
 
     def _release(self, trigger: Trigger, process: str) -> None:
         self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": trigger.id}))
@@ -265,11 +282,12 @@ class Injector:
         """
         steps, why = self._committed + 1 - point[0], POLLED
         if trigger.held_by_all:
-            why = NOT_THERE if trigger.was_not_there(point) else NOT_HELD
+            why = LET_GO if trigger.was_let_go(point) else NOT_HELD
+            why = NOT_THERE if trigger.was_not_there(point) else why
             is_held = trigger.acts_at(point) in trigger.holds
             # A save belongs to the step before it, so that only the next one shows that ranks went
             # past the point.
-            if trigger.has_fired(point) or (why == NOT_HELD and (steps < 2 or is_held)):
+            if trigger.has_fired(point) or (why != NOT_THERE and (steps < 2 or is_held)):
                 return
         self._fire_once(trigger, point, Late(steps=steps, why=why) if steps > 0 else None)
 

@@ -19,6 +19,7 @@ from recovery.transport.wire import Extra
 
 NOT_HELD = "no rank held for it where it was planned"
 NOT_THERE = "what it acts on was not there when it was due"
+LET_GO = "ranks held for it where it was planned, and their generation was lost before it acted"
 POLLED = "no rank holds for a fault of its kind"
 
 
@@ -43,7 +44,8 @@ class Act:
     ``planned``: with the targets that this act hits; ``number``: of its first occurrence;
     ``committed``: steps done when it acts; ``at``: step and phase at which ranks hold, None where
     none does; ``point``: the planned one it was due at, None where no step was named; ``held``:
-    whether the processes it hits hold for it.
+    whether the processes it hits hold for it; ``absent``: processes that did not come to where the
+    others hold.
     """
 
     planned: PlannedFault
@@ -54,6 +56,7 @@ class Act:
     point: Point | None = None
     held: bool = False
     late: Late | None = None
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -61,7 +64,8 @@ class Live:
     """An occurrence between injection and heal. ``aim``: None for a target that was not there;
     ``tails``: of the files that its evidence is looked for in, ``heard``: whose they are;
     ``weighed``: how many of the events ``seen`` were looked at for it; ``settled``: it is known
-    whether it landed; ``records``: of the ledger, to be closed when it is undone.
+    whether it landed; ``waited_ns``: for how long its effect could have shown; ``uncovered``: its
+    process was told that it is over; ``records``: of the ledger, to be closed when it is undone.
     """
 
     act: Act
@@ -74,6 +78,8 @@ class Live:
     settled: bool = False
     healed: bool = False
     looked: bool = False
+    waited_ns: int = 0
+    uncovered: bool = False
     records: list[str] = field(default_factory=list)
 
     @property

@@ -26,6 +26,14 @@ EVIDENCE_STEPS = 5
 EVIDENCE_LIMIT_S.
 """
 LONGEST_S = 600.0
+"""No effect is waited for longer, however little of that the job trained."""
+AT_ONCE = (Where.PROCESS, Where.NODE, Where.COORDINATOR, Where.HEALTH)
+"""Where acts show whatever the job does: to the kernel, or in the coordinator's log. All others
+show in what the job does next.
+"""
+OVERDUE_S = 1.0
+NS_PER_S = 1_000_000_000
+_BROKEN = (Kind.ABORT_SENT, Kind.GENERATION_STARTED)
 UNSEEN = (
     "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
 )
@@ -40,6 +48,8 @@ class Occurrences:
         self._numbers: Counter[str] = Counter()
         self._files: dict[str, Shared] = {}
         self._clocks = Clocks()
+        self._trains = False
+        self._ticked_ns = 0
 
     def spoken_of(self, message: Extra) -> Live | None:
         """The one that a rank's message is about."""
@@ -98,6 +108,8 @@ class Occurrences:
     def _record_injected(self, live: Live) -> None:
         act, occurrence = live.act, live.occurrence
         when: dict[str, Any] = {} if act.at is None else {"phase": act.at[1]}
+        if act.absent:
+            when["absent"] = list(act.absent)
         self._scene.record(
             Kind.FAULT_INJECTED,
             step=occurrence.step,
@@ -188,9 +200,9 @@ class Occurrences:
     # ---- evidence
 
     def look(self, live: Live, committed: int | None = None) -> None:
-        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show; as long as it acts,
-        EVIDENCE_STEPS too. ``committed``: steps done by now, of a look at all, by which what they
-        write is read already.
+        """Look for evidence, at most EVIDENCE_LIMIT_S of the time in which it can show; as long as
+        it acts, EVIDENCE_STEPS too. ``committed``: steps done by now, of a look at all, by which
+        what they write is read already.
         """
         now = self._scene.now_ns()
         if live.aim is not None and live.aim.look is not None and not live.looked:
@@ -208,20 +220,47 @@ class Occurrences:
         if landed is not None:
             self._settle(live, landed)
             return
-        past_s, limit_s = (
-            (now - live.occurrence.time_ns) / 1e9,
-            EVIDENCE_LIMIT_S + live.fault.shows_after_s(),
-        )
+        past_s, waited_s = (now - live.occurrence.time_ns) / NS_PER_S, live.waited_ns / NS_PER_S
+        limit_s = EVIDENCE_LIMIT_S + live.fault.shows_after_s()
         acts = live.lasts and not live.healed and past_s <= LONGEST_S
-        if past_s > limit_s and not (
-            acts and (committed or 0) < live.act.committed + EVIDENCE_STEPS
-        ):
+        acts = acts and (committed or 0) < live.act.committed + EVIDENCE_STEPS
+        if past_s > LONGEST_S + limit_s or (waited_s > limit_s and not acts):
             over = live.lasts and live.healed
-            self.fail(live, UNSEEN if over else f"no evidence within {past_s:.0f} s")
+            of = "" if live.fault.where in AT_ONCE else " of training"
+            self.fail(live, UNSEEN if over else f"no evidence within {waited_s:.0f} s{of}")
+
+    def _uncover(self, live: Live, now_ns: int) -> None:
+        """A rank ends what acts in it when it has done a step. One that nobody can see, and that
+        waits for a rank that hangs, never does, and neither would be found.
+        """
+        duration_s, hides = live.planned.duration_s, live.fault.seems_still
+        if not hides or duration_s is None or live.healed or live.uncovered:
+            return
+        if now_ns > live.occurrence.time_ns + (duration_s + OVERDUE_S) * NS_PER_S:
+            live.uncovered = True
+            about = {"fault": live.occurrence.fault, "occurrence": live.occurrence.number}
+            for process in live.occurrence.processes:
+                self._scene.send(process, Extra(topic="over", payload=about))
+
+    def trains(self) -> None:
+        """A generation trains: what only shows in what it does may show from now on."""
+        self._trains = True
+
+    def _wait(self, now_ns: int) -> None:
+        """Count the time since the last look, for those whose effect could show in it: while nobody
+        trains, or supervises those who do, there is nothing to be seen of most.
+        """
+        since_ns, self._ticked_ns = self._ticked_ns, now_ns
+        waiting = [live for live in self.live if not live.settled]
+        lost = any(live.fault.where is Where.COORDINATOR for live in waiting)
+        for live in waiting:
+            if (self._trains and not lost) or live.fault.where in AT_ONCE:
+                live.waited_ns += now_ns - max(since_ns, live.occurrence.time_ns)
 
     def tick(self, committed: int) -> None:
         """Look for evidence, and end what is over after so many steps, or by now."""
         now = self._scene.now_ns()
+        self._wait(now)
         # Once for all: hundreds of them may wait for the same few processes to show something.
         for file in {
             id(t.file): t.file for live in self.live if not live.settled for t in live.tails
@@ -230,6 +269,7 @@ class Occurrences:
         for live in self.live:
             if not live.settled:
                 self.look(live, committed)
+            self._uncover(live, now)
             if not live.healed and live.is_over(now, committed):
                 self.heal(live, "its duration was over" + live.overdue(committed))
 
@@ -238,6 +278,8 @@ class Occurrences:
         others. Returns those whose target it says has died where it held for them.
         """
         self._clocks.observe(event)
+        lost = event.kind is Kind.FAILURE_DETECTED and event.data["rank"] is not None
+        self._trains = self._trains and not (lost or event.kind in _BROKEN)
         void = []
         for live in self.live:
             if not live.settled:

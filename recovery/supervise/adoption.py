@@ -163,6 +163,7 @@ class Adoption:
             doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures),
             doubts=known.doubts,
         )
+        job.agreement.adopted()
         job.failures.restore(known.answered, known.failures)
         job.excluded.restore(known.skipped)
         self._deadline_s = job.hands.now_s() + job.timing.adopt_timeout_s

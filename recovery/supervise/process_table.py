@@ -110,9 +110,12 @@ class ProcessTable:
 
     @members.setter
     def members(self, members: tuple[str, ...]) -> None:
-        self._members = members
+        before, self._members = self._members, members
         self._ranks = {name: rank for rank, name in enumerate(members)}
         self._unfinished = 0
+        for name in before:
+            if name not in self._ranks and name in self._processes:
+                self._processes[name].rank = None
         for process in list(self._lists[Health.DEAD].values()):
             self._forget(process)
 

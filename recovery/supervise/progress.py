@@ -148,6 +148,10 @@ class AgreementLog:
         # the members' marks may not be seen
         self._progress.reached(max(self._progress.committed, agreed))
 
+    def adopted(self) -> None:
+        """What the digests hold now is in the lost supervisor's log: it is not written down again."""
+        self._said = self._digests.agreed, self._digests.agreed_checkpoint
+
     def formed(self, *, restored: int | None, checkpoint: bool) -> None:
         """A generation trains; its members got what is known of checkpoints as they joined.
         See ``DigestBook.formed``.

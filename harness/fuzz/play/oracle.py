@@ -219,15 +219,6 @@ def _all_gone(tree: Tree, played: Played) -> bool:
     return True
 
 
-def _hangs(tree: Tree, played: Played) -> bool:
-    """Whether a rank hangs, so that it does not come to where all hold for another fault: they wait
-    in vain.
-    """
-    return len(tree["faults"]) > 1 and bool(
-        _kinds(tree) & {"rank-hang", "gpu-hang", "gil-deadlock"}
-    )
-
-
 NEVER_DUE = (
     r"waited for \w+ number \d+, which never came",
     r"was due at step \d+, the run ended at \d+",
@@ -235,6 +226,7 @@ NEVER_DUE = (
     r"its probability ruled out every arrival",
     r"was due [\d.]+ s after the first step, the run took",
     r"was due at step \d+, and there was no rank \d+ in it",
+    r"was due at step \d+, and \w+, which it was for, had been lost to \w+ before it came there",
     "no fault fired: their probabilities ruled all of them out",
 )
 """Why a fault was never injected."""
@@ -246,12 +238,12 @@ NOT_LANDED = (
     r"could not be injected: no spare \d+ waits",
     "could not be injected: no such checkpoint",
     "not fired: what it acts on was not there when it was due",
+    "not fired: ranks held for it where it was planned, and their generation was lost",
     "^use another seed$",
 )
 """Why one that was injected did nothing."""
 UNSEEN = "could not be injected: no evidence within"
 NOBODY_THERE = r"could not be injected: nobody is on node \d+"
-NOBODY_ANSWERED = r"not fired: \w+ held for it, and nobody answered"
 NO_OTHER_FILE = (
     "could not be injected: it could not act: FileNotFoundError: there is no other data file"
 )
@@ -274,7 +266,6 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
-    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_ANSWERED, when=_hangs),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_all_gone),
     Excuse(

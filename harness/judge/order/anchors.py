@@ -172,13 +172,14 @@ def _point(event: Event, plan: Mapping[str, Any]) -> tuple[int, set[str]] | None
 
 
 def _holders(history: History, event: Event, plan: Mapping[str, Any]) -> Sequence[str]:
-    """Whom it is known of that they held: all ranks where it acts on none, else those that
-    it hit.
+    """Whom it is known of that they held: all ranks where it acts on none, but those that did not
+    come, else those that it hit.
     """
     target, aims = event.data["target"] or {}, plan["target"]
     generation = history.generation(event.generation)
     if "ranks" in aims and not aims["ranks"] and plan["at"].get("points"):
-        return generation.members if generation else ()
+        absent = event.data.get("absent") or ()
+        return [name for name in generation.members if name not in absent] if generation else ()
     several = target.get("processes")
     named = several if isinstance(several, list) else [target.get("process")]
     return [

@@ -8,7 +8,7 @@ detection. States that differ without a majority blame no process, and where mos
 state, one that does not: such a failure belongs to every injection whose changed state somebody
 held by then (``harness.judge.record.split``). What is left over is given to the newest injection
 still without a failure (the blame may be wrong; the ``detection`` checker says so), unless another
-injection lies between.
+injection lies between; values that nobody is blamed for also to one that only states differ for.
 """
 
 from __future__ import annotations
@@ -275,7 +275,9 @@ def _with_failures(
     left = [f for f in failures if not any(f in found for found in states.values())]
     for direct in (True, False):
         for index, episode in enumerate(episodes):
-            if index in paired or episode.injected is None or episode.missed:
+            # what differed for it says nothing of values that it made too large for anybody to name
+            values_too = not direct and paired.get(index) == states.get(index, [])
+            if (index in paired and not values_too) or episode.injected is None or episode.missed:
                 continue
             start, ends = episode.injected.time_ns, _ends(episodes, index, same_target=direct)
             values = _spoilt_everywhere(episodes, index) if direct else float("inf")
@@ -283,6 +285,7 @@ def _with_failures(
                 f
                 for f in left
                 if start <= seen[id(f)] < min(ends(f), values if _of_values(f) else float("inf"))
+                and (_of_values(f) or index not in paired)
             ]
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
@@ -300,16 +303,22 @@ def _with_failures(
 
 
 def _seen(history: History, failures: Iterable[Event]) -> dict[int, int]:
-    """id of a failure -> when the coordinator had seen it. One that blames nobody, as no rank that
-    was asked had ended, and is the first of its generation, is what that was aborted for: what
-    struck since then is none of its causes.
+    """id of a failure -> when it was seen. One that blames nobody, as no rank that was asked had
+    ended, and is the first of its generation, is what that was aborted for; and values are refused
+    before the coordinator hears of it: what struck since then is none of its causes.
     """
     aborted: dict[int, int] = {}
     for abort in history.log.of(Kind.ABORT_SENT):
         aborted.setdefault(abort.generation, abort.time_ns)
+    refused: dict[tuple[int, int | None], int] = {}
+    for event in history.log.of(Kind.NONFINITE_CAUGHT):
+        until_ns = event.time_ns + history.log.clocks.bound_ns(event)
+        refused.setdefault((event.generation, event.step), until_ns)
     seen: dict[int, int] = {}
     for failure in failures:
         since_ns = aborted.pop(failure.generation, failure.time_ns)
+        if _of_values(failure):
+            since_ns = min(since_ns, refused.get((failure.generation, failure.step), since_ns))
         nameless = failure.data["process"] is None
         seen[id(failure)] = min(failure.time_ns, since_ns) if nameless else failure.time_ns
     return seen

@@ -5,7 +5,7 @@ be found again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from chaos.events.log import Event, Kind, Log
 from chaos.fault.aftermath import OVER_WHEN_DONE
@@ -14,6 +14,8 @@ from harness.judge.record.node_attribution import homes, nodes_hit
 from recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
+REMEMBERED = "memory-"
+"""What the name of a checkpoint in memory begins with."""
 STOPPED = ("T", "t")
 
 
@@ -39,8 +41,9 @@ def held_in_memory(
 
     One that was refused since as damaged does not count, nor one that was let go of, if it was
     ``in_doubt`` (the line that says so, its step, the generation that saved it), nor one that made
-    room for as many newer ones as keepers hold, whatever these are worth. Nor does what a keeper
-    holds that was stopped at any time from ``since_ns`` to then: it does not answer.
+    room for as many newer ones as keepers hold, whatever these are worth, and acknowledged or not.
+    Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then: it does not
+    answer.
 
     A keeper holds what a rank of its node saved, and what such an event names its node for as
     having a copy; a keeper that ended has let everything go, and who follows it on the node begins
@@ -52,33 +55,63 @@ def held_in_memory(
     said: dict[tuple[str, int], set[int]] = defaultdict(set)
     held: dict[tuple[str, int], set[int]] = defaultdict(set)
     wanted: dict[tuple[str, int], tuple[int, int]] = {}
-    for event in log.of(
-        Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED
-    ):
-        if event.data.get("place") != PLACE or event.time_ns > until_ns:
-            continue
+    unsaid = _kept_unsaid(log, until_ns)
+    for event in _lines(log, until_ns):
         name = event.data["checkpoint"]
-        if event.kind is not Kind.CHECKPOINT_COMMITTED:
+        key = (name, event.generation)
+        if event.kind in (Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
             refused = event.kind is Kind.CHECKPOINT_REFUSED
             for key in [key for key in wanted if key[0] == name]:
                 if refused or in_doubt(event, wanted[key][0], key[1]):
                     del wanted[key]
-        elif event.generation < before:
-            key = (name, event.generation)
-            wanted[key] = (event.step or 0, event.data["shards"])
+            continue
+        acknowledged = event.kind is Kind.CHECKPOINT_COMMITTED
+        if event.generation >= before or not (acknowledged or key in unsaid):
+            continue
+        wanted[key] = (event.step or 0, event.data["shards"])
+        if acknowledged:
             holders = {nodes.get(event.actor), *event.data["copies"]}
             if any(
                 node in holders and start <= event.time_ns and until_ns < end
                 for node, start, end in lives
             ):
                 held[key].add(event.data["shard"])
-            said[key].add(event.data["shard"])
-            whole = sorted(
-                (k[1], step, k) for k, (step, shards) in wanted.items() if len(said[k]) == shards
-            )
-            for _, _, older in whole[:-KEPT]:
-                del wanted[older]
+        said[key].add(event.data["shard"])
+        whole = sorted(
+            (k[1], step, k) for k, (step, shards) in wanted.items() if len(said[k]) == shards
+        )
+        for _, _, older in whole[:-KEPT]:
+            del wanted[older]
     return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
+
+
+def _lines(log: Log, until_ns: int) -> Iterator[Event]:
+    """What is said of checkpoints in memory up to then."""
+    for event in log.of(
+        Kind.CHECKPOINT_SAVING,
+        Kind.CHECKPOINT_COMMITTED,
+        Kind.CHECKPOINT_REFUSED,
+        Kind.CHECKPOINT_DELETED,
+    ):
+        if event.data.get("place") == PLACE and event.time_ns <= until_ns:
+            yield event
+
+
+def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
+    """Saves that were never acknowledged, as their generation ended first, and that keepers held
+    all the same, since they were let go of by name: name and generation.
+    """
+    saved: dict[str, int] = {}
+    found: set[tuple[str, int]] = set()
+    for event in _lines(log, until_ns):
+        name = event.data["checkpoint"]
+        if event.kind is Kind.CHECKPOINT_SAVING:
+            saved[name] = event.generation
+        elif event.kind is Kind.CHECKPOINT_COMMITTED:
+            saved.pop(name, None)
+        elif event.kind is Kind.CHECKPOINT_DELETED and name in saved:
+            found.add((name, saved.pop(name)))
+    return found
 
 
 def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:

@@ -18,7 +18,10 @@ from chaos.fault.build import build
 from chaos.schedule.plan import NEXT_STEP
 from harness.arm.in_force import InForce
 
-HOLD_LIMIT_S = 10.0
+HOLD_LIMIT_S = 30.0
+"""For which a rank holds for an injector that does not answer; as ``chaos.beacon``'s. An injector
+that lives answers long before that (``chaos.schedule.trigger.PATIENCE_S``).
+"""
 LOOK_S = 0.05
 NS_PER_S = 1_000_000_000
 
@@ -131,8 +134,11 @@ class Agenda:
 
     def hear(self, topic: str, payload: Mapping[str, Any]) -> bool:
         """``arm``: {"points": [...], "standing": [...]} replaces what is armed; ``go``: act now (or
-        not, ``act`` False); all else is not for it. Whether whoever holds is answered by that.
+        not, ``act`` False); ``over``: end what is in force, the rank may wait for one that hangs;
+        all else is not for it. Whether whoever holds is answered by that.
         """
+        if topic == "over":
+            self._end(lambda lasting: _names(lasting.command) == dict(payload))
         if topic == "arm":
             armed: dict[tuple[int, str], list[Command]] = {}
             for point in payload["points"]:
@@ -178,12 +184,19 @@ class Agenda:
 
     def committed(self, step: int) -> None:
         """End faults whose time is over."""
-        for lasting in list(self._lasting):
-            if step >= lasting.until_step or self._hands.now_ns() >= lasting.until_ns:
-                self.command = lasting.command
-                lasting.fault.heal(self._hands)
-                self._lasting.remove(lasting)
-                self._hands.say("healed", _names(lasting.command))
+        if self._lasting:
+            now_ns = self._hands.now_ns()
+            self._end(lambda one: step >= one.until_step or now_ns >= one.until_ns)
+
+    def _end(self, over: Callable[[_Lasting], bool]) -> None:
+        with self._lock:
+            ended = [lasting for lasting in self._lasting if over(lasting)]
+            self._lasting = [lasting for lasting in self._lasting if lasting not in ended]
+        for lasting in ended:
+            self.command, before = lasting.command, self.command
+            lasting.fault.heal(self._hands)
+            self.command = before
+            self._hands.say("healed", _names(lasting.command))
 
     def next_step(self, action: Callable[[], None]) -> None:
         """See chaos.fault.targets.RankTarget. Raises RuntimeError outside an act."""
@@ -269,7 +282,8 @@ class Agenda:
             self._acting = None
         self.effect(command, done | dict(measured or {}))
         if fault.lasting:
-            self._lasting.append(self._in_force(fault, command))
+            with self._lock:
+                self._lasting = [*self._lasting, self._in_force(fault, command)]
 
     def _in_force(self, fault: Fault, command: Command) -> _Lasting:
         seconds, steps, never = command["duration_s"], command["duration_steps"], float("inf")

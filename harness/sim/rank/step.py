@@ -24,6 +24,7 @@ from harness.sim.world.settings import MS
 from recovery.data import order
 from recovery.data.order import MicroBatch
 from recovery.policy.interval import compared, counts
+from recovery.policy.layout import Layout
 from recovery.transport import progress_counters
 from recovery.transport.wire import MOST_BLAMED, Digest
 
@@ -218,9 +219,9 @@ class Attempt:
         asks = heard.save_wanted or (job.rank == 0 and self._wants_save())
         part = replace(self.part, pause=heard.pause_wanted, save=asks)
         takes_ns = job.config.timings.phase_ns("collective")
-        job.group.meet(
-            job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes
-        )
+        combine = partial(job.behaviour.combine, job)
+        rings = rings_of(job.layout)
+        job.group.meet(job.rank, part, combine, takes_ns, self._wire_bytes, rings=rings)
         reduced: Reduced = yield None
         if job.layout.shards > 1:
             yield from self._agree()
@@ -365,3 +366,12 @@ class Attempt:
         for operation in OPERATIONS if job.faults.disk.active else ():
             yield job.faults.disk.delay_s([operation]) * NS_PER_S
             job.mark.touch()  # a slow disk is no hang
+
+
+def rings_of(layout: Layout) -> tuple[range, ...]:
+    """The ranks that send each other gradients: the holders of each shard, and each replica, where
+    they are more than one (``recovery.collectives.group``).
+    """
+    holders = [layout.holders(shard) for shard in range(layout.shards)]
+    replicas = [layout.replica(number) for number in range(layout.replicas)]
+    return tuple(ring for ring in (*holders, *replicas) if len(ring) > 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,7 +68,8 @@ class Group:
         if self._storeless:
             self._cannot_form(rank)
         if len(self._members) == self._size:
-            self._finish_when_open(dict(self._waiting), self._form_ns, None, 0)
+            everybody = (range(self._size),)
+            self._finish_when_open(dict(self._waiting), self._form_ns, None, 0, everybody)
 
     def meet(
         self,
@@ -79,11 +80,13 @@ class Group:
         size: int = 0,
         *,
         among: Iterable[int] = (),
+        rings: Sequence[Sequence[int]] = (),
     ) -> None:
         """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are
         here.
 
-        ``size``: bytes over each link; ``among``: the ranks that take part, if not all.
+        ``size``: bytes over each link; ``among``: the ranks that take part, if not all; ``rings``:
+        those that send each other something, if they do not all do so in one.
 
         They have it at slightly different times, and it may break in between: some have it, others
         never.
@@ -97,7 +100,8 @@ class Group:
             del self._parts[ranks]
             result = combine({member: parts[member] for member in sorted(parts)})
             waiters = {member: self._waiting[member] for member in parts if member in self._waiting}
-            self._finish_when_open(waiters, takes_ns, result, size)
+            rings = rings or (sorted(ranks) or range(self._size),)
+            self._finish_when_open(waiters, takes_ns, result, size, rings)
 
     def lose_store(self) -> None:
         """The store is gone: a group that is still forming never will."""
@@ -154,17 +158,22 @@ class Group:
             )
 
     def _finish_when_open(
-        self, waiters: dict[int, _Waiter], takes_ns: float, value: Any, size: int
+        self,
+        waiters: dict[int, _Waiter],
+        takes_ns: float,
+        value: Any,
+        size: int,
+        rings: Sequence[Sequence[int]],
     ) -> None:
-        """Let them have it, once no link among them is blocked."""
-        ring = [self._members[rank].name for rank in sorted(self._members)]
+        """Let them have it, once no link in a ring is blocked."""
+        names = [[self._members[rank].name for rank in ring] for ring in rings]
         waiting = [rank for rank in sorted(waiters) if self._waiting.get(rank) is waiters[rank]]
         if self._links is not None and waiting:
-            if self._links.blocked(ring):
-                again = partial(self._finish_when_open, waiters, takes_ns, value, size)
+            if any(self._links.blocked(ring) for ring in names):
+                again = partial(self._finish_when_open, waiters, takes_ns, value, size, rings)
                 waiters[waiting[0]].process.clock.after(BLOCKED_LOOK_MS * MS, again)
                 return
-            takes_ns += self._links.extra_ns(ring, size)
+            takes_ns += max(self._links.extra_ns(ring, size) for ring in names)
         for rank in waiting:
             self._finish(rank, takes_ns, value)
 

@@ -70,10 +70,10 @@ def test_all_ranks_hold_for_what_is_no_ranks_until_it_fires() -> None:
 
 def test_a_hold_keeps_its_number_and_ends_with_go() -> None:
     trigger = of(ProcessKill(), target={"select": "all"})
-    trigger.at_point(FIVE, 0, "w0", 7)
-    trigger.at_point(FIVE, 1, "w1", 8)
+    trigger.at_point(FIVE, 0, "w0", number=7, now_ns=70)
+    trigger.at_point(FIVE, 1, "w1", number=8, now_ns=80)
     hold = trigger.holds[FIVE]
-    assert (hold.number, hold.processes) == (7, {0: "w0", 1: "w1"})
+    assert (hold.number, hold.since_ns, hold.processes) == (7, 70, {0: "w0", 1: "w1"})
     trigger.leave(FIVE, 1)
     trigger.leave(FIVE, None)
     trigger.leave(NINE, 0)
@@ -84,7 +84,7 @@ def test_a_hold_keeps_its_number_and_ends_with_go() -> None:
 
 def test_whoever_leaves_with_a_generation_holds_no_more() -> None:
     trigger = of(ProcessKill(), target={"select": "all"})
-    trigger.at_point(FIVE, 0, "w0", 0)
+    trigger.at_point(FIVE, 0, "w0", number=0, now_ns=0)
     trigger.disperse()
     assert not trigger.holds
 
@@ -172,9 +172,9 @@ def test_what_was_not_there_and_never_fired_is_known_at_the_end() -> None:
     trigger = of(ProcessKill(), target={"role": "spare"}, at={"steps": [9, 5]})
     for point in (NINE, FIVE):
         trigger.not_there(point)
-    assert trigger.was_not_there(NINE) and trigger.never_there() == [FIVE, NINE]
+    assert trigger.was_not_there(NINE) and trigger.never_fired() == [FIVE, NINE]
     trigger.fire(FIVE, attempt=1)
-    assert trigger.never_there() == [NINE]
+    assert trigger.never_fired() == [NINE]
 
 
 def test_what_acts_everywhere_hits_all_ranks() -> None:

@@ -28,7 +28,7 @@ from harness.fuzz.draw.values import params_of
 from harness.fuzz.draw.variations import varied
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import find_in, plain, unsteady
-from harness.fuzz.play.play import Played, Player, kinds, simulated, strategies
+from harness.fuzz.play.play import Played, Player, judged, kinds, simulated, strategies
 from harness.fuzz.search import Search
 from harness.judge.results import Finding
 from harness.sim.rank.behaviour import Behaviour
@@ -343,6 +343,29 @@ def test_that_nobody_was_there_to_be_hit_is_a_reason_where_the_log_shows_it() ->
     tape.drop(tape.find(Kind.PROCESS_EXITED, process="w2"))
     found = find_in(tree, replace(played, logs={**played.logs, "faulted": tape.log()}))
     assert found is not None and "nobody is on node 1" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "missed"),
+    [
+        ("lost-to-another-before-it-came-there", "optimizer", False),
+        ("lost-to-another-before-it-came-there", "collective", True),
+        ("lost-to-another-where-it-saves", "checkpoint", False),
+        ("lost-to-another-where-it-saves", "optimizer", True),
+    ],
+)
+def test_a_fault_that_was_due_before_another_took_its_target_is_missing(
+    name: str, phase: str, missed: bool
+) -> None:
+    tree = YAML(typ="safe", pure=True).load(FOLDER / f"{name}.yaml")
+    played = Player(catalogue=CATALOGUE).play(tree)
+    tape = Tape.of({actor: log.events for actor, log in played.logs["faulted"].actors.items()})
+    (planned,) = tape.find(Kind.FAULT_PLANNED, fault="f1")
+    planned.data["at"]["points"] = [[step, phase] for step, _ in planned.data["at"]["points"]]
+    assert played.cell is not None
+    logs = {**played.logs, "faulted": tape.log()}
+    found = find_in(tree, replace(played, findings=dict(judged(played.cell, logs)), logs=logs))
+    assert (found is not None and "but was never injected" in found.text) == missed
 
 
 # ---- finding

@@ -19,10 +19,10 @@ from chaos.scenario.model import FaultSpec
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import traits_of
-from chaos.schedule.trigger import Trigger
+from chaos.schedule.trigger import PATIENCE_S, Trigger
 from harness.host.rundir import RunDirectory
 from harness.inject.injector import Injector
-from harness.inject.occurrence import NOT_HELD, NOT_THERE
+from harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE
 from harness.launch.launcher import ArmSetup
 from harness.launch.rank_setup import Desk, rank_config
 from harness.launch.recipe import recipe
@@ -30,7 +30,7 @@ from harness.launch.workload import DataInfo
 from harness.rank.fault_agent import FaultAgent
 from recovery.transport.wire import Extra
 from tests.harness.inject.test_injector import KINDS, SECOND, FakeScene
-from tests.support.search.simulate import cell_of
+from tests.support.simulate import cell_of
 
 ALL = ("w0", "w1", "w2", "w3")
 EVERYBODY = {"select": "all"}
@@ -255,6 +255,50 @@ def test_a_dead_rank_is_not_waited_for(tmp_path: Path) -> None:
     rig.scene.members[2] = None
     rig.injector.tick(14)
     assert rig.storage == ["full"]
+
+
+def test_one_that_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, FULL)
+    rig.hold("d", 15, "data", "w0", "w1", "w3")
+    rig.scene.now += int(0.9 * PATIENCE_S * SECOND)
+    rig.injector.tick(14)
+    assert rig.storage == [] and not rig.answers()
+    rig.scene.now += int(0.2 * PATIENCE_S * SECOND)
+    rig.injector.tick(14)
+    (injected,) = rig.scene.told("fault_injected")
+    assert rig.storage == ["full"] and injected["absent"] == ["w2"] and "late" not in injected
+    assert rig.answers() == [(name, "d", False) for name in ("w0", "w1", "w3")]
+    rig.hold("d", 15, "data", "w2")
+    assert rig.answers()[-1] == ("w2", "d", False) and rig.storage == ["full"]
+
+
+def test_one_that_is_stopped_keeps_nothing_waiting_that_is_no_ranks(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, FULL)
+    rig.scene.states = {"w2": "T"}
+    rig.hold("d", 15, "data", "w0", "w1", "w3")
+    assert rig.storage == ["full"]
+    kill = {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}}
+    other = Rig(tmp_path / "other", kill)
+    other.scene.states = {"w2": "T"}
+    other.hold("k", 20, "data", "w0", "w1", "w3")
+    assert not other.scene.told("signal"), "it is hit with the others, in the next generation"
+
+
+def test_what_ranks_held_for_when_they_were_lost_is_said(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, FULL)
+    rig.hold("d", 15, "data", "w0", "w1", "w3")
+    rig.scene.record(Kind.ABORT_SENT, processes=list(ALL))
+    rig.form()
+    rig.injector.close()
+    (failed,) = rig.scene.told("fault_failed")
+    assert failed["reason"] == f"not fired: {LET_GO}" and rig.storage == []
+    late = Rig(tmp_path / "late", FULL)
+    late.hold("d", 15, "data", "w0", "w1", "w3")
+    late.scene.record(Kind.ABORT_SENT, processes=list(ALL))
+    late.form()
+    late.injector.tick(17)
+    (injected,) = late.scene.told("fault_injected")
+    assert (injected["late_steps"], injected["late"], injected["missed"]) == (3, LET_GO, False)
 
 
 def test_a_step_that_nobody_held_at_is_said_to_be_late(tmp_path: Path) -> None:

@@ -203,6 +203,18 @@ def test_what_stands_is_as_it_was_told(hands: Recorder) -> None:
     assert hands.go_through(9) == []
 
 
+def test_a_fault_ends_in_a_rank_that_waits_when_the_injector_says_so(hands: Recorder) -> None:
+    hands.agenda.hear("arm", armed(point("f", 4), point("g", 4)))
+    hands.go_through(4, "data", go("f", duration_s=1.0), go("g", duration_s=9.0))
+    assert not hands.agenda.hear("over", {"fault": "f", "occurrence": 0})
+    assert hands.seen[-1] == ("healed", "f") and hands.agenda.active
+    said = list(hands.seen)
+    assert not hands.agenda.hear("over", {"fault": "f", "occurrence": 0})
+    hands.now = 1_000_000_000
+    hands.agenda.committed(5)
+    assert hands.seen == said, "it is over once"
+
+
 @pytest.mark.parametrize(("more", "ends"), [({"duration_steps": 2}, 6), ({"duration_s": 1.0}, 5)])
 def test_a_fault_ends_by_step_or_by_time(more: dict[str, Any], ends: int, hands: Recorder) -> None:
     hands.agenda.hear("arm", armed(point("f", 4)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.events.log import Event, Kind
-from chaos.scenario.fault import FaultSpec, TraceSpec
+from chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
 from harness.judge.evidence.evidence import Evidence
 from harness.judge.record.episodes import Episode
 from harness.judge.record.history import NS
 
+SAVE = "checkpoint"
 RUN_ENDED = "the run ended"
 """How the injector begins the reason of an occurrence whose effect nobody had the time to see."""
 
@@ -125,7 +126,32 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
     worlds = [run.world for run in evidence.history.runs if run.step == step]
     if ranks and worlds and max(worlds) <= min(ranks):
         return f"and there was no rank {min(ranks)} in it: {max(worlds)} ranks made it"
+    if lost := _lost_before(evidence, planned, step):
+        process, fault = lost
+        return f"and {process}, which it was for, had been lost to {fault} before it came there"
     return "but was never injected"
+
+
+def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tuple[str, str] | None:
+    """The process that was to hold for a fault and another fault that hit it in that step, no later
+    than where it was to hold, where the job lost it by that, and no rank the fault is for came
+    there in any generation: all others had done the step, and it was not done again.
+    """
+    ranks, log = set(planned.get("ranks") or ()), evidence.log
+    there = [phase for at, phase in planned.get("points") or () if at == step]
+    phases = [PHASES.index(phase) for phase in there if phase in PHASES]
+    lost = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.step == step}
+    made = [e for e in log.of(Kind.STEP_COMMITTED) if e.step == step and e.data["rank"] in ranks]
+    for event in log.of(Kind.FAULT_INJECTED) if phases else ():
+        target, phase = event.data["target"] or {}, event.data.get("phase")
+        process = target.get("process")
+        mine = event.step == step and target.get("rank") in ranks and process in lost
+        if not mine or phase not in PHASES or PHASES.index(phase) > max(phases):
+            continue
+        # A step is saved when it is committed: one that was lost at its save has done so.
+        if not any(e.actor != process or phase != SAVE for e in made):
+            return str(process), str(event.data["fault"])
+    return None
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:

@@ -15,7 +15,7 @@ from harness.judge.measure.pauses import pauses
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.measure.refused import refused_at, refused_states
 from harness.judge.record.history import Generation, History, StepRun
-from harness.judge.record.kept_in_memory import keepers
+from harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
 from harness.judge.results import Finding
 
 HEALTHY_STEPS = 5
@@ -114,12 +114,17 @@ def _losses(history: History, generation: Generation) -> int:
 
 
 def _begins_anew(history: History, generation: Generation) -> bool:
-    """One that was never ready was to begin anew if nothing was saved before it."""
-    if generation.ready_ns is not None:
+    """It was to begin anew unless something was saved on disk before it. What keepers hold does not
+    count: they may be lost with their node by then, so that a coordinator that knows of nothing
+    else takes no risk. It may be found all the same.
+    """
+    remembered = (generation.checkpoint or "").startswith(REMEMBERED)
+    if generation.ready_ns is not None and not remembered:
         found = generation.checkpoint is not None
     else:
         found = any(
-            e.time_ns < generation.started_ns for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
+            e.time_ns < generation.started_ns and e.data.get("place") != PLACE
+            for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
         )
     return generation.state == "checkpoint" and not found
 
@@ -256,11 +261,17 @@ def liveness(evidence: Evidence) -> Finding:
     )
     if rate >= HEALTHY_RATE:
         return passed(witness)
-    witness += f", {HEALTHY_RATE:.2f} is due"
-    if (net := busy.net_of_pressure(evidence, ideal.step_s, step_s, tail)) is not None:
-        if (likely := ideal.step_s / net.likely_s) >= HEALTHY_RATE and net.may_pass:
+    return _why_slow(evidence, tail, f"{witness}, {HEALTHY_RATE:.2f} is due", ideal.step_s)
+
+
+def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: float) -> Finding:
+    """Below the rate that is due: the machine's doing, too little to tell, or a failure."""
+    history = evidence.history
+    step_s = _step_s(history, tail)
+    if (net := busy.net_of_pressure(evidence, ideal_s, step_s, tail)) is not None:
+        if (likely := ideal_s / net.likely_s) >= HEALTHY_RATE and net.may_pass:
             return passed(f"{witness}; it is {likely:.2f} net of {net.why}")
-        if (most := ideal.step_s / net.least_s) >= HEALTHY_RATE:
+        if (most := ideal_s / net.least_s) >= HEALTHY_RATE:
             return unknown(
                 f"{TOO_BUSY}{net.why}: {witness}, and net of that {likely:.2f} to"
                 f" {_at_most_all(most)}"

@@ -149,7 +149,7 @@ class AgreementLog:
         self._progress.reached(max(self._progress.committed, agreed))
 
     def adopted(self) -> None:
-        """What the digests hold now is in the lost supervisor's log: it is not written down again."""
+        """What the digests hold now is in the lost supervisor's log, and is not written again."""
         self._said = self._digests.agreed, self._digests.agreed_checkpoint
 
     def formed(self, *, restored: int | None, checkpoint: bool) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 from harness.judge.incident import Hit, Incident
 from harness.judge.measure.incidents import incident_of
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.history import History
 
 WORST = ("not-landed", "masked", "recovered", "degraded", "fail-stop", "hang", "sdc-escape")

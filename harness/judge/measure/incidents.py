@@ -20,7 +20,7 @@ from typing import Literal
 from chaos.events.log import Event, Kind
 from harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
 from harness.judge.measure.digests import same_parameters
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.history import NS, Generation, History, StepRun
 from harness.judge.record.node_attribution import homes, nodes_hit
 from harness.judge.record.reported import is_bad, spoilt_since

@@ -21,7 +21,8 @@ from harness.judge.measure.partition import Ideal, Partition, ideal_of, partitio
 from harness.judge.measure.pauses import checkpoint_stalls, pauses
 from harness.judge.measure.redundancy import time_to_redundancy
 from harness.judge.measure.samples import median_ci95, per_arm, summarise
-from harness.judge.record.episodes import Episode, episodes_of
+from harness.judge.record.episode import Episode
+from harness.judge.record.episodes import episodes_of
 from harness.judge.record.history import NS, History
 from harness.judge.record.lineage import history_of
 from harness.judge.record.lost_node_evidence import witnessed

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from chaos.events.log import Event, Kind
 from harness.judge.measure.pauses import checkpoint_stalls, pauses
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.history import NS, Generation, History, StepRun
 
 CLASSES = (

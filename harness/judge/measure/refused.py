@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaos.events.log import Event, Kind
-from harness.judge.record.episodes import Episode, episodes_of
+from harness.judge.record.episode import Episode
+from harness.judge.record.episodes import episodes_of
 from harness.judge.record.history import History
 from harness.judge.record.split import holders
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from chaos.events.log import Event, Kind, Log
 from chaos.fault.aftermath import OVER_WHEN_DONE
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.node_attribution import homes, nodes_hit
 from recovery.checkpoint.memory import KEPT, ROLE
 

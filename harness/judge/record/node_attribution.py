@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.history import NS
 from harness.judge.results import NodeResult
 

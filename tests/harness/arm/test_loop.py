@@ -16,7 +16,7 @@ from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.launch.launcher import ArmSetup
 from harness.launch.workload import DataInfo
-from tests.support.simulate import cell_of
+from tests.support.search.simulate import cell_of
 
 SECOND = 1_000_000_000
 COMPLETED, DEADLINE = ("completed", ""), ("timed-out", "no step for 1 s")

@@ -30,7 +30,7 @@ from harness.launch.workload import DataInfo
 from harness.rank.fault_agent import FaultAgent
 from recovery.transport.wire import Extra
 from tests.harness.inject.test_injector import KINDS, SECOND, FakeScene
-from tests.support.simulate import cell_of
+from tests.support.search.simulate import cell_of
 
 ALL = ("w0", "w1", "w2", "w3")
 EVERYBODY = {"select": "all"}

@@ -12,7 +12,7 @@ from chaos.events.log import Event, Kind
 from chaos.scenario.fault import FaultSpec
 from harness.judge.checkers import check_all
 from harness.judge.checkers.faults import due
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 
 PLAIN = "checkpoint-restart"

@@ -7,7 +7,7 @@ import math
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence, unknown, verdict_of
 from harness.judge.measure.digests import by_shard, diverged, final_digests
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.history import History
 from harness.judge.record.split import went_on_with
 from harness.judge.results import Finding

@@ -7,7 +7,7 @@ from typing import Any
 from chaos.events.log import Event, Kind
 from chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
 from harness.judge.evidence.evidence import Evidence
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.history import NS
 
 SAVE = "checkpoint"

@@ -23,7 +23,7 @@ from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.build import build
 from chaos.plugins import load
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episode import Episode
 from harness.judge.record.kept_in_memory import keepers
 from harness.judge.record.lost_node_evidence import silenced
 from harness.judge.results import Finding

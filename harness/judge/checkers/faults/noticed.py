@@ -9,7 +9,8 @@ from harness.judge.checkers.faults.containment import planted_finite
 from harness.judge.checkers.faults.due import all_declined, excused, shortfall
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.judge.measure.incidents import recovery_of
-from harness.judge.record.episodes import Episode, changed_by
+from harness.judge.record.episode import Episode
+from harness.judge.record.episodes import changed_by
 from harness.judge.record.history import Generation
 from harness.judge.record.kept_in_memory import lost_keepers
 from harness.judge.record.split import outvoted

@@ -22,7 +22,8 @@ from harness.arm.in_force import InForce
 from harness.inject.sites import Aim, Miss
 from harness.inject.sites.link import LinkSite
 from harness.inject.sites.node import NodeSite
-from harness.judge.record.episodes import Episode, _first_of
+from harness.judge.record.episode import Episode
+from harness.judge.record.episodes import _first_of
 from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from harness.launchers.docker import Docker
 from harness.launchers.local import Local

@@ -1,0 +1,123 @@
+"""One occurrence of a fault as the log tells it: when it acted, on whom, and what it explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import chaos.faults
+from chaos.events.log import Event
+from chaos.fault.base import Fault, Where
+from chaos.plugins import load
+from harness.judge.record.episodes import _REPLACED_BY_NOBODY
+
+KEPT = ("parameter", "optimizer_state")
+"""Surfaces of a rank that are its state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
+
+    ``process`` and ``rank``: the true target at injection time, as far as it is a process;
+    ``processes``: all of them, where it hit more than one; ``replica``: those that held one copy of
+    the model together with it, if it was spread over several; ``failure``: the first one it
+    explains, ``others``: those after it.
+    """
+
+    fault: str
+    kind: str
+    occurrence: int
+    target: dict[str, Any]
+    process: str | None = None
+    rank: int | None = None
+    planned: Event | None
+    injected: Event | None = None
+    landed: Event | None = None
+    failed: Event | None = None
+    healed: Event | None = None
+    failure: Event | None = None
+    processes: tuple[str, ...] = ()
+    others: tuple[Event, ...] = ()
+    replica: tuple[str, ...] = ()
+
+    def may_be_blamed(self, failure: Event) -> bool:
+        """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole
+        replica computes.
+        """
+        spoilt = failure.data["cause"] == "nonfinite"
+        hit = self.processes or (None,)
+        return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
+
+    @property
+    def changed(self) -> bool:
+        """Whether it left a rank with another state than it had, and not with a non-finite
+        value.
+        """
+        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
+        kind = self._of
+        return (
+            kind is not None
+            and kind.changes_state
+            and evidence.get("before") != evidence.get("after")
+        )
+
+    @property
+    def changed_state(self) -> bool:
+        """Whether what it changed outlasts the step: a gradient does not, all apply one sum."""
+        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
+        return self.changed and evidence.get("surface", KEPT[0]) in KEPT
+
+    @property
+    def corrupts(self) -> bool:
+        """Whether it makes values wrong that training goes on with."""
+        kind = self._of
+        return kind is not None and kind.corrupts
+
+    @property
+    def missed(self) -> bool:
+        """Whether there was nobody to hit where it was aimed at: it explains nothing, and is
+        nobody's end.
+        """
+        nobody = self.target.get("rank") is not None and self.target.get("process") is None
+        return self.failed is not None and (nobody or self.target.get("processes") == [])
+
+    @property
+    def _acted(self) -> bool:
+        """Whether it may have done something: one that failed for want of evidence did, until it
+        was healed, whether it was given up before that or after.
+        """
+        return self.failed is None or self.healed is not None
+
+    @property
+    def seems_still(self) -> bool:
+        """Whether who is hit works on, and is not seen to."""
+        kind = self._of
+        return kind is not None and kind.seems_still
+
+    @property
+    def _of(self) -> type[Fault] | None:
+        return load(chaos.faults.__name__, Fault).get(self.kind)
+
+    @property
+    def outlives_its_victims(self) -> bool:
+        """Whether it acts on something that nobody replaces when a process fails for it: a link, a
+        disk, a machine.
+        """
+        kind = self._of
+        return kind is not None and (
+            kind.where in _REPLACED_BY_NOBODY or (kind.where is Where.NODE and kind.harmless)
+        )
+
+    def lasts_over(self, start_ns: int, end_ns: int) -> bool:
+        """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
+        if self.injected is None or not self._acted:
+            return False
+        if self.failure is not None and not self.outlives_its_victims:
+            return False
+        if self.target.get("everywhere"):
+            return False  # it makes a step fail, and none slow
+        if self.planned is None or not self.planned.data.get("lasts", True):
+            return False  # over once done, whenever its heal is noted
+        until = self.healed.time_ns if self.healed else end_ns
+        return self.injected.time_ns < end_ns and until > start_ns

@@ -9,10 +9,10 @@ import chaos.faults
 from chaos.events.log import Event
 from chaos.fault.base import Fault, Where
 from chaos.plugins import load
-from harness.judge.record.episodes import _REPLACED_BY_NOBODY
 
 KEPT = ("parameter", "optimizer_state")
 """Surfaces of a rank that are its state."""
+_REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from chaos.events.log import Event, Kind
-from chaos.fault.base import Where
 from harness.judge.record.episode import Episode
 from harness.judge.record.history import History
 from harness.judge.record.split import holders, outvoted, tied
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
-_REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
 _STUCK = ("hang", "error")
 """Causes that say that nobody goes on, as somebody is silent or a collective fails."""
 

@@ -9,9 +9,11 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, model_validator
 from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
@@ -66,6 +68,31 @@ def test_parameters_are_those_that_a_plugin_allows(name: str) -> None:
         given = params_of(model, random.Random(seed))
         made = model(**given).model_dump(mode="json")
         assert {name: made[name] for name in given} == given
+
+
+class Particular(BaseModel):
+    """A plugin that hardly any values fit, but for its defaults."""
+
+    named: int = Field(ge=3, le=5)
+    factor: float = 10.0
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Particular:
+        if self.factor != type(self).model_fields["factor"].default:
+            raise ValueError("factor is for another mode")
+        return self
+
+
+class Unfit(Random):
+    """Dice that never leave an optional parameter out, unless that is certain."""
+
+    def random(self) -> float:
+        """The largest that there is."""
+        return 1 - 2**-53
+
+
+def test_a_plugin_that_hardly_any_values_fit_gets_its_defaults() -> None:
+    assert params_of(Particular, Unfit(1)).keys() == {"named"}
 
 
 def test_one_seed_draws_the_same_again() -> None:

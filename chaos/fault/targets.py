@@ -188,7 +188,9 @@ class RankTarget(Protocol):
         """Have this step compute the content of samples so many further on."""
 
     def due_samples(self) -> Sequence[int]:
-        """The global batch of the step of the injection, the same on every rank."""
+        """Of the global batch of the step of the injection, the samples that are computed however
+        many ranks are left, the same on every rank.
+        """
 
     def poison_sample(self, sample: int | None) -> None:
         """Have the loss of a sample be NaN whenever this rank computes it (None: of no sample any

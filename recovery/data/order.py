@@ -106,6 +106,14 @@ def share(rank: int, world: int, global_batch: int) -> range:
     return range(start, start + base + (rank < extra))
 
 
+def computed_by_any(ids: Sequence[int], *, full: int, shrink: bool) -> list[int]:
+    """Those of a global batch that are computed however many of the ``full`` job's ranks are left:
+    with ``shrink`` only the first rank's share is.
+    """
+    part = share(0, full, len(ids)) if shrink else range(len(ids))
+    return list(ids[part.start : part.stop])
+
+
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
     """What is computed in one forward and backward pass. ``number``: its place in the global batch,

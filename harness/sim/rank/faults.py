@@ -202,7 +202,9 @@ class SimFaultAgent:
     def due_samples(self) -> list[int]:
         """See chaos.fault.targets.RankTarget."""
         config = self._job.config
-        return order.batch(self.step, config.global_batch, config.samples, config.seed)
+        batch = order.batch(self.step, config.global_batch, config.samples, config.seed)
+        shrink = config.batch == "shrink"
+        return order.computed_by_any(batch, full=config.world, shrink=shrink)
 
     def poison_sample(self, sample: int | None) -> None:
         """See chaos.fault.targets.RankTarget."""

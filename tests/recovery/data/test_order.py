@@ -62,6 +62,21 @@ def test_shares_partition_the_batch_for_any_world(batch: int, world: int) -> Non
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.parametrize(("shrink", "count"), [(False, 7), (True, 3)])
+def test_some_of_a_batch_is_computed_however_many_ranks_are_left(shrink: bool, count: int) -> None:
+    ids = list(range(10, 17))
+    computed = order.computed_by_any(ids, full=3, shrink=shrink)
+    assert computed == ids[:count]
+    for world in (1, 2, 3):
+        found = [
+            sample
+            for rank in range(world)
+            for micro in order.micro_batches(ids, rank=rank, world=world, full=3, shrink=shrink)
+            for sample in micro.samples[: micro.count]
+        ]
+        assert set(computed) <= set(found)
+
+
 @given(batch=st.integers(1, 40), samples=st.integers(1, 200), seed=SEEDS)
 def test_batches_follow_each_other_without_gap_or_repetition(
     batch: int, samples: int, seed: int

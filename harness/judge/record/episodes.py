@@ -165,7 +165,8 @@ def _with_failures(
             values_too = not direct and paired.get(index) == states.get(index, [])
             if (index in paired and not values_too) or episode.injected is None or episode.missed:
                 continue
-            start, ends = episode.injected.time_ns, _ends(episodes, index, same_target=direct)
+            start = episode.injected.time_ns
+            ends = _ends(history, episodes, index, same_target=direct)
             values = _spoilt_everywhere(episodes, index) if direct else float("inf")
             due = [
                 f
@@ -230,7 +231,43 @@ def _explains(episode: Episode, failure: Event) -> bool:
     return episode.may_be_blamed(failure)
 
 
-def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[Event], float]:
+def _ends(
+    history: History, episodes: list[Episode], index: int, *, same_target: bool
+) -> Callable[[Event], float]:
+    """Up to when episode ``index`` may explain a failure. Of values that it spoilt, and that may be
+    refused still, only another that spoils values is a newer cause.
+    """
+    until, one = _ends_of_any(episodes, index, same_target=same_target), episodes[index]
+    if not one.corrupts:
+        return until
+    hit = set(one.processes)
+    spoilt = _until(
+        episodes, index, hit, same_target=same_target, newer=lambda other: other.corrupts
+    )
+    return lambda failure: (
+        max(spoilt, until(failure))
+        if _of_values(failure) and _still_spoilt(history, one, failure)
+        else until(failure)
+    )
+
+
+def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:
+    """Whether values that an episode made wrong can be among those that were refused: in its step
+    or, of what was kept for it, the next; a state that it changed while somebody holds it.
+    """
+    if one.injected is None:
+        return False
+    since, step = one.injected.generation, one.injected.step or 0
+    if failure.generation == since and (failure.step or 0) <= step + 1:
+        return True
+    generation = history.generation(failure.generation)
+    held = holders(history, one.processes, since, failure.generation)
+    return one.changed_state and generation is not None and bool(held & set(generation.members))
+
+
+def _ends_of_any(
+    episodes: list[Episode], index: int, *, same_target: bool
+) -> Callable[[Event], float]:
     """Up to when episode ``index`` may explain a failure: of one of several processes that it hit,
     until that one is hit again, as the others are still as they were. What only changed values
     neither explains that nobody goes on, nor is it a newer cause of that. One that hides that a
@@ -240,7 +277,7 @@ def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable
     hit = set(episodes[index].processes)
     whole = _until(episodes, index, hit, same_target=same_target)
     if not same_target:
-        stuck = _until(episodes, index, hit, same_target=False, values=False)
+        stuck = _until(episodes, index, hit, same_target=False, newer=_stops)
         stuck = float("-inf") if episodes[index].changed else stuck
         healed, hides = episodes[index].healed, episodes[index].seems_still
         nameless = max(stuck, healed.time_ns if healed else float("inf")) if hides else stuck
@@ -257,10 +294,20 @@ def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable
     return lambda failure: each.get(failure.data["process"], whole)
 
 
+def _stops(other: Episode) -> bool:
+    """Whether it did anything but change values."""
+    return not other.changed
+
+
 def _until(
-    episodes: list[Episode], index: int, mine: set[str], *, same_target: bool, values: bool = True
+    episodes: list[Episode],
+    index: int,
+    mine: set[str],
+    *,
+    same_target: bool,
+    newer: Callable[[Episode], bool] = lambda other: True,
 ) -> float:
-    """Time of the next injection (on the same target; not only of ``values``) after episode
+    """Time of the next injection (on the same target, one that counts as ``newer``) after episode
     ``index``.
     """
     if episodes[index].target.get("everywhere"):
@@ -272,7 +319,7 @@ def _until(
             or (same_target and other.target.get("everywhere"))
         ):
             continue
-        if other.changed and not values:
+        if not newer(other):
             continue
         if not same_target or mine & set(other.processes) or mine == set(other.processes):
             return other.injected.time_ns

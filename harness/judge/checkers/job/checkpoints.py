@@ -45,7 +45,7 @@ class _Custody:
     ``saving``: not acknowledged (yet), with step and generation: a rank may die between saving and
     saying so, and the name then stands for that one, and for no older one that is known to be bad.
     ``rotten``: spoilt by a fault where it lay, and not noticed yet. ``there``: on disk, good or
-    bad, as far as the log can tell.
+    bad, as far as the log can tell. ``spoilt``: by which fault each was hit last.
     """
 
     evidence: Evidence
@@ -54,6 +54,7 @@ class _Custody:
     saving: dict[str, tuple[int, int]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     rotten: dict[str, int] = field(default_factory=dict)
+    spoilt: dict[str, Event] = field(default_factory=dict)
     saved_in: dict[str, int] = field(default_factory=dict)
     there: set[str] = field(default_factory=set)
     counts: dict[str, int] = field(
@@ -110,7 +111,11 @@ class _Custody:
         if name in self.saving:
             self.good[name], self.saved_in[name] = self.saving.pop(name)
             self.bad.discard(name)
-        self.problems += _wrongly_restored(self.evidence, ready, self.good, self.bad, self.saved_in)
+        good, bad = self.good, self.bad
+        hit = self.spoilt.get(name)
+        if name in self.rotten and hit is not None and _began_before(self.evidence, ready, hit):
+            good, bad = {**good, name: self.rotten[name]}, bad - {name}
+        self.problems += _wrongly_restored(self.evidence, ready, good, bad, self.saved_in)
 
     def _corrupt(self, event: Event) -> None:
         """Book a checkpoint fault that landed."""
@@ -118,6 +123,7 @@ class _Custody:
         for episode in self.evidence.measures.episodes:
             if (episode.fault, episode.occurrence) == key and episode.landed:
                 name = event.data["target"]["checkpoint"]
+                self.spoilt[name] = event
                 if name in self.good:
                     self.rotten[name] = self.good.pop(name)
                 self.saving.pop(name, None)
@@ -178,6 +184,24 @@ def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> b
         if step > max(agreed_before(history, failure)[0], *one, 0):
             return True
     return False
+
+
+def _began_before(evidence: Evidence, ready: Event, hit: Event) -> bool:
+    """Whether all who read a checkpoint for a generation may have read it before it was ``hit``:
+    they begin once they have formed the group, and nothing says when they had the last byte.
+    """
+    log = evidence.log
+    formed = {
+        e.actor: e.time_ns - log.clocks.bound_ns(e)
+        for e in log.of(Kind.GROUP_FORMED)
+        if e.generation == ready.generation
+    }
+    readers = [
+        e.actor
+        for e in log.of(Kind.STATE_READY)
+        if e.generation == ready.generation and e.data["origin"] == "checkpoint"
+    ]
+    return bool(readers) and all(formed.get(name, hit.time_ns) < hit.time_ns for name in readers)
 
 
 def _deleted(

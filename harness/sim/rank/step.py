@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Sleeping = Generator[float | None, Any, None]
 COPY_SHARE = 0.1  # of a save, the copy in memory that training waits for
+PARTS_LOOK_MS = 5  # between two looks for the parts of a save
 # of a save
 OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")
 
@@ -337,7 +338,7 @@ class Attempt:
             yield from job.faults.at(number, "checkpoint")
         parts = {0: job.checkpoints.part()}
         if len(job.checkpoints.ranks) > 1:
-            parts = yield from self._meet(parts[0], job.checkpoints.ranks)
+            parts |= yield from self._parts_of_others()
         held_up = (
             COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
         )  # there the rest costs nothing here
@@ -348,17 +349,30 @@ class Attempt:
         if not done and not job.behaviour.survives_failed_save(job):
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
 
+    def _parts_of_others(self) -> Generator[float | None, Any, dict[int, Any]]:
+        """Wait for the other writers' parts. Who waits looks for them, and is seen to; they go on
+        with the next step meanwhile (``recovery.checkpoint.saves.sharded.gather``).
+        """
+        job = self._job
+        assert job.group is not None
+        others = [rank for rank in job.checkpoints.ranks if rank != job.rank]
+        while (parts := job.group.take_parts(others)) is None:
+            yield PARTS_LOOK_MS * MS
+            job.mark.touch()
+            job.check()
+        return parts
+
     def _save_part(self) -> Sleeping:
-        """What a rank does that does not commit: its own part, of which it tells the one
-        that does.
+        """What a rank does that does not commit: its own part, which it leaves for the one that
+        does.
         """
         job, number = self._job, self.number
         since_s = job.checkpoints.begin_part(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
         yield from self._disk_takes()
-        part = job.checkpoints.write_part(number, since_s)
-        yield from self._meet(part, job.checkpoints.ranks)
+        assert job.group is not None
+        job.group.leave_part(job.rank, job.checkpoints.write_part(number, since_s))
 
     def _disk_takes(self) -> Sleeping:
         """The time that a fault adds to what a save asks of the disk."""

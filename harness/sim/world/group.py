@@ -59,6 +59,7 @@ class Group:
         self._gone: set[int] = set()
         self._waiting: dict[int, _Waiter] = {}
         self._parts: dict[frozenset[int], dict[int, Any]] = {}
+        self._left: dict[int, Any] = {}
         self._formed = self._storeless = False
 
     def form(self, rank: int, process: Process) -> None:
@@ -102,6 +103,17 @@ class Group:
             waiters = {member: self._waiting[member] for member in parts if member in self._waiting}
             rings = rings or (sorted(ranks) or range(self._size),)
             self._finish_when_open(waiters, takes_ns, result, size, rings)
+
+    def leave_part(self, rank: int, part: Any) -> None:
+        """Leave something for another member to take, and wait for nobody."""
+        self._left[rank] = part
+
+    def take_parts(self, ranks: Iterable[int]) -> dict[int, Any] | None:
+        """What these ranks have left, by rank; None while one has not."""
+        wanted = sorted(ranks)
+        if any(rank not in self._left for rank in wanted):
+            return None
+        return {rank: self._left.pop(rank) for rank in wanted}
 
     def lose_store(self) -> None:
         """The store is gone: a group that is still forming never will."""

@@ -100,13 +100,16 @@ def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[s
 def rejoin_all(view: ClusterView) -> Decision | None:
     """Answer a broken connection of processes that all live.
 
-    The same members form a new generation. None if one died.
+    The same members form a new generation. None if one died, or holds a wrong state, or may: whom
+    a wrong state was blamed on, and who is no member of the generation that broke as it formed, is
+    out already.
     """
     # one may not have been told that it is one
     members = [view.process(name) for name in view.members]
     if lost(view) or common_step(members, view.shards) is None:
         return None
-    if any(f.cause in CORRUPTIONS for f in view.failures):
+    wrong = [f.process for f in view.failures if f.cause in CORRUPTIONS]
+    if any(not name or name in view.members for name in wrong):
         return None
     form = Form(members=view.members, state=StateFrom.PEER)
     return Decision(actions=(form,), reason="all ranks are alive: the group is formed again")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from chaos.events.log import Event, Kind
 from harness.judge.measure.refused import answered, refused_states
@@ -25,15 +26,35 @@ def diverged(history: History, step: int | None = None) -> list[Event]:
 def sound_digests(history: History) -> Iterator[Event]:
     """State digests, without those of a process that was found to differ, or of all where nobody
     could say which did, from the last agreement until that was noticed: replicas are not compared
-    after each step. Nor those of a state in which a fault planted what is not finite, until it was
-    refused. A job that completes without an answer to that ends with the wrong state: all count.
+    after each step. Nor those of one that held the same, and was gone when that was found. Nor
+    those of a state in which a fault planted what is not finite, until it was refused. A job that
+    completes without an answer to that ends with the wrong state: all count.
     """
-    known = [(f, agreed_before(history, f)) for f in diverged(history) if answered(history, f)]
-    refused = refused_states(history)
-    for event in history.log.of(Kind.STATE_DIGEST):
-        differed = any(_is_of(failure, agreed, event) for failure, agreed in known)
-        if not differed and not any(one.has(event) for one in refused):
+    digests, refused = list(history.log.of(Kind.STATE_DIGEST)), refused_states(history)
+    differed: set[int] = set()
+    for failure in diverged(history):
+        if answered(history, failure):
+            differed |= _that_differed(history, failure, digests)
+    for event in digests:
+        if id(event) not in differed and not any(one.has(event) for one in refused):
             yield event
+
+
+def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -> set[int]:
+    """ids of the digests that a difference explains."""
+    agreed = agreed_before(history, failure)
+    named = [event for event in digests if _is_of(failure, agreed, event)]
+    generation = history.generation(failure.generation)
+    there = generation.members if generation is not None else ()
+    states = {_state(event) for event in named}
+    gone = [one for one in digests if one.actor not in there and _state(one) in states]
+    return {id(event) for event in (*named, *gone)}
+
+
+def _state(digest: Event) -> tuple[Any, ...]:
+    """What a rank held after which step of which generation."""
+    data = digest.data
+    return digest.generation, digest.step, data["parameters"], data["optimizer"], data["scheduler"]
 
 
 def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:

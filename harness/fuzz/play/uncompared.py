@@ -8,6 +8,9 @@ is non-finite that would show it. Recovery can only tell when states are compare
   without it with each checkpoint, and after the last step (``recovery.policy.interval.compared``);
 - when a generation has formed, before it trains, of all that its members hold.
 
+Digests that were sent while nobody supervised are compared by whoever takes over, who asks for
+them: not where a member was gone by then.
+
 A comparison shows the change only while of one part of the model some hold it and some do not. Once
 all do (a spare copied it from the last survivor), or nobody does (all went back to a checkpoint,
 whoever held it is gone), there is nothing left to compare. How often a job compares is its user's
@@ -36,6 +39,7 @@ from harness.judge.record.split import origins
 from recovery.policy.interval import compared
 
 Tree = Mapping[str, Any]
+NS_PER_S = 1_000_000_000
 PARTS = ("parameters", "optimizer", "scheduler")
 
 
@@ -140,5 +144,29 @@ def _steps_compared(
             continue
         whole = {event.actor for event in run.commits} >= set(generation.members)
         saved = (run.generation, run.step) in saving
-        if whole and compared(run.step, every=every, steps=steps, saving=saved):
+        if (
+            whole
+            and compared(run.step, every=every, steps=steps, saving=saved)
+            and not _unheard(history, generation, run.step)
+        ):
             yield run.step
+
+
+def _unheard(history: History, generation: Generation, step: int) -> bool:
+    """Whether the digest of a member after a step was made while nobody supervised, and the member
+    had ended when somebody took over.
+    """
+    log = history.log
+    made = {
+        event.actor: event.time_ns
+        for event in log.of(Kind.STATE_DIGEST)
+        if (event.generation, event.step) == (generation.number, step)
+    }
+    ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
+    return any(
+        adopted.time_ns - adopted.data["down_s"] * NS_PER_S <= made_ns
+        and ended.get(name, adopted.time_ns) < adopted.time_ns
+        for adopted in log.of(Kind.COORDINATOR_ADOPTED)
+        for name, made_ns in made.items()
+        if made_ns < adopted.time_ns
+    )

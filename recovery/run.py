@@ -1,9 +1,9 @@
 """``python -m recovery.run --ranks 4 --spares 1 train.py [ARGS]``: runs a script with
 ``recovery.join()`` in its loop.
 
-With ``--nodes`` its ranks are on nodes, each with an agent (``python -m recovery.nodes.serve``)
-that dials this process. They train on when this process is killed; started again with ``--adopt``
-it takes the job over.
+With ``--nodes`` the ranks run on nodes, each with an agent (``python -m recovery.nodes.serve``)
+that connects to this process. The ranks keep training when this process is killed; started again
+with ``--adopt`` it takes the job over.
 
 Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage, 130 and 143
 interrupted.
@@ -48,7 +48,7 @@ _DEVICES = Path("/dev")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it and return the exit status."""
+    """Run the job and return the exit status."""
     usage = parser(__doc__)
     given = usage.parse_args(argv)
     try:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _folders(given: argparse.Namespace) -> Path:
-    """Make them; returns the one of event logs."""
+    """Create the run's directories; returns the one for event logs."""
     named = f"recovery-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{os.getpid()}"
     events: Path = (given.events or Path("runs") / named).resolve()
     folder = events
@@ -111,7 +111,7 @@ def _here(
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int
 ) -> tuple[Home, Literal["gloo", "nccl"]]:
-    prepare_store()  # agents that have dialled would hear nothing meanwhile
+    prepare_store()  # agents that have connected would get no answer meanwhile
     host, port = given.listen
     limits = FleetLimits(node_s=given.node_timeout)
     fleet = Fleet(
@@ -122,8 +122,8 @@ def _on_nodes(
 
 
 def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", "nccl"]]:
-    """Devices to deal out, and the backend: NCCL where every process, spares too, gets a GPU of its
-    own.
+    """Devices to assign, and the backend: NCCL where every process, spares included, gets its own
+    GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
@@ -143,7 +143,7 @@ def _supervise(given: argparse.Namespace, strategy: Strategy, timing: Timing) ->
     def interrupt(signum: int, _: object) -> None:
         stop.signum = signum
 
-    # Before anything is started: an early Ctrl-C must end what has been.
+    # Installed before anything is started, so that an early Ctrl-C ends every process.
     old = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _run(given, strategy, timing, stop)

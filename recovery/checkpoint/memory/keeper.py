@@ -2,9 +2,9 @@
 a peer node.
 
 ``python -m recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any cold start;
-the second is not used), or a fork of the process that forks ranks, which is there in milliseconds.
-It ends with its supervisor. Each connection has a thread; what is wrong with a request is answered
-or logged, and ends nothing but that connection.
+the second is not used), or a fork of the fork server, which starts within milliseconds. It ends
+with its supervisor. Each connection has a thread; a bad request is answered or logged, and ends
+only that connection.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from recovery.process.processes import die_with, redirect_output
 from recovery.transport.wire import Channel, Extra, WireError
 
 KEEPER = b'{"be":"keeper"'
-"""What a KeeperConfig begins with, as JSON."""
+"""First field of a KeeperConfig, as JSON."""
 TOPIC = "keeper"
 PEERS_TOPIC = "peers"
-# of a version: how many notes a keeper may send; above them stands which keeper it is
+# bits of a version that count a keeper's notes; the bits above number the keeper
 NOTES_BITS = 40
 LOOK_MS = 60_000
 CLOSE_LIMIT_S = 5.0
-REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
+REQUEST_LIMIT_S = 10.0  # for one message to arrive whole, once it has begun
 
 
 class KeeperConfig(BaseModel):
-    """What a keeper is told at birth. ``parent``: pid that must be its parent; ``name``: of its
-    socket in the abstract namespace, which leaves no file; ``token``: hexadecimal, of the run;
+    """Configuration of a keeper. ``parent``: pid that must be its parent; ``name``: of its socket
+    in the abstract namespace, which leaves no file; ``token``: hexadecimal, of the run;
     ``limit_bytes``: of all it holds; ``keep``: complete checkpoints it keeps; ``replicate``:
     whether another node gets a copy; ``nodes``: of the job; ``number``: higher than that of any
-    keeper the job had before; ``peers``: where the other keepers are; ``log``: where it writes what
-    it refuses.
+    keeper the job had before; ``peers``: addresses of the other keepers; ``log``: where it logs
+    refusals.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -113,8 +113,8 @@ class Keeper:
         )
 
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
-        """The other keepers are there now, and perhaps new: say what is here, and give the
-        successor what it lacks; the thread returned ends when that is done.
+        """Take the current list of other keepers, some perhaps new: announce what is here, and give
+        the successor what it lacks; the thread returned ends when that is done.
         """
         changed = self._peers.know(addresses)
         for node in changed:
@@ -126,12 +126,12 @@ class Keeper:
         return thread
 
     def update(self, changes: dict[int, Address | None]) -> None:
-        """As ``know``, but only what is new; None: it is gone."""
+        """As ``know``, with changes only; None: that keeper is gone."""
         known = {**self._peers.addresses, **changes}
         self.know({node: address for node, address in known.items() if address is not None})
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._announcer.close()
         for acceptor in self._acceptors:
             acceptor.stop()
@@ -176,7 +176,7 @@ class Keeper:
         elif isinstance(ask, Notes):
             for note in ask.notes:
                 self._hear(note.node, note)
-                # those may not have heard what is no news here
+                # those may not know what this keeper knows already
                 self._announcer.announce(note, note.on)
             talk.send(sock, self._kept())
         elif isinstance(ask, Ask):
@@ -193,7 +193,7 @@ class Keeper:
         else:
             raise TalkError(f"a keeper may not send {type(ask).__name__}")
 
-    # ---- what they hold
+    # ---- what other keepers hold
 
     def _note(self) -> Note:
         """What is here now."""
@@ -206,7 +206,7 @@ class Keeper:
         return Kept(held=note.held, version=note.version)
 
     def _hear(self, node: int, said: Note | Kept) -> None:
-        """What a keeper holds, unless something newer is known."""
+        """Note what a keeper holds, unless a newer note is known."""
         with self._lock:
             if said.version <= self._versions.get(node, 0) or node == self._config.node:
                 return
@@ -218,10 +218,10 @@ class Keeper:
         self._say(f"node {node} does not answer: {error}")
 
     def _announce(self, nodes: Sequence[int]) -> None:
-        """Have others know what is here."""
+        """Announce what is here to the others."""
         wait(self._announcer.announce(self._note(), nodes), ASK_LIMIT_S)
 
-    # ---- what they want
+    # ---- requests
 
     def _take(self, offer: Offer, fd: int) -> Kept | Refused:
         """Keep a part, and have it copied; answered when both are done."""
@@ -237,7 +237,9 @@ class Keeper:
         return Kept(held=self._holdings.held(), released=released, copies=copies, alone=alone)
 
     def _copy(self, key: Key) -> tuple[tuple[int, ...], str]:
-        """Have another node hold it too, and all others know; returns who does, or why nobody."""
+        """Send a copy to another node, and announce it; returns which nodes hold one, or why none
+        does.
+        """
         successor = self._peers.successor() if self._config.replicate else None
         copies: tuple[int, ...] = ()
         alone = ""
@@ -249,16 +251,14 @@ class Keeper:
                         copies = (successor,)
                 except (OSError, TalkError) as error:
                     alone = f"node {successor}: {error}"
-                    if isinstance(error, OSError):  # it is gone, and what it held with it
+                    if isinstance(error, OSError):  # the keeper is gone, and what it held with it
                         self._holdings.heard(successor, ())
                     self._say(f"no copy of {key.label}: {alone}")
         self._announce([node for node in self._peers.ring() if node != successor])
         return copies, alone
 
     def _copy_again(self, changed: Sequence[int]) -> None:
-        """``changed``: nodes whose keepers may know nothing yet, nor whom to pass anything
-        on to.
-        """
+        """``changed``: nodes whose keepers may know nothing yet, and cannot pass notes on."""
         note = self._note()
         new = [node for node in self._peers.nodes() if node in changed and note.held]
         wait([self._announcer.tell(note, node) for node in new], ASK_LIMIT_S)
@@ -271,7 +271,7 @@ class Keeper:
                 self._copy(key)
 
     def _forget(self, ask: Forget) -> Kept:
-        """Everywhere; a keeper that does not answer is lost, and so is what it held."""
+        """Release everywhere; a keeper that does not answer is lost, and so is what it held."""
         gone = set(self._holdings.forget(ask.step, ask.before))
         elsewhere, lost = self._peers.forget(ask.step, ask.before)
         for node, why in lost.items():
@@ -328,7 +328,7 @@ class Keeper:
 
 
 def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
-    """Keep until the supervisor's side of ``channel`` closes; never returns."""
+    """Run a keeper until the supervisor's side of ``channel`` closes; never returns."""
     die_with(config.parent)
     if config.log is not None:
         redirect_output(config.log)
@@ -354,7 +354,7 @@ def _obey(keeper: Keeper, message: Any) -> None:
 
 
 def _awaited(sock: socket.socket) -> bool:
-    """Wait for the next request, however long a rank trains between two."""
+    """Wait for the next request, for as long as a rank trains between two."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while not poll.poll(LOOK_MS):

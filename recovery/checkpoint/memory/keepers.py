@@ -1,5 +1,5 @@
-"""The supervisor's side: one keeper a node, and another one as soon as one is gone and its node
-takes it.
+"""The supervisor's side: starts one keeper per node, and replaces a keeper that ends, as soon as
+its node takes another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Started(BaseModel):
 
 
 class Keepers:
-    """``housing``: where they live; it is closed with this. Raises InfrastructureError."""
+    """``housing``: where keepers run; it is closed with this. Raises InfrastructureError."""
 
     def __init__(
         self, housing: Housing, *, job: str, nodes: int, limit_bytes: int, replicate: bool
@@ -68,18 +68,18 @@ class Keepers:
             raise
 
     def socket_of(self, node: int) -> str:
-        """Name of the abstract socket by which ranks of a node reach its keeper, whichever keeps
-        there.
+        """Name of the abstract socket by which ranks of a node reach its keeper, also after a
+        replacement.
         """
         return f"{self._place}-{node}"
 
     def keeper_of(self, node: int) -> str:
-        """Its process's name now."""
+        """Name of its current process."""
         return self._keeper[node]
 
     def owns(self, process: str) -> bool:
-        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE
-        are known.
+        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE are
+        remembered.
         """
         return process in self._node_of
 
@@ -88,19 +88,19 @@ class Keepers:
         return self._pids[process]
 
     def node_of(self, process: str) -> int:
-        """The node that it keeps, or kept, on; see ``owns``."""
+        """The node that it runs, or ran, on; see ``owns``."""
         return self._node_of[process]
 
     def signal(self, process: str, signum: int) -> None:
-        """Through the pidfd."""
+        """Signal a keeper through its pidfd."""
         self._housing.signal(process, signum)
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on it."""
+        """The process state as the kernel reports it."""
         return self._housing.os_state(process)
 
     def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
-        """Starts and ends since the last look; whoever ended has a successor, which begins
+        """Starts and exits since the last call; a keeper that ended is replaced by one that begins
         empty.
         """
         changed: set[int] = set()
@@ -127,7 +127,7 @@ class Keepers:
         for node in sorted(self._lacking) if not self._ending else ():
             if self._housing.takes(node):
                 self._start(node)
-        # whoever hears the news asks for their pids
+        # receivers of the report ask for their pids
         while len(self._gone) > KEPT_GONE + len(self._news):
             oldest = self._gone.popleft()
             del self._pids[oldest], self._node_of[oldest]
@@ -135,7 +135,7 @@ class Keepers:
         return news
 
     def end(self, limit_s: float = END_LIMIT_S) -> list[Exited]:
-        """Kill all and wait for their ends; nobody follows them."""
+        """Kill all and wait for their exits; they are not replaced."""
         self._ending = True
         for process in self._keeper.values():
             self._housing.signal(process, signal.SIGKILL)
@@ -184,8 +184,8 @@ class Keepers:
         }
 
     def _introduce(self, changed: Collection[int]) -> None:
-        """Tell new keepers where all others are, and the others who is new and who is gone, all in
-        one message each.
+        """Send new keepers the addresses of all others, and the others the changes, in one message
+        each.
         """
         peers = {str(node): list(address) for node, address in self._peers().items()}
         news = {str(node): peers.get(str(node)) for node in changed}

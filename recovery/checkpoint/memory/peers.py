@@ -29,9 +29,10 @@ from recovery.checkpoint.memory.talk import (
 
 CONNECT_LIMIT_S = 2.0
 ASK_LIMIT_S = 2.0
-SEND_LIMIT_S = 10.0  # for the other side to take or give some bytes more, not for all of them
+SEND_LIMIT_S = 10.0  # for the other side to take or send some more bytes, not all of them
 SHUN_S = (
-    # a node that did not answer in time is not asked again for so long: each save would wait for it
+    # a node that did not answer in time is not asked again for this long: each save would wait for
+    # it
     10.0
 )
 AT_ONCE = 16  # nodes that are asked
@@ -41,7 +42,7 @@ Address = tuple[str, int]
 
 
 def transfer_limit_s(size: int) -> float:
-    """Within which so many bytes have to come."""
+    """Time limit for a transfer of that many bytes."""
     return SEND_LIMIT_S + size / MIN_RATE
 
 
@@ -56,9 +57,7 @@ class Peers:
         self._lock = threading.Lock()
 
     def know(self, addresses: Mapping[int, Address]) -> list[int]:
-        """Where they are from now on; those that are there anew, and those that are not there any
-        more.
-        """
+        """Note the addresses of all keepers; returns the new nodes, and those that are gone."""
         with self._lock:
             before, self._addresses = self._addresses, dict(addresses)
             self._shunned = {}
@@ -66,28 +65,28 @@ class Peers:
 
     @property
     def addresses(self) -> dict[int, Address]:
-        """Where they are."""
+        """Addresses of the other keepers."""
         with self._lock:
             return dict(self._addresses)
 
     def ring(self) -> list[int]:
-        """All others, from the next one on."""
+        """All other nodes, from the next one on."""
         nodes = self.nodes()
         return [n for n in nodes if n > self._node] + [n for n in nodes if n < self._node]
 
     def nodes(self) -> list[int]:
-        """All others."""
+        """All other nodes."""
         with self._lock:
             return sorted(set(self._addresses) - {self._node})
 
     def successor(self) -> int | None:
-        """The node that holds copies of this one's: the next one in a ring of all; None: there is
-        no other.
+        """The node that holds copies of this one's parts: the next one in a ring of all; None:
+        there is no other.
         """
         return next(iter(self.ring()), None)
 
     def held(self) -> tuple[dict[int, tuple[Key, ...]], dict[int, str]]:
-        """What they hold, and who does not answer and why; all are asked at once."""
+        """What they hold, and which do not answer and why; all are asked at once."""
         held: dict[int, tuple[Key, ...]] = {}
         lost: dict[int, str] = {}
         for node, answer in self._ask_all(self._ask_held):
@@ -98,11 +97,13 @@ class Peers:
         return held, lost
 
     def put(self, node: int, entry: Entry, note: Note) -> Kept:
-        """Send a copy, and say what is held here. Raises TalkError when it is refused, OSError."""
+        """Send a copy, and report what is held here. Raises TalkError when it is refused,
+        OSError.
+        """
         header = entry.header
         with self._connect(node) as sock:
             talk.send(sock, Put(note=note, header=header))
-            # a full keeper says so before the data
+            # a full keeper refuses before the data are sent
             ready, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if isinstance(ready, talk.Refused):
                 raise TalkError(ready.reason)
@@ -115,8 +116,8 @@ class Peers:
         )
 
     def forget(self, step: int, before: int) -> tuple[set[Key], dict[int, str]]:
-        """Have all let go of what is doubtful; what is gone, and who was not told and why. All are
-        told at once.
+        """Have all release what is doubtful; returns what was released, and which nodes could not
+        be reached and why. All are asked at once.
         """
         gone: set[Key] = set()
         lost: dict[int, str] = {}
@@ -138,9 +139,9 @@ class Peers:
     def fetch(
         self, node: int, key: Key, *, progress: Callable[[], None]
     ) -> tuple[Header, MemoryFile]:
-        """Get a part into a memory file of our own, however long that takes as long as it gets on;
-        whoever restores it checks it. ``progress``: called as it gets on. Raises TalkError,
-        OSError, what ``progress`` raises.
+        """Get a part into a memory file of this process, without a time limit as long as bytes
+        arrive; the rank that restores it checks it. ``progress``: called as bytes arrive. Raises
+        TalkError, OSError, what ``progress`` raises.
         """
         progress()
         with self._connect(node, restoring=True) as sock:
@@ -157,7 +158,7 @@ class Peers:
     def _ask_all(
         self, ask: Callable[[int], tuple[Key, ...]]
     ) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
-        """Each other node with what it answers, or why it does not."""
+        """Each other node with its answer, or the error."""
 
         def answer(node: int) -> tuple[Key, ...] | str:
             try:
@@ -179,7 +180,7 @@ class Peers:
 
     @contextmanager
     def _connect(self, node: int, *, restoring: bool = False) -> Iterator[socket.socket]:
-        """``restoring``: it is worth the wait, whatever happened a moment ago."""
+        """``restoring``: connect even to a node that failed a moment ago."""
         try:
             with self.open(node, restoring=restoring) as sock:
                 yield sock
@@ -188,7 +189,7 @@ class Peers:
             raise
 
     def open(self, node: int, *, restoring: bool = False) -> socket.socket:
-        """A connection, both ends proven. Raises TalkError, OSError."""
+        """An authenticated connection. Raises TalkError, OSError."""
         with self._lock:
             address = self._addresses.get(node)
             shunned = time.monotonic() < self._shunned.get(node, 0.0)
@@ -217,9 +218,9 @@ class Peers:
 def receive_part(
     sock: socket.socket, header: Header, *, progress: Callable[[], None] | None = None
 ) -> MemoryFile:
-    """Read a part's data into a memory file. ``progress``: it is wanted however long it takes,
-    called after each PIECE_BYTES; None: the data are worth a limited wait for all of them, and are
-    checked. Raises TalkError, OSError.
+    """Read a part's data into a memory file. ``progress``: wait as long as bytes arrive, with a
+    call after each PIECE_BYTES; None: wait a limited time for all of them, and check them. Raises
+    TalkError, OSError.
     """
     memory = create(header.bytes, name="copy")
     some = header.bytes if progress is None else PIECE_BYTES

@@ -29,12 +29,12 @@ from chaos.errors import (
 )
 from chaos.events.log import ORCHESTRATOR
 from recovery.cli.console import Shown
-from recovery.cli.home import Home, ThisMachine
 from recovery.cli.job_spec import JobSpec
-from recovery.cli.nodes_home import Nodes
+from recovery.cli.nodes_host import Nodes
 from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
+from recovery.cli.process_host import ProcessHost, ThisMachine
 from recovery.cli.supervisor import StopFlag, Supervisor
-from recovery.cli.takeover_log import lock, read_estate
+from recovery.cli.takeover_log import lock, read_takeover_log
 from recovery.nodes.coordinator.fleet import Fleet
 from recovery.nodes.coordinator.loss import FleetLimits
 from recovery.nodes.serve import read_token
@@ -103,14 +103,14 @@ def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "ncc
 
 def _here(
     given: argparse.Namespace, events: Path, wanted: int
-) -> tuple[Home, Literal["gloo", "nccl"]]:
+) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     places, backend = _places(given.device, wanted)
     return ThisMachine(places, events, given.logs.resolve() if given.logs else None), backend
 
 
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int
-) -> tuple[Home, Literal["gloo", "nccl"]]:
+) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     prepare_store()  # agents that have connected would get no answer meanwhile
     host, port = given.listen
     limits = FleetLimits(node_s=given.node_timeout)
@@ -156,23 +156,23 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
     events = _folders(given)
     held = lock(events)
     try:
-        estate = (
-            read_estate(events)
+        takeover = (
+            read_takeover_log(events)
             if given.adopt and (events / f"{ORCHESTRATOR}.jsonl").exists()
             else None
         )
-        if isinstance(estate, str):
-            say(f"the job in {events} is over: {estate}")
-            return EXIT_PASS if estate == "completed" else EXIT_FAIL
+        if isinstance(takeover, str):
+            say(f"the job in {events} is over: {takeover}")
+            return EXIT_PASS if takeover == "completed" else EXIT_FAIL
         wanted = given.ranks + strategy.spares_wanted
         if given.nodes is None:
-            home, backend = _here(given, events, wanted)
+            host, backend = _here(given, events, wanted)
         else:
-            home, backend = _on_nodes(given, events, wanted, estate.epoch if estate else 1)
+            host, backend = _on_nodes(given, events, wanted, takeover.epoch if takeover else 1)
         spec = _spec(given, events, backend)
-        shown = Shown(estate)
+        shown = Shown(takeover)
         supervisor = Supervisor(
-            spec, strategy, timing, home=home, listener=shown, stop=stop, estate=estate
+            spec, strategy, timing, host=host, listener=shown, stop=stop, takeover=takeover
         )
         outcome = supervisor.run()
     finally:

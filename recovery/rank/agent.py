@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.rank.membership import Heard, Order
+from recovery.rank.membership import Order, SupervisorOrders
 from recovery.transport.wire import Abort, Channel, Extra, Inquiry, Status, WireError
 
 EXIT_ORPHANED = 70
@@ -45,7 +45,7 @@ class Agent:
         self.channel = channel
         self._orphaned = orphaned
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self.heard = Heard()
+        self.heard = SupervisorOrders()
         self.status: Callable[[int], Status] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recovery.data.told import Told
+from recovery.data.excluded_samples import ReceivedExclusions
 from recovery.transport.wire import (
     Abort,
     Agreed,
@@ -33,7 +33,7 @@ Why = Literal["aborted", "pause", "nonfinite", "failed"]
 
 
 @dataclass(kw_only=True)
-class Heard:
+class SupervisorOrders:
     """What the supervisor has said, whether or not the training thread knows it yet.
 
     ``aborted_generation``: the last one to leave; ``told_generation``: the last one to join;
@@ -107,13 +107,13 @@ class Membership:
     job.
     """
 
-    def __init__(self, heard: Heard, *, steps: int) -> None:
+    def __init__(self, heard: SupervisorOrders, *, steps: int) -> None:
         self.heard = heard
         self.holding = Holding()
         self.generation = 0
         self.inside = self.joining = False
         self._steps = steps
-        self._left_out = Told()
+        self._left_out = ReceivedExclusions()
 
     @property
     def lost(self) -> bool:

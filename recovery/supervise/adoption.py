@@ -119,7 +119,7 @@ def _doubts_of(pairs: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
     return tuple((before, step) for before, step in pairs)
 
 
-class Found(Enum):
+class JobCondition(Enum):
     """State of a job that is taken over."""
 
     NOT_BEGUN = auto()  # there has been no generation
@@ -215,7 +215,7 @@ class Adoption:
         """The process has answered, or never will."""
         self._unheard.discard(process.name)
 
-    def conclude(self) -> Found | None:
+    def conclude(self) -> JobCondition | None:
         """Where the job is. None as long as a process has neither answered nor had
         ``adopt_timeout_s`` to do so; the marks of one that stays silent longer show its state too.
         """
@@ -223,14 +223,14 @@ class Adoption:
         if self._unheard and job.hands.now_s() < self._deadline_s:
             return None
         if not known.generation:
-            return Found.NOT_BEGUN
+            return JobCondition.NOT_BEGUN
         members = job.table.member_processes()
         held = [process.step for process in members if process.valid]
         # Marks of a generation before the one being formed say nothing.
         said = min(held) if len(held) == len(members) else 0
         job.progress.resumed(job.generation, job.members, max(known.resume_step, said))
         if job.progress.committed >= job.steps:
-            return Found.COMPLETE
+            return JobCondition.COMPLETE
         if self._undisturbed and all(p.health is Health.TRAINING for p in members):
-            return Found.UNDISTURBED
-        return Found.BROKEN
+            return JobCondition.UNDISTURBED
+        return JobCondition.BROKEN

@@ -13,7 +13,7 @@ from typing import Any
 from chaos.events.log import Kind
 from recovery.policy.strategy import Cause, Health, StateFrom, Strategy
 from recovery.supervise import limits
-from recovery.supervise.adoption import Adoption, Found, Past
+from recovery.supervise.adoption import Adoption, JobCondition, Past
 from recovery.supervise.failures import NOTHING, Symptom
 from recovery.supervise.job_state import JobState
 from recovery.supervise.process_table import Process
@@ -98,13 +98,13 @@ class Controller:
         if self.job.failures.states_are_wrong:
             # although all members may have made the last step: one of the states is no valid result
             cycle.stop_generation()
-        elif found is Found.NOT_BEGUN:
+        elif found is JobCondition.NOT_BEGUN:
             cycle.stage = Stage.STARTING
             self.start(self._adoption.state)
             cycle.form_if_ready()
-        elif found is Found.COMPLETE:
+        elif found is JobCondition.COMPLETE:
             cycle.complete()
-        elif found is Found.UNDISTURBED:
+        elif found is JobCondition.UNDISTURBED:
             cycle.go_on()
         elif self.job.failures.current:
             cycle.stop_generation()

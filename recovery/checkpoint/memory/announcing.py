@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from socket import socket
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers
-from recovery.checkpoint.memory.talk import Kept, Note, Notes, TalkError
+from recovery.checkpoint.memory.protocol import Kept, Note, Notes, ProtocolError
 
 IDLE_S = 5.0  # after this a connection is closed: the next note may be long in coming
 CLOSE_LIMIT_S = 5.0
 
-Heard = Callable[[int, Kept], None]
+AnswerHandler = Callable[[int, Kept], None]
 Failed = Callable[[int, Exception], None]
 
 
@@ -99,7 +99,7 @@ class Line:
         outcome: Kept | Exception
         try:
             outcome = self._ask(Notes(notes=tuple(notes)))
-        except (OSError, TalkError) as error:
+        except (OSError, ProtocolError) as error:
             self._hang_up()
             outcome = error
         self._told(self._node, notes, outcome)
@@ -115,8 +115,8 @@ class Line:
         for fresh in [True] if self._sock is None else [False, True]:
             try:
                 self._sock = self._sock or self._peers.open(self._node)
-                talk.send(self._sock, notes)
-                answer, _ = talk.receive_answer(self._sock, limit_s=ASK_LIMIT_S)
+                protocol.send(self._sock, notes)
+                answer, _ = protocol.receive_answer(self._sock, limit_s=ASK_LIMIT_S)
                 break
             except (BrokenPipeError, ConnectionResetError):
                 self._hang_up()
@@ -124,7 +124,7 @@ class Line:
                     raise
         if isinstance(answer, Kept):
             return answer
-        raise TalkError("not an answer to notes")
+        raise ProtocolError("not an answer to notes")
 
     def _hang_up(self) -> None:
         if self._sock is not None:
@@ -137,7 +137,7 @@ class Announcer:
     does not answer, and the reason.
     """
 
-    def __init__(self, peers: Peers, *, heard: Heard, failed: Failed) -> None:
+    def __init__(self, peers: Peers, *, heard: AnswerHandler, failed: Failed) -> None:
         self._peers = peers
         self._heard = heard
         self._failed = failed

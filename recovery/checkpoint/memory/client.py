@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.files import MemoryFile, view
 from recovery.checkpoint.memory.header import Header, Key
 from recovery.checkpoint.memory.peers import ASK_LIMIT_S, CONNECT_LIMIT_S, transfer_limit_s
-from recovery.checkpoint.memory.talk import (
+from recovery.checkpoint.memory.protocol import (
     Answer,
     Ask,
     Coming,
@@ -25,15 +25,15 @@ from recovery.checkpoint.memory.talk import (
     Held,
     Kept,
     Offer,
+    ProtocolError,
     Refused,
-    TalkError,
 )
 
 RETRY_S = 0.01
 SILENCE_S = 60.0  # of a keeper that receives a part from another node
 LOOK_MS = 50
 # all other keepers are asked at once
-LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + talk.HELLO_LIMIT_S
+LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + protocol.HELLO_LIMIT_S
 
 
 class KeeperError(Exception):
@@ -55,7 +55,10 @@ class KeeperClient:
         """Have a part kept, and copied to another node if there is one. Raises KeeperError."""
         # The keeper's own limits end a copy; this limit is only for a keeper that is stuck itself.
         limit_s = (
-            CONNECT_LIMIT_S + talk.HELLO_LIMIT_S + ASK_LIMIT_S + 2 * transfer_limit_s(header.bytes)
+            CONNECT_LIMIT_S
+            + protocol.HELLO_LIMIT_S
+            + ASK_LIMIT_S
+            + 2 * transfer_limit_s(header.bytes)
         )
         answer, _ = self._ask(Offer(header=header), [fd], limit_s, connect_s)
         if not isinstance(answer, Kept):
@@ -105,7 +108,7 @@ class KeeperClient:
 
     def _ask(
         self,
-        message: talk.Request,
+        message: protocol.Request,
         fds: list[int],
         limit_s: float,
         connect_s: float,
@@ -117,7 +120,7 @@ class KeeperClient:
             except BaseException as error:
                 # an answer may still arrive, which must not be taken for that of the next request
                 self._drop()
-                if not isinstance(error, OSError | TalkError):
+                if not isinstance(error, OSError | ProtocolError):
                     raise
                 raise KeeperError(
                     f"the keeper of this node: {error or type(error).__name__}"
@@ -128,7 +131,7 @@ class KeeperClient:
 
     def _try(
         self,
-        message: talk.Request,
+        message: protocol.Request,
         fds: list[int],
         limit_s: float,
         connect_s: float,
@@ -140,11 +143,11 @@ class KeeperClient:
             sock = self._sock = self._sock or self._connect(connect_s)
             try:
                 sock.settimeout(limit_s)
-                talk.send(sock, message, fds)
+                protocol.send(sock, message, fds)
                 while True:
                     if progress is not None:
                         self._await(sock, limit_s)
-                    answer, fd = talk.receive_answer(sock, limit_s=limit_s)
+                    answer, fd = protocol.receive_answer(sock, limit_s=limit_s)
                     if progress is None or not isinstance(answer, Coming):
                         return answer, fd
                     progress()
@@ -172,8 +175,8 @@ class KeeperClient:
             try:
                 sock.settimeout(CONNECT_LIMIT_S)
                 sock.connect("\0" + self._name)
-                if not talk.same_user(sock):
-                    raise TalkError("another user listens in its place")
+                if not protocol.same_user(sock):
+                    raise ProtocolError("another user listens in its place")
                 return sock
             except ConnectionRefusedError:
                 sock.close()

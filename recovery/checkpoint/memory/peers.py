@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.files import MemoryFile, create, populate
 from recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
-from recovery.checkpoint.memory.holdings import Entry
-from recovery.checkpoint.memory.talk import (
+from recovery.checkpoint.memory.keeper_store import Entry
+from recovery.checkpoint.memory.protocol import (
     Ask,
     Fetch,
     Forget,
@@ -23,8 +23,8 @@ from recovery.checkpoint.memory.talk import (
     Held,
     Kept,
     Note,
+    ProtocolError,
     Put,
-    TalkError,
 )
 
 CONNECT_LIMIT_S = 2.0
@@ -97,22 +97,22 @@ class Peers:
         return held, lost
 
     def put(self, node: int, entry: Entry, note: Note) -> Kept:
-        """Send a copy, and report what is held here. Raises TalkError when it is refused,
+        """Send a copy, and report what is held here. Raises ProtocolError when it is refused,
         OSError.
         """
         header = entry.header
         with self._connect(node) as sock:
-            talk.send(sock, Put(note=note, header=header))
+            protocol.send(sock, Put(note=note, header=header))
             # a full keeper refuses before the data are sent
-            ready, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
-            if isinstance(ready, talk.Refused):
-                raise TalkError(ready.reason)
-            talk.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
-            answer, _ = talk.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
+            ready, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            if isinstance(ready, protocol.Refused):
+                raise ProtocolError(ready.reason)
+            protocol.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
+            answer, _ = protocol.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
         if isinstance(answer, Kept):
             return answer
-        raise TalkError(
-            answer.reason if isinstance(answer, talk.Refused) else "not an answer to a copy"
+        raise ProtocolError(
+            answer.reason if isinstance(answer, protocol.Refused) else "not an answer to a copy"
         )
 
     def forget(self, step: int, before: int) -> tuple[set[Key], dict[int, str]]:
@@ -130,27 +130,27 @@ class Peers:
 
     def _forget(self, node: int, step: int, before: int) -> tuple[Key, ...]:
         with self._connect(node) as sock:
-            talk.send(sock, Forget(step=step, before=before))
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            protocol.send(sock, Forget(step=step, before=before))
+            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
         if isinstance(answer, Kept):
             return answer.held
-        raise TalkError("not an answer")
+        raise ProtocolError("not an answer")
 
     def fetch(
         self, node: int, key: Key, *, progress: Callable[[], None]
     ) -> tuple[Header, MemoryFile]:
         """Get a part into a memory file of this process, without a time limit as long as bytes
         arrive; the rank that restores it checks it. ``progress``: called as bytes arrive. Raises
-        TalkError, OSError, what ``progress`` raises.
+        ProtocolError, OSError, what ``progress`` raises.
         """
         progress()
         with self._connect(node, restoring=True) as sock:
-            talk.send(sock, Fetch(key=key))
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            protocol.send(sock, Fetch(key=key))
+            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if not isinstance(answer, Found):
-                raise TalkError(
+                raise ProtocolError(
                     answer.reason
-                    if isinstance(answer, talk.Refused)
+                    if isinstance(answer, protocol.Refused)
                     else "not an answer to a fetch"
                 )
             return answer.header, receive_part(sock, answer.header, progress=progress)
@@ -163,7 +163,7 @@ class Peers:
         def answer(node: int) -> tuple[Key, ...] | str:
             try:
                 return ask(node)
-            except (OSError, TalkError) as error:
+            except (OSError, ProtocolError) as error:
                 return str(error) or type(error).__name__
 
         if nodes := self.nodes():
@@ -172,11 +172,11 @@ class Peers:
 
     def _ask_held(self, node: int) -> tuple[Key, ...]:
         with self._connect(node, restoring=True) as sock:
-            talk.send(sock, Ask())
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            protocol.send(sock, Ask())
+            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
         if isinstance(answer, Held):
             return answer.nodes.get(node, ())
-        raise TalkError("not an answer to a list")
+        raise ProtocolError("not an answer to a list")
 
     @contextmanager
     def _connect(self, node: int, *, restoring: bool = False) -> Iterator[socket.socket]:
@@ -189,7 +189,7 @@ class Peers:
             raise
 
     def open(self, node: int, *, restoring: bool = False) -> socket.socket:
-        """An authenticated connection. Raises TalkError, OSError."""
+        """An authenticated connection. Raises ProtocolError, OSError."""
         with self._lock:
             address = self._addresses.get(node)
             shunned = time.monotonic() < self._shunned.get(node, 0.0)
@@ -201,7 +201,7 @@ class Peers:
             sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                talk.enter(sock, self._token)
+                protocol.enter(sock, self._token)
             except BaseException:
                 sock.close()
                 raise
@@ -220,7 +220,7 @@ def receive_part(
 ) -> MemoryFile:
     """Read a part's data into a memory file. ``progress``: wait as long as bytes arrive, with a
     call after each PIECE_BYTES; None: wait a limited time for all of them, and check them. Raises
-    TalkError, OSError.
+    ProtocolError, OSError.
     """
     memory = create(header.bytes, name="copy")
     some = header.bytes if progress is None else PIECE_BYTES
@@ -228,12 +228,12 @@ def receive_part(
         populate(memory, progress)
         for start in range(0, header.bytes, some or 1):
             data = memory.data[start : min(start + some, header.bytes)]
-            talk.receive_into(sock, data, limit_s=transfer_limit_s(len(data)))
+            protocol.receive_into(sock, data, limit_s=transfer_limit_s(len(data)))
             if progress is not None:
                 progress()
         wrong = mismatch(header, memory.data) if progress is None else None
         if wrong is not None:
-            raise TalkError(f"{header.key.label} came damaged: {wrong}")
+            raise ProtocolError(f"{header.key.label} came damaged: {wrong}")
     except BaseException:
         memory.close()
         raise

@@ -40,7 +40,7 @@ class Entry:
     dropped: bool = False
 
 
-class Holdings:
+class KeeperStore:
     """Thread-safe. ``limit_bytes``: of all files together; ``doubles``: there are keepers to hold
     second copies.
     """

@@ -17,7 +17,7 @@ from recovery.transport.wire import Message
 Fork = Callable[[bytes, Sequence[int]], int]
 
 
-class Housing(Protocol):
+class KeeperHost(Protocol):
     """Processes by name, as ``recovery.process.local.Children``, each on a node."""
 
     def takes(self, node: int) -> bool:

@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
-class TalkError(Exception):
+class ProtocolError(Exception):
     """The other side sent an unknown message, or is not the expected one."""
 
 
@@ -155,15 +155,15 @@ def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | 
     """A request and the descriptor that came with it, which the caller closes; None: the other side
     closed.
 
-    Raises TalkError, OSError.
+    Raises ProtocolError, OSError.
     """
     got = _receive(sock, limit_s, MAX_MESSAGE)
     return None if got is None else (_parse(_ASKS, got[0], got[1]), got[1])
 
 
 def receive_answer(sock: socket.socket, *, limit_s: float) -> tuple[Answer, int | None]:
-    """An answer and the descriptor that came with it, which the caller closes. Raises TalkError,
-    OSError.
+    """An answer and the descriptor that came with it, which the caller closes. Raises
+    ProtocolError, OSError.
     """
     got = _receive(sock, limit_s, MAX_MESSAGE)
     if got is None:
@@ -196,12 +196,12 @@ def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> Non
 
 
 def admit(sock: socket.socket, token: bytes) -> None:
-    """As the server: let the client authenticate, then do so too. Raises TalkError, OSError."""
+    """As the server: let the client authenticate, then do so too. Raises ProtocolError, OSError."""
     _prove(auth.admit, sock, token)
 
 
 def enter(sock: socket.socket, token: bytes) -> None:
-    """As the client: authenticate, and have the server do so. Raises TalkError, OSError."""
+    """As the client: authenticate, and have the server do so. Raises ProtocolError, OSError."""
     _prove(auth.enter, sock, token)
 
 
@@ -215,7 +215,7 @@ def _prove(side: Callable[..., bytes], sock: socket.socket, token: bytes) -> Non
     try:
         side(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
     except Unproven as error:
-        raise TalkError(str(error)) from error
+        raise ProtocolError(str(error)) from error
 
 
 def _parse(adapter: TypeAdapter[Any], body: bytes, fd: int | None) -> Any:
@@ -226,7 +226,7 @@ def _parse(adapter: TypeAdapter[Any], body: bytes, fd: int | None) -> Any:
             os.close(fd)
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise TalkError(f"not a message: {where}: {first['msg']}") from error
+        raise ProtocolError(f"not a message: {where}: {first['msg']}") from error
 
 
 def _receive(sock: socket.socket, limit_s: float, largest: int) -> tuple[bytes, int | None] | None:
@@ -245,7 +245,7 @@ def _receive(sock: socket.socket, limit_s: float, largest: int) -> tuple[bytes, 
         receive_into(sock, memoryview(rest), limit_s=max(0.001, deadline_s - time.monotonic()))
         (size,) = _LENGTH.unpack(head + rest)
         if size > largest:
-            raise TalkError(f"a message of {size} bytes, over {largest}")
+            raise ProtocolError(f"a message of {size} bytes, over {largest}")
         body = bytearray(size)
         receive_into(sock, memoryview(body), limit_s=max(0.001, deadline_s - time.monotonic()))
     except BaseException:

@@ -217,7 +217,7 @@ class _Points:
         self._gone = version != str(VERSION)
 
     def armed(self, step: int, name: str) -> bool:
-        """Whether somebody is to hold there."""
+        """Whether a rank has to hold there."""
         places = (self._places.get((step, name)), self._of_any_step.get(name))
         return any(at is not None and os.pread(self._fd, 1, at) == _ARMED for at in places)
 
@@ -305,8 +305,8 @@ def _points(path: str) -> _Points | None:
 
 
 def _rank() -> str:
-    """As the environment has it now: a job that goes on without somebody may number its
-    ranks anew.
+    """Read from the environment each time: a job that continues with fewer ranks may number them
+    anew.
     """
     return next(
         (v for n in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK") if (v := os.environ.get(n))),

@@ -1,10 +1,10 @@
-"""How files are read that somebody else may have written, and written where somebody else may have
-put something.
+"""Reads files that another program may have written, and writes where one may have put something
+else.
 
-Everything in a run directory may have been damaged, or made by whoever handed it over: a pipe that
-nobody writes to, a device without an end, a link out of the directory, ten gigabytes of nothing,
-JSON that nests for ever. All readers and writers of such files come through here, so that each of
-these is one clear error, found at once and in bounded memory.
+Everything in a run directory may be damaged, or made by an attacker: a pipe without a writer, a
+device without an end, a link out of the directory, ten gigabytes of nothing, JSON that nests for
+ever. All readers and writers of such files come through here, so that each of these is one clear
+error, found at once and in bounded memory.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Found = TypeVar("Found", bound="BaseModel")
 def open_regular(
     path: Path, *, follow: bool = False, flags: int = os.O_RDONLY, most: float = math.inf
 ) -> BinaryIO:
-    """A regular file, opened without waiting for anybody. ``follow``: where a person has named the
-    file, which may well be a link then; ``most``: bytes that it may hold. Raises OSError, whose
-    ``strerror`` says what is there instead.
+    """Open a regular file without blocking. ``follow``: where a person has named the file, which
+    may well be a link then; ``most``: bytes that it may hold. Raises OSError, whose ``strerror``
+    says what is there instead.
     """
     # A pipe would wait for its other end.
     more = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)

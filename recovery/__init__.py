@@ -1,9 +1,9 @@
 """The recovery stack: detection, strategies, mechanisms. Usable without the harness: see
 ``docs/recovery.md``.
 
-Public names: ``join``, ``Job`` and ``Step`` (what a training script holds), ``JoinError``. They are
-imported on first use, ``Job`` and ``Step`` with torch: whoever imports another module of this
-package, such as ``chaos --help``, does not pay for them.
+Public names: ``join``, ``Job`` and ``Step`` (used by a training script), ``JoinError``. They are
+imported on first use, because ``Job`` and ``Step`` import torch: importing another module of this
+package, as ``chaos --help`` does, stays cheap.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``python -m recovery.run --ranks 4 --spares 1 train.py [ARGS]``: runs a script with
 ``recovery.join()`` in its loop.
 
-With ``--nodes`` its ranks are on nodes, each with an agent (``python -m recovery.nodes.serve``)
-that dials this process. They train on when this process is killed; started again with ``--adopt``
-it takes the job over.
+With ``--nodes`` the ranks run on nodes, each with an agent (``python -m recovery.nodes.serve``)
+that connects to this process. The ranks keep training when this process is killed; started again
+with ``--adopt`` it takes the job over.
 
 Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage, 130 and 143
 interrupted.
@@ -29,12 +29,12 @@ from chaos.errors import (
 )
 from chaos.events.log import ORCHESTRATOR
 from recovery.cli.console import Shown
-from recovery.cli.home import Home, ThisMachine
 from recovery.cli.job_spec import JobSpec
-from recovery.cli.nodes_home import Nodes
+from recovery.cli.nodes_host import Nodes
 from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
+from recovery.cli.process_host import ProcessHost, ThisMachine
 from recovery.cli.supervisor import StopFlag, Supervisor
-from recovery.cli.takeover_log import lock, read_estate
+from recovery.cli.takeover_log import lock, read_takeover_log
 from recovery.nodes.coordinator.fleet import Fleet
 from recovery.nodes.coordinator.loss import FleetLimits
 from recovery.nodes.serve import read_token
@@ -48,7 +48,7 @@ _DEVICES = Path("/dev")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it and return the exit status."""
+    """Run the job and return the exit status."""
     usage = parser(__doc__)
     given = usage.parse_args(argv)
     try:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _folders(given: argparse.Namespace) -> Path:
-    """Make them; returns the one of event logs."""
+    """Create the run's directories; returns the one for event logs."""
     named = f"recovery-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{os.getpid()}"
     events: Path = (given.events or Path("runs") / named).resolve()
     folder = events
@@ -103,15 +103,15 @@ def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "ncc
 
 def _here(
     given: argparse.Namespace, events: Path, wanted: int
-) -> tuple[Home, Literal["gloo", "nccl"]]:
+) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     places, backend = _places(given.device, wanted)
     return ThisMachine(places, events, given.logs.resolve() if given.logs else None), backend
 
 
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int
-) -> tuple[Home, Literal["gloo", "nccl"]]:
-    prepare_store()  # agents that have dialled would hear nothing meanwhile
+) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
+    prepare_store()  # agents that have connected would get no answer meanwhile
     host, port = given.listen
     limits = FleetLimits(node_s=given.node_timeout)
     fleet = Fleet(
@@ -122,8 +122,8 @@ def _on_nodes(
 
 
 def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", "nccl"]]:
-    """Devices to deal out, and the backend: NCCL where every process, spares too, gets a GPU of its
-    own.
+    """Devices to assign, and the backend: NCCL where every process, spares included, gets its own
+    GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
@@ -143,7 +143,7 @@ def _supervise(given: argparse.Namespace, strategy: Strategy, timing: Timing) ->
     def interrupt(signum: int, _: object) -> None:
         stop.signum = signum
 
-    # Before anything is started: an early Ctrl-C must end what has been.
+    # Installed before anything is started, so that an early Ctrl-C ends every process.
     old = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _run(given, strategy, timing, stop)
@@ -156,23 +156,23 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
     events = _folders(given)
     held = lock(events)
     try:
-        estate = (
-            read_estate(events)
+        takeover = (
+            read_takeover_log(events)
             if given.adopt and (events / f"{ORCHESTRATOR}.jsonl").exists()
             else None
         )
-        if isinstance(estate, str):
-            say(f"the job in {events} is over: {estate}")
-            return EXIT_PASS if estate == "completed" else EXIT_FAIL
+        if isinstance(takeover, str):
+            say(f"the job in {events} is over: {takeover}")
+            return EXIT_PASS if takeover == "completed" else EXIT_FAIL
         wanted = given.ranks + strategy.spares_wanted
         if given.nodes is None:
-            home, backend = _here(given, events, wanted)
+            host, backend = _here(given, events, wanted)
         else:
-            home, backend = _on_nodes(given, events, wanted, estate.epoch if estate else 1)
+            host, backend = _on_nodes(given, events, wanted, takeover.epoch if takeover else 1)
         spec = _spec(given, events, backend)
-        shown = Shown(estate)
+        shown = Shown(takeover)
         supervisor = Supervisor(
-            spec, strategy, timing, home=home, listener=shown, stop=stop, estate=estate
+            spec, strategy, timing, host=host, listener=shown, stop=stop, takeover=takeover
         )
         outcome = supervisor.run()
     finally:

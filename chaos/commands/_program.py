@@ -1,4 +1,6 @@
-"""A command line as a process: its exit code says what happened, whoever reads what it prints."""
+"""A command line as a process: its exit code says what happened, even if its output has no
+reader.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from chaos import errors
 from chaos.commands._say import say
 
 ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent"})
-"""Commands that leave files, or whose exit code is the answer: they do not need anybody to read
-along.
+"""Commands that leave files, or whose exit code is the answer: they work without a reader of their
+output.
 """
 
 

@@ -1,5 +1,5 @@
-"""What a command prints: text in which nothing can be obeyed by a terminal, whoever wrote the names
-in it.
+"""What a command prints: text without terminal control sequences, whatever the names in it
+contain.
 """
 
 from __future__ import annotations

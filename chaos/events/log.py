@@ -101,8 +101,8 @@ class Log:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends, clocks
-        nobody measured.
+        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends,
+        unmeasured clocks.
         """
         return (
             *(problem for log in self.actors.values() for problem in log.problems),

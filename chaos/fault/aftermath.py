@@ -16,9 +16,7 @@ from chaos.fault.base import Occurrence
 
 NS = 1_000_000_000
 OVER_WHEN_DONE = "over when done"
-"""How a fault is healed that nobody undoes: its effect stays, for as long as what it hit is left as
-it is.
-"""
+"""How a fault without an undo ends: its effect stays for as long as its target is left as it is."""
 LANDED_OTHERWISE = "it landed, but not as verify asks"
 """How the reason begins of one that landed, and is counted as failed by its scenario's ``verify``.
 """
@@ -207,8 +205,8 @@ class GoneBy(Consequence):
 
 @dataclass(frozen=True, kw_only=True)
 class SaidByTarget(Consequence):
-    """What was changed inside of a rank, that rank itself gave an account of, and nobody else. A
-    script's word comes through whoever watches it.
+    """The affected rank itself reported what was changed inside of it, and only that rank. A
+    script's report comes through the process that watches it.
     """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
@@ -259,7 +257,7 @@ class NobodyDecides(Consequence):
     """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """What was."""
+        """Declarations, decisions and generations in that time."""
         start_ns = after.occurrence.time_ns
         taken = (e for e in after.log.of(Kind.COORDINATOR_ADOPTED) if e.time_ns > start_ns)
         until = next(taken, None)

@@ -33,8 +33,8 @@ class ProcessTarget(Protocol):
         """Take its limits away; safe to repeat."""
 
     def refuse_device(self) -> str:
-        """Let nobody start any more on its device, and name it. Raises RuntimeError where no other
-        is left.
+        """Keep new processes off its device, and name the device. Raises RuntimeError where no
+        other is left.
         """
 
     def accept_device(self) -> None:
@@ -305,14 +305,14 @@ class StoreTarget(Protocol):
         """Delay every request by so much (0: not at all)."""
 
     def round_trip_s(self) -> float | None:
-        """Measured time of one request of an uninvolved client; None when nobody answers."""
+        """Measured time of one request of an uninvolved client; None without an answer."""
 
 
 class CoordinatorTarget(Protocol):
     """What a COORDINATOR fault may touch: the process that supervises the job."""
 
     def kill(self, down_s: float) -> None:
-        """SIGKILL it; whoever started it starts another one ``down_s`` seconds later."""
+        """SIGKILL it; its starter starts another one ``down_s`` seconds later."""
 
 
 class HealthTarget(Protocol):

@@ -122,7 +122,7 @@ def stuck(
 
 
 def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
-    """Every process hit ended by the signal, and nobody else had asked for it."""
+    """Every process hit ended by the signal, and no other process had asked for it."""
     exits = [exit_of(occurrence, events, process) for process in occurrence.processes]
     if not exits or any(one is None or one.data["signal"] != signum for one in exits):
         return None
@@ -162,9 +162,7 @@ def effects_of(occurrence: Occurrence, events: Sequence[Event]) -> list[Mapping[
 def said_by_script(
     occurrence: Occurrence, events: Sequence[Event], word: str
 ) -> Mapping[str, Any] | None:
-    """What the script that was hit said when it had done what its point told it to; None: nothing
-    yet.
-    """
+    """What the script reported when it had done what its point asked for; None: nothing yet."""
     return next(
         (seen for seen in effects_of(occurrence, events) if seen.get("script") == word), None
     )

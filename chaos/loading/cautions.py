@@ -103,7 +103,7 @@ def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Probl
 def _no_save(
     fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Loc
 ) -> Iterator[Problem]:
-    """Trouble with saving that is over before anybody saves."""
+    """A fault in saving that ends before the first save."""
     kind, every = catalogue.faults.get(fault.kind), scenario.workload.checkpoint.steps
     saves = kind is not None and (kind.where is Where.STORAGE or kind.on_saves)
     points = fault.at.all_steps()

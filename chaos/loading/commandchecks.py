@@ -152,7 +152,7 @@ def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[
 
 
 def works_from_outside(model: type[Fault]) -> bool:
-    """Whether a fault kind can be played against a program that lets nobody in."""
+    """Whether a fault kind can be applied to a program without any hook inside it."""
     outside = model.where in FROM_OUTSIDE and model.needs <= NEEDS
     return outside and model.role != "spare"
 

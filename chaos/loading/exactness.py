@@ -1,10 +1,9 @@
-"""The repeat with elastic sums that a strategy has beside its own where it goes on with fewer
-ranks.
+"""The repeat with elastic sums that a strategy adds to its own where it continues with fewer ranks.
 
 With fewer ranks gradients are summed in another order, so that the result is judged by a band, in
 which a state that is wrong and the same on all ranks can hide. With elastic sums the order is the
-same whoever is there, and the result has to be the control arm's bit for bit. One such repeat shows
-it; all others keep the sums, and so the times, of the job as it is.
+same for any number of ranks, and the result has to be the control arm's bit for bit. One such
+repeat shows it; all others keep the sums, and so the times, of the job as it is.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def validate(model: type[M], tree: Any, base: Loc = ()) -> tuple[M | None, list[
 
 
 def valid(model: type[M], tree: Any) -> M | None:
-    """The same where nobody is told why not, which takes longer the more is wrong."""
+    """The same without a reason why not, which takes longer the more is wrong."""
     try:
         return model.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError:

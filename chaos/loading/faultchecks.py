@@ -239,7 +239,7 @@ def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
 
 
 def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iterator[Problem]:
-    """Whether there is somebody to hit, and whether the blast radius lets it."""
+    """Whether the target has at least one candidate, and whether the blast radius allows it."""
     scope = setting.scope
     if scope is None or isinstance(spec.at.trace, str):
         return
@@ -284,8 +284,8 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
 def _saver(
     spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, setting: Setting
 ) -> Iterator[Problem]:
-    """A fault of the saves is for whoever saves; where chance may decide on another, it mostly
-    does.
+    """A fault of the saves must hit the rank that saves; where the target is random, it mostly hits
+    another.
     """
     savers = set(range(setting.workload.savers if setting.workload else 1))
     everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})

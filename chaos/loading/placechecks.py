@@ -1,6 +1,6 @@
-"""Whether the ranks and nodes that a scenario spares, and the replicas it keeps, are there at all.
+"""Checks that the ranks and nodes that a scenario spares, and the replicas it keeps, exist.
 
-A slip here would leave somebody unprotected, and nobody would notice.
+A typing error here would leave a rank unprotected without notice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
 
 
 def missing(what: str, number: int, there: int) -> str:
-    """That there is no such rank or node, and which there are."""
+    """The message that a rank or node does not exist, and which do."""
     only = (
         f"{what} 0 is the only one"
         if there == 1

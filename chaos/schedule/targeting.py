@@ -28,7 +28,7 @@ Who = tuple[str, int]
 
 
 class TargetError(ValueError):
-    """Nobody can be hit. ``part``: the key of the target that is to blame, below ``target``."""
+    """No target can be hit. ``part``: the key of the target that is to blame, below ``target``."""
 
     def __init__(self, message: str, part: Loc = ()) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ def traits_of(kind: type[Fault]) -> Traits:
 
 
 def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Targets:
-    """Choose. Raises TargetError when there is nobody, or not enough."""
+    """Choose the targets. Raises TargetError when there are none, or not enough."""
     target, where = fault.target, traits.where
     if traits.role is not None:
         target = target.model_copy(update={"role": traits.role})

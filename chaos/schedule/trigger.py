@@ -85,12 +85,12 @@ class Trigger:
         return rank in self.planned.ranks and self._fired[point, rank] < self.planned.max_fires
 
     def arm(self, rank: int) -> tuple[Point, ...]:
-        """Where whoever holds ``rank`` is to hold, of the points that name a step."""
+        """Where the process with ``rank`` has to hold, of the points that name a step."""
         points = (point for point in self.planned.points if self.may_fire(point, rank))
         return tuple(self.acts_at(point) for point in points)
 
     def arm_next_step(self, rank: int) -> tuple[Point, ...]:
-        """The point in its next step at which whoever holds ``rank`` is to hold, if it is to."""
+        """The point in its next step at which the process with ``rank`` has to hold, if any."""
         if rank not in self._at_next_step:
             return ()
         phases = self.fault.phases

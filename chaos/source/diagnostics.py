@@ -110,8 +110,8 @@ def clipped(text: str, most: int) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """With ``?`` for all that is not to be seen, line breaks too: nobody's file writes lines that
-    look like ours.
+    """Replaces unprintable characters with ``?``, line breaks too, so that a file cannot imitate
+    our lines.
     """
     return "".join(char if char.isprintable() else "?" for char in text)
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.launch.launcher import ArmSetup
-from recovery.checkpoint.memory.housing import Housing
+from recovery.checkpoint.memory.keeper_host import KeeperHost
 from recovery.checkpoint.memory.keepers import Keepers
 from recovery.policy.jobconfig import InMemory
 
 
-def keepers_for(setup: ArmSetup, housing: Callable[[], Housing]) -> Keepers | None:
+def keepers_for(setup: ArmSetup, keeper_host: Callable[[], KeeperHost]) -> Keepers | None:
     """Start them, if the cell has checkpoints in memory. Raises InfrastructureError."""
     scenario = setup.cell.scenario
     spec = scenario.workload.checkpoint.in_memory
     if spec is None:
         return None
     return Keepers(
-        housing(),
+        keeper_host(),
         job=_job(setup),
         nodes=scenario.topology.nodes,
         limit_bytes=spec.limit_bytes,

@@ -28,7 +28,7 @@ from harness.launch.stores import StoreKeeper
 from harness.undo.base import Undo
 from harness.undo.ledger import Ledger
 from harness.undo.records import KillProcess, KillSession
-from recovery.checkpoint.memory.housing import Here
+from recovery.checkpoint.memory.keeper_host import Here
 from recovery.process.local import start_store
 from recovery.process.node import Node
 from recovery.process.starvation import Pulse

@@ -26,7 +26,7 @@ from recovery.state.strides import quiet
 
 
 class NothingToRestore(ChaosError):
-    """There were checkpoints, and none is left that may be used."""
+    """Checkpoints exist, but none of them may be used."""
 
     exit_code = EXIT_FAIL
 
@@ -107,7 +107,7 @@ class Checkpointer:
 
     @property
     def disk(self) -> Disk | None:
-        """A fault injector's voice in place of the disk's."""
+        """Replaces the disk's answers, for a fault injector."""
         return self._writer.disk
 
     @disk.setter
@@ -115,7 +115,7 @@ class Checkpointer:
         self._writer.disk = disk
 
     def wants(self, step: int) -> bool:
-        """Whether rank 0 asks all ranks to save after ``step``; it is told to them with the
+        """Whether rank 0 asks all ranks to save after ``step``; they learn of it with the
         gradients.
         """
         if self._config.checkpoint_dir is None:
@@ -150,7 +150,7 @@ class Checkpointer:
         if self._writer.background.busy:
             self._writer.settle()
         if rank == 0:
-            self._put_aside()  # the disk may take it now
+            self._put_aside()  # the disk may accept it now
         began_s = self._saving.begin(step, whole=rank == 0)
         self._entered(step, True)
         self._writer.save(
@@ -163,10 +163,10 @@ class Checkpointer:
         )
 
     def parked(self, *, lost: bool) -> None:
-        """This rank leaves its generation, and nothing that it saves gets its name from now on; one
-        that has it already is said here. A save that it writes alone goes on and waits: what it
-        writes was committed by all, and this may be the rank that saves in the next generation too.
-        ``lost``: the generation is, and with it what others write.
+        """This rank leaves its generation: nothing that it saves gets its final name from now on; a
+        save that has it already is reported here. A save that it writes alone goes on and waits:
+        all ranks committed its step, and this may be the rank that saves in the next generation
+        too. ``lost``: the generation is lost, and with it what other ranks write.
         """
         if self._fence is not None:
             self._fence.suspend()
@@ -180,9 +180,9 @@ class Checkpointer:
         self._writer.lost()
 
     def joined(self, rank: int, layout: Layout, generation: int) -> None:
-        """A new generation: its rank 0 is who saves now, and nobody of an earlier one. What those
-        have left of saves by several ranks is not to be mixed with its own. Raises Fenced where
-        somebody newer saves.
+        """A new generation: its rank 0 saves now, and no rank of an earlier one. What those have
+        left of saves by several ranks must not be mixed with its own. Raises Fenced where a newer
+        writer saves.
         """
         directory, fence = self._config.checkpoint_dir, self._fence
         self._writer.joined()
@@ -198,9 +198,10 @@ class Checkpointer:
         self._writer.since = step
 
     def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
-        """Restore none of those: the state may have been corrupted before anybody noticed.
-        ``deletes``: this rank puts them out of the way, and tells the supervisor when they are.
-        What cannot be done now is tried again at each save, and by the next generation.
+        """Restore none of the doubtful checkpoints: the state may have been corrupted before the
+        corruption was noticed. ``deletes``: this rank sets them aside, and reports to the
+        supervisor when they are. What fails now is tried again at each save, and by the next
+        generation.
         """
         if doubts:
             self._writer.settle()
@@ -217,8 +218,8 @@ class Checkpointer:
         return memory is None or all([memory.distrust(step, before) for before, step in doubts])
 
     def require(self, *, anew: bool, fresh: bool) -> None:
-        """Nothing was restored: see whether initial values will do. ``anew``: the supervisor knows
-        of no checkpoint that was ever saved; ``fresh``: this process still holds the initial
+        """Nothing was restored: check whether initial values may be used. ``anew``: the supervisor
+        knows that no checkpoint was ever saved; ``fresh``: this process still holds the initial
         values. A job that was to begin with them does that once: what it has saved since counts.
         Raises NothingToRestore.
         """
@@ -244,7 +245,7 @@ class Checkpointer:
         return name
 
     def _restore(self, group: Group, layout: Layout) -> str | None:
-        """From memory or disk, whichever has the newer one; memory where both have the same."""
+        """Restore from memory or disk, whichever is newer; memory where both have the same step."""
         for candidate in self._memory.newest(group, layout) if self._memory is not None else ():
             if in_doubt(
                 self._custody.choosing.doubts, generation=candidate.moment[0], step=candidate.step
@@ -288,8 +289,8 @@ class Checkpointer:
         return found.name if found else None
 
     def close(self) -> None:
-        """Finish what is under way, within END_S. What waits for its name, as this rank has left
-        its generation, is given up.
+        """Finish what is under way, within END_S. A save that waits for its name, because this rank
+        has left its generation, is given up.
         """
         if self._fence is not None and self._fence.suspended:
             self._fence.give_up()

@@ -1,5 +1,5 @@
-"""Checkpoints in memory, as the checkpointer uses them beside the disk: when to save, what is said
-of it, and which to restore. Every rank of the first replica saves its part; with one shard that is
+"""Checkpoints in memory, as the checkpointer uses them beside the disk: when to save, how to report
+it, and which to restore. Every rank of the first replica saves its part; with one shard that is
 rank 0, since all hold the same.
 """
 
@@ -32,7 +32,7 @@ _GOOD, _BAD, _MISMATCH = range(3)
 
 
 class Remembering:
-    """Used by the training thread; arguments as of
+    """Used by the training thread; arguments as for
     ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this process's name.
     """
 
@@ -60,11 +60,11 @@ class Remembering:
             state, client, job=config.job, seat=seat, check=check, progress=progress
         )
         self._part = {"place": PLACE, "shard": 0, "shards": 1}
-        self._said = ""  # the last error, which is not said to people again and again
+        self._said = ""  # the last error, which is not shown to people repeatedly
 
     def after_commit(self, step: int, *, rank: int, layout: Layout, generation: int) -> None:
-        """Save if it is time, for the copy alone; what became of earlier saves is said here too. A
-        failed save is reported and never ends training. Raises what ``check`` raises.
+        """Save if one is due; waits for the copy alone. The outcome of earlier saves is reported
+        here too. A failed save is reported and never ends training. Raises what ``check`` raises.
         """
         self._report(generation)
         if step % self._every or layout.replica_of(rank):
@@ -78,8 +78,8 @@ class Remembering:
             self._failed(step, f"{type(error).__name__}: {first_line(error)}")
 
     def newest(self, group: Group, layout: Layout) -> Iterator[Candidate]:
-        """Complete checkpoints, newest first. With several shards every rank of the group goes
-        through them at the same time: rank 0 says which.
+        """Complete checkpoints, newest first. With several shards every rank of the group iterates
+        over them at the same time: rank 0 names each.
         """
         self._memory.settle(SETTLE_S)
         first = layout.shards == 1 or group.rank == 0
@@ -93,12 +93,13 @@ class Remembering:
             yield candidate
 
     def restore(self, candidate: Candidate, group: Group, layout: Layout) -> bool:
-        """Load it; whether it was good. Nothing live is touched otherwise, on any rank.
+        """Load a checkpoint; returns whether it was good. If not, live state is untouched on every
+        rank.
 
-        Called by the ranks that go through ``newest``; those of the first replica load. Raises
+        Called by the ranks that iterate over ``newest``; those of the first replica load. Raises
         CheckpointMismatch.
         """
-        rank = group.rank if layout.shards > 1 else 0  # else nobody but rank 0 restores
+        rank = group.rank if layout.shards > 1 else 0  # else only rank 0 restores
         if layout.replica_of(rank):
             return self._all_good(group, layout, _GOOD)
         with ExitStack() as stack:
@@ -114,7 +115,7 @@ class Remembering:
     def _verified(
         self, stack: ExitStack, candidate: Candidate, layout: Layout, rank: int
     ) -> tuple[int, MemoryReading | None, CheckpointMismatch | None]:
-        """This rank's vote, with what it is about to load."""
+        """This rank's vote, with the part it is about to load."""
         try:
             reading = stack.enter_context(self._memory.reading(candidate, layout, rank))
             reading.verify()
@@ -132,7 +133,7 @@ class Remembering:
         return _GOOD, reading, None
 
     def distrust(self, step: int, before: int) -> bool:
-        """Have the keepers let go of what generations ``before`` this one saved after ``step``;
+        """Have the keepers release what generations before ``before`` saved after ``step``; returns
         whether they have.
         """
         try:
@@ -152,8 +153,8 @@ class Remembering:
         self._memory.close()
 
     def _all_good(self, group: Group, layout: Layout, vote: int) -> bool:
-        """Whether every rank can load its part. Raises CheckpointMismatch when another's does not
-        fit.
+        """Whether every rank can load its part. Raises CheckpointMismatch when that of another rank
+        does not fit.
         """
         if layout.shards == 1:
             return vote == _GOOD
@@ -190,8 +191,7 @@ class Remembering:
 
     def _report(self, generation: int) -> None:
         for saved in self._memory.results():
-            # One of a generation that is over may be there or not: nobody is promised anything of
-            # it.
+            # One of a past generation may exist or not: it is not relied on.
             if saved.generation == generation:
                 self._tell(saved)
 

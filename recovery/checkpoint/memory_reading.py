@@ -22,9 +22,9 @@ from recovery.state import strides
 from recovery.state.optimizer_state import Slots
 from recovery.state.state import TrainState
 
-# the keeper of a lost node has a successor within milliseconds, on a busy machine seconds
+# the keeper of a lost node is replaced within milliseconds, on a busy machine within seconds
 CONNECT_S = 5.0
-AT_ONCE = 32 << 20  # bytes from which on several threads are worth their while
+AT_ONCE = 32 << 20  # size in bytes from which several threads are faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """As events call it."""
+        """Its name in events."""
         return name_of(self.step)
 
 
 class MemoryReading:
-    """A restore from memory, in the acts of ``recovery.checkpoint.saves.reading``; nothing live is
-    touched before ``load``. Whoever saved may have been another number of ranks.
+    """A restore from memory, in the steps of ``recovery.checkpoint.saves.reading``; live state is
+    untouched until ``load``. The number of ranks may differ from the number that saved.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MemoryReading:
         self._boxes: list[tuple[Tensor, Tensor]] = []  # (of the memory, of the live state)
 
     def gather(self, state: TrainState, *, first: int) -> None:
-        """Get what this rank needs, beginning with shard ``first``."""
+        """Get the shards that this rank needs, beginning with shard ``first``."""
         wanted: list[Chunk] = []
         missing: dict[str, int] = {}
         shards = self._candidate.shards
@@ -98,13 +98,13 @@ class MemoryReading:
                 raise CorruptCheckpoint(f"{header.key.label} in memory is damaged: {wrong}")
 
     def load(self) -> None:
-        """Fill the live tensors; scalars are the caller's to put in."""
+        """Fill the live tensors; the caller restores the scalars."""
         with torch.no_grad():
             for source, live in self._boxes:
                 strides.copy(live, source, self._progress)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         self._boxes = []
         for _, file in self._shards:
             file.close()
@@ -113,7 +113,7 @@ class MemoryReading:
     def _match(
         self, header: Header, file: MemoryFile, wanted: Sequence[Chunk], missing: dict[str, int]
     ) -> None:
-        """Find what of the wanted chunks lies in a shard."""
+        """Find the parts of the wanted chunks that lie in a shard."""
         whole = torch.frombuffer(file.data, dtype=torch.uint8)
         parts = {part.name: part for part in header.parts}
         for chunk in wanted:
@@ -137,7 +137,7 @@ class MemoryReading:
 
 
 def _mismatch(header: Header, data: memoryview, progress: Callable[[], None]) -> str | None:
-    """As ``header.mismatch``, by several threads where that is worth their while."""
+    """As ``header.mismatch``, on several threads where that is faster."""
     count = pieces.workers()
     if header.bytes < AT_ONCE or count == 1:
         return mismatch(header, data, progress)

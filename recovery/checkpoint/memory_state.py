@@ -1,9 +1,9 @@
-"""A rank's checkpoints in memory: a copy of its state in a buffer that the node's keeper holds on
-to. The way back is ``memory_reading``.
+"""A rank's checkpoints in memory: a copy of its state in a buffer that the node's keeper holds as
+well. ``memory_reading`` restores from them.
 
-Training stands still for the copy alone. Checksums, the look for non-finite values, the keeper and
-the copy on another node follow on a thread of its own; the next save waits for them, so that an
-older checkpoint is never let go before a newer one is as safe. An interval shorter than that takes
+Training stands still only for the copy. Checksums, the check for non-finite values, the keeper and
+the copy on another node follow on a separate thread; the next save waits for them, so that an older
+checkpoint is never released before a newer one is as safe. An interval shorter than that takes
 slows training down: choose a longer one.
 """
 
@@ -47,9 +47,9 @@ CLOSE_LIMIT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """How a save ended. ``seconds``: from its begin to the end of everything; ``blocked_s``: of it
-    training stood still; ``copies``: other nodes that hold it; ``error``: it was not kept, and why;
-    ``alone``: why nobody else has it.
+    """How a save ended. ``seconds``: from its begin to the end of everything; ``blocked_s``: the
+    part of it in which training stood still; ``copies``: other nodes that hold it; ``error``: why
+    it was not kept; ``alone``: why no other node holds it.
     """
 
     step: int
@@ -70,9 +70,8 @@ class _Buffer:
 
 
 class Memory:
-    """Used by the training thread. ``seat``: this process's name; ``check`` raises when waiting
-    makes no sense any more; ``progress``: called while something goes on, so that it is not taken
-    for a hang.
+    """Used by the training thread. ``seat``: this process's name; ``check`` raises when waiting has
+    become pointless; ``progress``: called while work goes on, so that it is not taken for a hang.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Memory:
         self._seat = seat
         self._check = check
         self._progress = progress
-        self._buffers: dict[int, _Buffer] = {}  # those that somebody holds
+        self._buffers: dict[int, _Buffer] = {}  # those that the keeper or a reader holds
         self._free: list[_Buffer] = []
         self._shape: list[int] = []  # bytes of the chunks that the buffers are made for
         self._count = 0
@@ -101,8 +100,8 @@ class Memory:
         self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
 
     def save(self, *, generation: int, layout: Layout, rank: int) -> None:
-        """Copy the state of the step just committed and have it kept; ``results`` says how that
-        ended.
+        """Copy the state of the step just committed and have it kept; ``results`` reports the
+        outcome.
 
         Waits for the save before. Raises what ``check`` raises, OSError when there is no memory for
         a buffer.
@@ -135,7 +134,7 @@ class Memory:
             yield self._done.get_nowait()
 
     def settle(self, limit_s: float | None = None) -> bool:
-        """Wait for the save under way, at most ``limit_s``; whether there is none any more. Raises
+        """Wait for the save under way, at most ``limit_s``; returns whether it has ended. Raises
         what ``check`` raises.
         """
         pending, deadline_s = (
@@ -164,7 +163,7 @@ class Memory:
         return [Candidate(moment=moment, shards=shards_at(keys, moment)) for moment in moments]
 
     def forget(self, step: int, before: int) -> list[int]:
-        """Have all keepers let go of what generations ``before`` this one saved after ``step``:
+        """Have all keepers release what generations before ``before`` saved after ``step``; returns
         those steps.
 
         Raises KeeperError.
@@ -185,8 +184,8 @@ class Memory:
             reading.close()
 
     def close(self) -> None:
-        """Finish what is under way, within CLOSE_LIMIT_S, and let go of all buffers and of the
-        keeper.
+        """Finish what is under way, within CLOSE_LIMIT_S, and release all buffers and the
+        connection to the keeper.
         """
         self.settle(CLOSE_LIMIT_S)
         if self._worker is not None:
@@ -200,13 +199,13 @@ class Memory:
     # ---- buffers
 
     def _buffer(self, shape: Sequence[int]) -> _Buffer:
-        """One to write into, of this thread until it is offered. Raises OSError."""
+        """A buffer to write into, owned by this thread until it is offered. Raises OSError."""
         with self._lock:
             if list(shape) != self._shape:
                 for buffer in (*self._free, *self._buffers.values()):
                     _release(buffer)
                 self._free, self._buffers, self._shape = [], {}, list(shape)
-            # a keeper that ended told nobody what it let go
+            # a keeper that has ended released its buffers without a message
             while len(self._buffers) >= MAX_BUFFERS:
                 _release(self._buffers.pop(min(self._buffers)))
             buffer = self._free.pop() if self._free else self._make(self._progress)
@@ -233,7 +232,7 @@ class Memory:
         started_s: float,
         blocked_s: float,
     ) -> None:
-        """Check, offer, and note how it ended."""
+        """Check the copy, offer it, and note the outcome."""
         error, alone, size = "", "", sum(chunk.bytes for chunk in chunks)
         copies: tuple[int, ...] = ()
         try:
@@ -241,7 +240,7 @@ class Memory:
             kept = self._client.offer(header, buffer.file.fd)
             copies, alone = kept.copies, kept.alone
             self._give_back(kept.released)
-        except Exception as failure:  # reported, and never ends training
+        except Exception as failure:  # reported; never ends training
             error = str(failure) or type(failure).__name__
             self._give_back([buffer.number])
         seconds = time.perf_counter() - started_s
@@ -301,7 +300,7 @@ class Memory:
 
 
 def _as_chunk(view: Tensor, chunk: Chunk) -> Tensor:
-    """A buffer's bytes, as the tensor that goes there."""
+    """A buffer's bytes as the tensor stored there."""
     return view.view(chunk.data.dtype).reshape(chunk.data.shape)
 
 

@@ -1,4 +1,4 @@
-"""Writes one rank's part of a checkpoint, at once or in the background, and says how that ended."""
+"""Writes one rank's part of a checkpoint, at once or in the background, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ END_S = 60.0  # longest wait for a sign of life of a save that is under way
 
 
 class SaveWriter:
-    """One save at a time. Used by the training thread; arguments as of ``Checkpointer``.
+    """One save at a time. Used by the training thread; arguments as for ``Checkpointer``.
 
-    ``disk``: a fault injector's voice in place of the disk's; ``since``: the step from which this
-    generation went on (-1: unknown).
+    ``disk``: replaces the disk's answers, for a fault injector; ``since``: the step from which this
+    generation continued (-1: unknown).
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class SaveWriter:
         self._snapshot = Snapshot()
         self._given_up = threading.Event()  # of the save under way
         self._placed = threading.Event()  # the save under way has its name
-        self._together = self._commits = False  # others write parts of it; this rank commits it
-        # by this rank in this generation, so that it need not read them to know
+        # other ranks write parts of it; this rank commits it
+        self._together = self._commits = False
+        # verified by this rank in this generation, and not read again to know it
         self._written: set[str] = set()
 
     def save(
@@ -77,7 +78,7 @@ class SaveWriter:
         began_s: float,
         later: bool,
     ) -> None:
-        """Save the state as it is now, as one of so many ``writers``, of which rank 0 commits.
+        """Save the state as it is now, as one of ``writers`` writers, of which rank 0 commits.
         ``later``: only the copy is made now. A failed save is reported. Raises GenerationLost.
         """
         self._given_up, self._placed = threading.Event(), threading.Event()
@@ -91,11 +92,11 @@ class SaveWriter:
             self._save_now(order, chunks, began_s)
 
     def joined(self) -> None:
-        """A new generation: what is written from now on is its own."""
+        """A new generation: what is written from now on belongs to it."""
         self._written = set()
 
     def parked(self) -> None:
-        """Wait shortly for a save that has its name already, and say how it ended."""
+        """Wait briefly for a save that has its name already, and report how it ended."""
         if self._placed.is_set():
             self.background.wait(PLACED_S)
         self.report()
@@ -114,7 +115,7 @@ class SaveWriter:
         self.report()
 
     def report(self) -> None:
-        """Say how the save in the background ended, if it has."""
+        """Report how the save in the background ended, if it has."""
         outcome = self.background.take()
         if outcome is not None:
             self._saving.report(outcome, whole=self._commits)
@@ -123,7 +124,7 @@ class SaveWriter:
         self, directory: Path, generation: int, rank: int, writers: int
     ) -> tuple[Order, list[Chunk]]:
         given_up, fence = self._given_up, self._fence
-        assert fence is not None  # as there is a directory
+        assert fence is not None  # set, because there is a directory
 
         def check() -> None:
             if given_up.is_set():
@@ -199,7 +200,7 @@ class SaveWriter:
         self.background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
 
     def _not_saved(self, order: Order, began_s: float, why: str) -> None:
-        """Said by who commits; the others tell that one."""
+        """The rank that commits reports a failed save; the others report to that rank."""
         if order.writer:
             give_up(checkpointing.note_of(order, order.writer), why)
         seconds = self._clock_s() - began_s
@@ -214,8 +215,8 @@ class SaveWriter:
         blocked_s: float | None,
         passes: tuple[type[BaseException], ...],
     ) -> Outcome:
-        """On any thread. A writer that does not commit leaves its failure to the one that does to
-        say.
+        """Runs on any thread. A writer that does not commit leaves its failure to the rank that
+        does.
         """
         save = partial(checkpointing.write, order, chunks)
         outcome = self._saving.tried(
@@ -245,7 +246,7 @@ class SaveWriter:
         self._on_disk_later(what, path)
 
     def _on_disk_later(self, what: str, path: Path) -> None:
-        """Without a sign of progress of its own: this is not the training thread."""
+        """As ``on_disk``, without a sign of progress: this is not the training thread."""
         self.background.moved()
         if self.disk is not None:
             self.disk(what, path)

@@ -1,7 +1,7 @@
-"""Saves and restores the training state: one part or several, verified on the way back.
+"""Saves and restores the training state: one part or several, verified on restore.
 
 The format (``recovery.checkpoint.files.checkpoints``, ``recovery.checkpoint.files.pieces``): raw
-bytes in data files, one a writing rank; names, types, shapes and scalars in a JSON manifest. No
+bytes in data files, one per writing rank; names, types, shapes and scalars in a JSON manifest. No
 byte read back is ever unpickled.
 """
 
@@ -163,7 +163,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
 def _merged(
     order: Order, staging: Path, own: Part, epoch: int
 ) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
-    """Wait for the other writers' parts: what the manifest is to say, and the pieces of each file.
+    """Wait for the other writers' parts; returns the manifest's facts and the pieces of each file.
     Raises as ``write``.
     """
     others = sharded.gather(
@@ -191,7 +191,7 @@ def _merged(
 
 
 def note_of(order: Order, writer: int) -> Path:
-    """Where a writer says that its part will not come."""
+    """Where a writer reports that its part will not come."""
     return checkpoints.refusal_of(order.directory, order.step, order.generation, writer, order.job)
 
 
@@ -210,8 +210,8 @@ def save(
 def prepared(
     state: TrainState, checkpoint: Checkpoint, progress: Callable[[], None] | None = None
 ) -> Reading:
-    """What this process holds of the state, about to be read from a checkpoint that fits it. Raises
-    CorruptCheckpoint and CheckpointMismatch; see ``load``.
+    """The part of the state that this process holds, ready to be read from a checkpoint that fits
+    it. Raises CorruptCheckpoint and CheckpointMismatch; see ``load``.
     """
     manifest = checkpoints.manifest_of(checkpoint)
     slots = planned(checkpoint.name, state, manifest["scalars"], table_of(manifest))
@@ -240,8 +240,8 @@ def restore_newest(
 ) -> Checkpoint | None:
     """Load the newest checkpoint that verifies into ``state``.
 
-    None when there is none of those ``wanted``. ``refused`` hears of bad ones. Raises
-    CheckpointMismatch, with nothing loaded, for one that is good and of another job.
+    None when there is none of those ``wanted``. ``refused`` is called for bad ones. Raises
+    CheckpointMismatch, with nothing loaded, for a good one of another job.
     """
     for checkpoint in checkpoints.newest_first(directory):
         if not wanted(checkpoint):
@@ -259,8 +259,8 @@ def restore_newest(
 
 
 def _silent(what: str, path: Path) -> None:
-    """A disk of which nobody wants to hear."""
+    """Ignores refused checkpoints."""
 
 
 def _unchecked() -> None:
-    """Nobody ends this save."""
+    """Never gives a save up."""

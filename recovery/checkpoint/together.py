@@ -1,5 +1,5 @@
-"""Restore of a state that several ranks hold together: all load the same checkpoint, or none of
-them any.
+"""Restore of a state that several ranks hold together: all ranks load the same checkpoint, or none
+loads one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def restore_together(
     when there is none of those ``wanted``. Every rank of the group calls it; the others only learn
     which it is.
 
-    Rank 0 names one after the other. ``refused`` hears, on the ranks that found out, of those that
-    do not verify. Raises GenerationLost, and on all ranks alike CheckpointMismatch and HalfLoaded.
+    Rank 0 proposes one after the other. ``refused`` is called on the ranks where one does not
+    verify. Raises GenerationLost, and on all ranks alike CheckpointMismatch and HalfLoaded.
     """
     reads = layout.replica_of(group.rank) == 0
     found = checkpoints.newest_first(directory) if group.rank == 0 else []
@@ -100,14 +100,14 @@ def _load(state: TrainState, reading: Reading | None, group: Group, name: str, d
 
 
 def _told(group: Group, value: int, device: str) -> int:
-    """What rank 0 says."""
+    """The checkpoint that rank 0 proposes."""
     told = torch.tensor([value], dtype=torch.int64, device=device)
     group.broadcast(told, 0)
     return int(told)
 
 
 def votes(group: Group, vote: int, device: str) -> list[int]:
-    """What each rank says, by rank."""
+    """The vote of each rank, by rank."""
     votes = torch.zeros(group.world, dtype=torch.int64, device=device)
     votes[group.rank] = vote
     group.wait(group.start_all_reduce(votes))

@@ -1,1 +1,1 @@
-"""``recovery.run``: its options, where its processes live, and the supervisor of one script."""
+"""``recovery.run``: its options, where its processes run, and the supervisor of one script."""

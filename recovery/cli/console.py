@@ -1,23 +1,23 @@
-"""What ``recovery.run`` tells a person, line by line on standard error."""
+"""Status lines of ``recovery.run`` for a person, on standard error."""
 
 from __future__ import annotations
 
 from chaos.events.log import Event, Kind
 from recovery.checkpoint.memory import ROLE as KEEPER
-from recovery.cli.takeover_log import Estate
+from recovery.cli.takeover_log import TakeoverLog
 from recovery.policy.strategy import Cause
 from recovery.process.output import say
 
 
 class Shown:
-    """A line on standard error for whatever a person wants to know."""
+    """Prints a line on standard error for everything that a person wants to know."""
 
-    def __init__(self, estate: Estate | None) -> None:
-        self._pids = {name: pid for name, (_, pid) in estate.living.items()} if estate else {}
-        self._steps = estate.steps if estate else 0
+    def __init__(self, takeover: TakeoverLog | None) -> None:
+        self._pids = {name: pid for name, (_, pid) in takeover.living.items()} if takeover else {}
+        self._steps = takeover.steps if takeover else 0
 
     def on_event(self, event: Event) -> None:
-        """A line, if the event is worth one."""
+        """Print a line, if the event is worth one."""
         if event.kind is Kind.PROCESS_SPAWNED:
             self._pids[event.data["process"]] = event.data["pid"]
         elif event.kind is Kind.PROCESS_EXITED:
@@ -36,16 +36,16 @@ class Shown:
             say(text)
 
     def on_recovered(self, seconds: float, step: int) -> None:
-        """How long it took."""
+        """Print how long a recovery took."""
         say(f"recovered: step {step} committed {seconds:.2f} s after the failure was detected")
 
     def on_failed_save(self, checkpoint: str, error: str) -> None:
-        """What the disk said."""
+        """Print the disk's error."""
         say(f"checkpoint {checkpoint} could not be saved, training goes on: {error}")
 
 
 def _describe(event: Event) -> str:
-    """What an event means for a person, empty when nothing."""
+    """What an event means for a person; empty for most."""
     data = event.data
     match event.kind:
         case Kind.RUN_STARTED:

@@ -1,4 +1,4 @@
-"""What a supervised job is, and what each of its processes is told of it."""
+"""Describes a supervised job, and configures each of its processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from recovery.cli.home import Spot
+from recovery.cli.process_host import Spot
 from recovery.policy.jobconfig import InMemory, Net, Saves
 from recovery.policy.strategy import Strategy
 from recovery.rank.joining import Seat
@@ -17,8 +17,8 @@ from recovery.rank.script import ScriptConfig
 class JobSpec:
     """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the
     script says; ``memory_every``: steps between checkpoints in memory, 0: none, and
-    ``memory_bytes`` for them; ``fresh``: begin with initial values, whatever checkpoints there are;
-    ``log_limit_bytes``: for event logs, and for what ranks print (in ``logs``).
+    ``memory_bytes`` for them; ``fresh``: begin with initial values, even if checkpoints exist;
+    ``log_limit_bytes``: for event logs, and for the output of ranks (in ``logs``).
     """
 
     script: Path
@@ -49,7 +49,7 @@ def script_config(
     job_id: str,
     memory: InMemory | None,
 ) -> ScriptConfig:
-    """What the process ``name`` is told when it starts at a spot. ``store_host``: where the
+    """Configuration of the process ``name`` when it starts at a spot. ``store_host``: where the
     key-value store listens; ``memory``: its keeper, None: it has none.
     """
     seat = Seat(

@@ -1,4 +1,4 @@
-"""Keepers of checkpoints in memory, as the log of a supervised job has them."""
+"""Starts the keeper of a supervised job's checkpoints in memory, and logs its starts and exits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from chaos.events.log import Kind
 from recovery.checkpoint.memory import ROLE
-from recovery.checkpoint.memory.housing import Here
+from recovery.checkpoint.memory.keeper_host import Here
 from recovery.checkpoint.memory.keepers import Keepers, Started
-from recovery.cli.home import ThisMachine
 from recovery.cli.job_spec import JobSpec
+from recovery.cli.process_host import ThisMachine
 from recovery.policy.jobconfig import InMemory
 from recovery.process.local import Exited
 from recovery.process.logroom import LogRoom
@@ -24,7 +24,7 @@ class Write(Protocol):
 
 
 class JobKeepers:
-    """The keeper of this machine; before ``start``, and where the job has none, nothing happens."""
+    """The keeper of this machine; without effect before ``start``, and where the job has none."""
 
     def __init__(self, spec: JobSpec, log_room: LogRoom, write: Write) -> None:
         self._spec = spec
@@ -33,10 +33,10 @@ class JobKeepers:
         self._keepers: Keepers | None = None
         self._job = f"{spec.script.name}-{os.getpid()}"
 
-    def start(self, home: ThisMachine) -> None:
-        """Start one. Raises InfrastructureError."""
+    def start(self, host: ThisMachine) -> None:
+        """Start a keeper. Raises InfrastructureError."""
         self._keepers = Keepers(
-            Here(home.fork, log=home.logs),
+            Here(host.fork, log=host.logs),
             job=self._job,
             nodes=1,
             limit_bytes=self._spec.memory_bytes,
@@ -45,7 +45,7 @@ class JobKeepers:
 
     @property
     def names(self) -> list[str]:
-        """Of the one that lives."""
+        """Name of the living keeper."""
         return [self._keepers.keeper_of(0)] if self._keepers is not None else []
 
     @property
@@ -58,12 +58,12 @@ class JobKeepers:
         )
 
     def look(self) -> None:
-        """Record what has started or ended since."""
+        """Log starts and exits since the last call."""
         for news in self._keepers.look() if self._keepers is not None else ():
             self._note(news)
 
     def end(self) -> dict[int, str]:
-        """End it, and record that; what could not be removed: pid -> name."""
+        """End the keeper, and log that; returns what could not be removed: pid -> name."""
         if self._keepers is None:
             return {}
         for news in self._keepers.end():

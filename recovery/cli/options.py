@@ -20,11 +20,11 @@ from recovery.supervise.supervision import Timing
 
 
 class UsageError(Exception):
-    """The command line asks for something that cannot be."""
+    """The command line asks for something impossible."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Of all options and the script with its arguments."""
+    """The parser of all options, and of the script with its arguments."""
     made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
     add = made.add_argument
     _add_job_options(add)
@@ -58,7 +58,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _add_job_options(add: Callable[..., object]) -> None:
-    """Of the job's processes and its strategy."""
+    """Options of the job's processes and its strategy."""
     add("--ranks", type=positive, default=2, help="processes that train (default 2)")
     add(
         "--shards",
@@ -83,7 +83,7 @@ def _add_job_options(add: Callable[..., object]) -> None:
 
 
 def _add_log_options(add: Callable[..., object]) -> None:
-    """Of where event logs and the output of ranks go."""
+    """Options of event logs and the output of ranks."""
     add(
         "--events",
         type=Path,
@@ -106,7 +106,7 @@ def _add_log_options(add: Callable[..., object]) -> None:
 
 
 def _add_limits(add: Callable[..., object]) -> None:
-    """On silence. What is not given is learned from the job."""
+    """Options of time limits. A limit that is not given is learned from the job."""
     add(
         "--hang-timeout",
         type=seconds,
@@ -134,7 +134,7 @@ def _add_limits(add: Callable[..., object]) -> None:
 
 
 def timing_of(given: argparse.Namespace) -> Timing:
-    """Raises UsageError for limits in the wrong order."""
+    """The time limits. Raises UsageError for limits in the wrong order."""
     timing = Timing(start_timeout_s=given.start_timeout, end_timeout_s=given.end_timeout)
     timing = timing.with_limits(
         hang_s=given.hang_timeout, park_s=given.park_timeout, join_s=given.join_timeout
@@ -147,7 +147,7 @@ def timing_of(given: argparse.Namespace) -> Timing:
 
 
 def _add_state_options(add: Callable[..., object]) -> None:
-    """Of checkpoints, and of the comparison of replicas."""
+    """Options of checkpoints, and of the comparison of replicas."""
     add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
     add(
         "--every",
@@ -254,7 +254,7 @@ def _interval(text: str) -> int | str:
 
 
 def saves_of(said: Sequence[str]) -> Saves | None:
-    """How checkpoints are written, of NAME=VALUE; None: nothing was said. Raises UsageError."""
+    """How checkpoints are written, from NAME=VALUE; None: the user gave none. Raises UsageError."""
     try:
         return (
             Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
@@ -284,7 +284,7 @@ def seconds(text: str) -> float:
 
 
 def room(text: str) -> float:
-    """How much may be held, more than 0. Raises ValueError, ArgumentTypeError."""
+    """A size limit, more than 0. Raises ValueError, ArgumentTypeError."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(
@@ -302,7 +302,7 @@ def positive(text: str) -> int:
 
 
 def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strategy:
-    """By its name, with its parameters of NAME=VALUE. Raises UsageError."""
+    """The strategy by its name, with its parameters from NAME=VALUE. Raises UsageError."""
     try:
         kind = strategies.find(name)
     except KeyError:
@@ -324,7 +324,7 @@ def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strateg
 
 
 def check(given: argparse.Namespace, strategy: Strategy) -> None:
-    """Raises UsageError, before anything is made."""
+    """Check options against each other, before anything is created. Raises UsageError."""
     if not given.script.is_file():
         raise UsageError(f"no script {given.script}")
     if given.ranks % given.shards:

@@ -1,5 +1,5 @@
 """Supervises one training script, here or on nodes: ``recovery.supervise.controller`` over
-processes of a home, no harness.
+processes of a host, without the harness.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
-from recovery.cli.home import Home, Spot, ThisMachine
 from recovery.cli.job_spec import JobSpec, script_config
 from recovery.cli.keepers import JobKeepers
+from recovery.cli.process_host import ProcessHost, Spot, ThisMachine
 from recovery.cli.processes import JobProcesses
-from recovery.cli.takeover_log import Estate
+from recovery.cli.takeover_log import TakeoverLog
 from recovery.nodes.coordinator.node_events import event_of
 from recovery.nodes.link.clock import boot_id
 from recovery.policy import strategies
@@ -38,7 +38,7 @@ _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 
 @dataclass(kw_only=True)
 class StopFlag:
-    """Set by a signal handler; the supervisor looks at it. ``signum`` 0: no signal came."""
+    """Set by a signal handler; the supervisor polls it. ``signum`` 0: no signal came."""
 
     signum: int = 0
 
@@ -59,8 +59,8 @@ class Listener(Protocol):
 
 
 class Supervisor:
-    """One job, from start to end, or from where another supervisor was lost (``estate``). ``home``
-    is closed with it. Implements ``recovery.supervise.supervision.Hands``.
+    """One job, from start to end, or from where another supervisor was lost (``takeover``).
+    ``host`` is closed with it. Implements ``recovery.supervise.supervision.Hands``.
     """
 
     def __init__(
@@ -69,35 +69,35 @@ class Supervisor:
         strategy: Strategy,
         timing: Timing,
         *,
-        home: Home,
+        host: ProcessHost,
         listener: Listener,
         stop: StopFlag,
-        estate: Estate | None = None,
+        takeover: TakeoverLog | None = None,
     ) -> None:
         self.strategy = strategy
         self._stop = stop
         self.late_failures: list[str] = []
         self._spec = spec
         self._listener = listener
-        self._home = home
-        self._estate = estate
+        self._host = host
+        self._takeover = takeover
         folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
-        # While our own log is not there, so that it counts.
+        # Created before our own log exists, so that our log counts as part of the job.
         self._log_room = LogRoom(
-            folders, spec.log_limit_bytes, estate.processes if estate is not None else None
+            folders, spec.log_limit_bytes, takeover.processes if takeover is not None else None
         )
-        log = estate.log if estate is not None else None
+        log = takeover.log if takeover is not None else None
         self._writer = EventWriter(
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
         )
-        self._processes = JobProcesses(home, self._log_room, estate, now_s=self.now_s)
+        self._processes = JobProcesses(host, self._log_room, takeover, now_s=self.now_s)
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
         self._described = False
         self._failed_s: float | None = None
         self._failed_step = 0
         try:
-            self._store, port = start_store(home.store_host)
+            self._store, port = start_store(host.store_host)
             self.controller = Controller(
                 strategy,
                 self,
@@ -108,14 +108,14 @@ class Supervisor:
                 timing=timing,
             )
         except BaseException:
-            home.close()
+            host.close()
             raise
 
     def run(self) -> str:
         """Run the job to its end and return the outcome: completed, gave-up, broken or interrupted.
 
-        It resumes from the newest checkpoint that verifies, if there is one. Every process is gone
-        afterwards. Raises InfrastructureError.
+        It resumes from the newest checkpoint that verifies, if there is one. Every process has
+        exited afterwards. Raises InfrastructureError.
         """
         controller = self.controller
         host, boot = socket.gethostname(), boot_id()
@@ -124,8 +124,8 @@ class Supervisor:
         )
         self._name_job(begun)
         try:
-            if self._estate is not None and self._estate.steps:
-                self._take_over(self._estate)
+            if self._takeover is not None and self._takeover.steps:
+                self._take_over(self._takeover)
             else:
                 self._begin()
             while not controller.done:
@@ -139,20 +139,20 @@ class Supervisor:
         return controller.outcome
 
     def _begin(self) -> None:
-        self._home.await_ready(lambda: bool(self._stop.signum))
+        self._host.await_ready(lambda: bool(self._stop.signum))
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)
             return
         if self._spec.memory_every:
-            assert isinstance(self._home, ThisMachine)
-            self._keepers.start(self._home)
+            assert isinstance(self._host, ThisMachine)
+            self._keepers.start(self._host)
         self.controller.start(self._first_state)
 
     def _name_job(self, started: Event) -> None:
-        """By the first event of its log, whoever supervises it now."""
+        """Name the job by the first event of its log, which is the same for every supervisor."""
         first = (
-            self._estate.log.events[0]
-            if self._estate is not None and self._estate.log.events
+            self._takeover.log.events[0]
+            if self._takeover is not None and self._takeover.log.events
             else started
         )
         self._job_id = f"{first.data['host']}-{first.data['pid']}-{first.data['wall_ns']:x}"
@@ -161,22 +161,22 @@ class Supervisor:
     def _first_state(self) -> StateFrom:
         return StateFrom.INITIAL if self._spec.fresh else StateFrom.CHECKPOINT
 
-    def _take_over(self, estate: Estate) -> None:
-        known = past(estate.log.events)
-        self._described, self.controller.steps = True, estate.steps
-        self._home.inherit(estate.living)
+    def _take_over(self, takeover: TakeoverLog) -> None:
+        known = past(takeover.log.events)
+        self._described, self.controller.steps = True, takeover.steps
+        self._host.inherit(takeover.living)
         self.record(
             Kind.COORDINATOR_ADOPTED,
             generation=known.generation,
             members=list(known.members),
             stage=LOST,
-            down_s=round(self.now_s() - estate.since_ns / 1e9, 6),
-            events=len(estate.log.events),
+            down_s=round(self.now_s() - takeover.since_ns / 1e9, 6),
+            events=len(takeover.log.events),
         )
         self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
-        for report in self._home.wait(self.controller.look_in_s):
+        for report in self._host.wait(self.controller.look_in_s):
             if isinstance(report, Said):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
@@ -205,7 +205,7 @@ class Supervisor:
 
     def _clear_logs(self) -> None:
         if self.controller.stage is not Stage.TRAINING:
-            return  # looking takes a while where there are many files
+            return  # a check takes a while where there are many files
         cleared = self._log_room.look({*self._processes.pids, *self._keepers.names})
         if cleared is not None:
             limit = f"more than {self._spec.log_limit_bytes / 1e9:g} GB of event logs and outputs"
@@ -216,14 +216,14 @@ class Supervisor:
     def _interrupt(self, by: str) -> None:
         controller = self.controller
         controller.stop("interrupted", by)
-        # what follows the loop is being done, and may take long
+        # the work after the loop goes on, and may take long
         if controller.outcome == "completed":
             controller.outcome, controller.reason = "interrupted", f"{by} after the last step"
             for name in self._processes.pids:
                 self.kill(name)
 
     def _note_job(self, ready: Ready) -> None:
-        """The first rank to be ready says what the job is."""
+        """Record the job's facts from the first rank that is ready."""
         if self._described:
             return
         self._described = True
@@ -264,7 +264,7 @@ class Supervisor:
     def _end(self) -> None:
         committed = self.controller.committed
         self._keepers.look()  # before anything is asked to end
-        alive = self._home.close() | self._keepers.end()
+        alive = self._host.close() | self._keepers.end()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
         self._store = None
         self._write(Kind.LEFTOVERS, processes=left, ports=[], shared_memory=[])
@@ -303,30 +303,30 @@ class Supervisor:
             self.strategy,
             name,
             spot,
-            store_host=self._home.store_host,
+            store_host=self._host.store_host,
             job_id=self._job_id,
             memory=self._keepers.memory,
         )
 
     def send(self, process: str, message: Message) -> bool:
-        """Send to a process; False when it is gone."""
-        return self._home.send(process, message)
+        """Send to a process; False when it has exited."""
+        return self._host.send(process, message)
 
     def kill(self, process: str) -> None:
         """SIGKILL."""
-        self._home.signal(process, signal.SIGKILL)
+        self._host.signal(process, signal.SIGKILL)
 
     def mark(self, process: str) -> Mark:
         """Progress mark."""
-        return self._home.mark(process)
+        return self._host.mark(process)
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on a process."""
-        return self._home.os_state(process)
+        """The process state as the kernel reports it."""
+        return self._host.os_state(process)
 
     def pulse(self, process: str) -> Pulse:
-        """What it got of the processors."""
-        return self._home.pulse(process)
+        """How much CPU time it got."""
+        return self._host.pulse(process)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

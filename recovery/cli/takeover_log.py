@@ -1,6 +1,4 @@
-"""What a supervisor that was killed has left to the one that takes its job over: the log, and a
-lock on it.
-"""
+"""What a killed supervisor leaves to the one that takes its job over: the log, and a lock on it."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from recovery.checkpoint.memory import ROLE as KEEPER
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.files import LOCK
 
-UNWRITTEN = 100  # tries to start one process, on node after node, of which none is in the log
+UNWRITTEN = 100  # attempts to start one process, on node after node, of which none is in the log
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class LoggedProcess:
     """A process by the log. ``device``: as torch names it; ``gone``: its exit was seen."""
 
     node: int
@@ -29,23 +27,23 @@ class Left:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estate:
-    """Of a job that is not over. ``steps``: of the whole job, 0: it has not begun; ``epoch``: of
-    the next coordinator; ``processes``: all there ever were, each by its kind and number;
-    ``since_ns``: when the last event was written.
+class TakeoverLog:
+    """The log of a job that is not over. ``steps``: of the whole job, 0: it has not begun;
+    ``epoch``: of the next coordinator; ``processes``: all there ever were, each by its kind and
+    number; ``since_ns``: when the last event was written.
     """
 
     log: ActorLog
     steps: int
     epoch: int
     since_ns: int
-    processes: dict[str, Left] = field(default_factory=dict)
+    processes: dict[str, LoggedProcess] = field(default_factory=dict)
 
     @property
     def names(self) -> int:
-        """A number that no process has had, nor any higher. Each try to start one uses a number up,
-        so that there may be fewer processes than numbers; what the lost coordinator had tried last
-        may be there, and not be in the log.
+        """A number above that of every process so far. Each attempt to start one uses a number up,
+        so that there may be fewer processes than numbers; the last attempts of the lost coordinator
+        may have succeeded without being in the log.
         """
         return 1 + max((_number(name) for name in self.processes), default=-1) + UNWRITTEN
 
@@ -57,9 +55,9 @@ class Estate:
         }
 
 
-def read_estate(events: Path) -> Estate | str:
-    """Of the job whose logs are in ``events``; the outcome instead, if it is over. Raises
-    InfrastructureError when nobody can take it over.
+def read_takeover_log(events: Path) -> TakeoverLog | str:
+    """The takeover log of the job whose logs are in ``events``; the outcome instead, if it is over.
+    Raises InfrastructureError when it cannot be taken over.
     """
     log = read_actor(events / f"{ORCHESTRATOR}.jsonl")
     if log.unread:
@@ -67,7 +65,7 @@ def read_estate(events: Path) -> Estate | str:
             f"the log of the job in {events} cannot be read: {log.problems[0]}",
             hint="start it anew with another --events: it goes on from its newest checkpoint",
         )
-    steps, epoch, processes = 0, 1, dict[str, Left]()
+    steps, epoch, processes = 0, 1, dict[str, LoggedProcess]()
     for event in log.events:
         data = event.data
         match event.kind:
@@ -95,26 +93,26 @@ def read_estate(events: Path) -> Estate | str:
             case Kind.RUN_STARTED:
                 steps = data["steps"]
             case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
-                processes[data["process"]] = Left(
+                processes[data["process"]] = LoggedProcess(
                     node=data["node"], pid=data["pid"], device=data["device"]
                 )
             case Kind.PROCESS_EXITED if data["process"] in processes:
                 left = processes[data["process"]]
-                processes[data["process"]] = Left(
+                processes[data["process"]] = LoggedProcess(
                     node=left.node, pid=left.pid, device=left.device, gone=True
                 )
     since_ns = log.events[-1].time_ns if log.events else 0
-    return Estate(log=log, steps=steps, epoch=epoch, since_ns=since_ns, processes=processes)
+    return TakeoverLog(log=log, steps=steps, epoch=epoch, since_ns=since_ns, processes=processes)
 
 
 def _number(name: str) -> int:
-    """Of ``w12``: 12; -1: it has none."""
+    """The number in ``w12``: 12; -1: it has none."""
     return int(digits) if (digits := name[1:]).isdecimal() else -1
 
 
 def lock(events: Path) -> int:
-    """Hold the job's logs for as long as this process lives; returns the descriptor. Raises
-    InfrastructureError when another supervisor does.
+    """Lock the job's logs for as long as this process lives; returns the descriptor. Raises
+    InfrastructureError when another supervisor holds the lock.
     """
     fd = os.open(events / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,1 +1,1 @@
-"""What carries a decision out inside a rank; torch lives here."""
+"""Process groups, gradient reduction and state transfer inside a rank; torch is imported here."""

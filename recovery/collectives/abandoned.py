@@ -1,5 +1,5 @@
-"""Takes process groups down on threads of their own: one that was abandoned in the middle of an
-operation as soon as the operation has ended.
+"""Destroys process groups on separate threads: a group abandoned in the middle of an operation,
+once that has ended.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ABANDONED = "abandoned-group"  # the threads that wait for it
 
 
 def outlive(work: dist.Work, circles: Sequence[Circle], made: list[Any], *, limit_s: float) -> None:
-    """Hold torch's groups, ``made``, until ``work`` has ended, and then let go of them, on a thread
-    of its own: before, destroying them would join the thread that waits. ``limit_s``: the
-    operation's own timeout; one that it does not end is held for ever.
+    """Hold torch's groups, ``made``, until ``work`` has ended, and then release them, on a thread
+    of its own: an earlier release would join the thread that waits. ``limit_s``: the operation's
+    own timeout; an operation that outlives it is held for ever.
     """
 
     def hold() -> None:
@@ -45,7 +45,7 @@ def outlive(work: dist.Work, circles: Sequence[Circle], made: list[Any], *, limi
 
 @atexit.register
 def _await_leaving() -> None:
-    """A thread that comes back from gloo and finds no interpreter any more aborts the process."""
+    """A thread that returns from gloo after the interpreter has ended aborts the process."""
     deadline_s = time.monotonic() + END_S
     for thread in threading.enumerate():
         if thread.name == LEAVING:

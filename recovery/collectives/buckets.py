@@ -48,8 +48,8 @@ class Bucket:
             parameter.grad = view
 
     def take(self, place: int) -> None:
-        """Have the gradient of a parameter in the buffer, wherever it has come: ``zero_grad()``
-        lets go of the buffer's view, and autograd then makes another tensor.
+        """Put the gradient of a parameter into the buffer, wherever it was computed:
+        ``zero_grad()`` releases the buffer's view, and autograd then makes another tensor.
         """
         parameter, view = self.parameters[place], self.views[place]
         gradient = parameter.grad
@@ -59,12 +59,12 @@ class Bucket:
             parameter.grad = view
 
     def seal(self) -> None:
-        """It is about to be reduced."""
+        """The bucket is about to be reduced."""
         self.sealed_at = self.flat._version
 
     def require_sealed(self) -> None:
-        """Raise RuntimeError if somebody has changed a gradient since: some ranks may have sent
-        what was before.
+        """Raise RuntimeError if a gradient has changed since ``seal``: some ranks may have sent the
+        earlier value.
         """
         if self.flat._version != self.sealed_at:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Some ranks of a generation, and what they exchange."""
+"""A subset of the ranks of a generation, and its collectives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ DEVICE_ERRORS = tuple(
     for kind in (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", None))
     if kind is not None
 )
-"""What a rank cannot leave behind by joining another generation: its device fails it, not a peer.
-"""
+"""An error that joining another generation cannot cure: its device fails the rank, not a peer."""
 
 
 class GenerationLost(Exception):
@@ -85,7 +84,7 @@ class Circle:
         return self._group.read(values)
 
     def close(self) -> None:
-        """Let go of torch's process group."""
+        """Release torch's process group."""
         self._made = None
 
 

@@ -1,11 +1,10 @@
-"""Has gloo reach its peers another way than straight: through a tunnel, or a proxy that can be made
-slow.
+"""Makes gloo reach its peers by another way than directly: through a tunnel, or a proxy that can be
+made slow.
 
-Gloo hands each rank's listening address to the others through the store; of two ranks, the one with
-the larger address connects to the other. What a rank finds in the store for those it connects to
-may be changed: to an address below its own, which leaves the order as it is. On one machine each
-rank listens at a loopback address of its own; ranks of a node share the node's, and their ports
-decide.
+Gloo passes each rank's listening address to the others through the store; of two ranks, the one
+with the larger address connects to the other. The addresses that a rank finds in the store may be
+changed: to an address below its own, which keeps the order. On one machine each rank listens at a
+loopback address of its own; ranks of a node share the node's, and their ports decide.
 """
 
 from __future__ import annotations

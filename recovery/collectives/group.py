@@ -110,9 +110,9 @@ class Group:
         return range(self.world)
 
     def form(self) -> None:
-        """Meet the other members. Raises GenerationLost when that fails.
+        """Connect to the other members. Raises GenerationLost when that fails.
 
-        On a thread of its own, which is left to its timeouts when the generation is aborted:
+        Runs on a thread of its own, which is left to its timeouts when the generation is aborted:
         nothing ends torch's wait for a store that is gone, gloo's for a peer that was lost before
         it connected, or NCCL's for one that does not come.
         """
@@ -140,8 +140,8 @@ class Group:
             raise
         except (RuntimeError, ValueError) as error:
             if self.backend == "nccl" and not isinstance(error, RuntimeError):
-                # this rank has no GPU, or gave it what is on none: another generation would be the
-                # same
+                # this rank has no GPU, or passed a tensor on the CPU: another generation would fail
+                # alike
                 raise
             raise GenerationLost(f"could not form the group: {first_line(error)}") from error
         self.everyone, self.shard, self.holders = self._circles
@@ -202,8 +202,8 @@ class Group:
         return dist.ProcessGroupGloo(store, place, size, options)
 
     def _connect(self, made: Any, probe: Tensor) -> None:
-        """Raises GenerationLost if the generation was aborted before, as nobody else would come any
-        more.
+        """Raises GenerationLost if the generation was aborted before, as no other member would come
+        any more.
         """
         if self._aborted:
             raise GenerationLost("aborted while the group was formed")
@@ -259,11 +259,10 @@ class Group:
             self._latest, self._open[id(work)] = work, (work, uses)
 
     def settle(self) -> None:
-        """Have what was received in place, and know that it is whole. Raises GenerationLost.
+        """Wait until what was received is in place and whole. Raises GenerationLost.
 
-        NCCL only enqueues: it is waited for here, by looking, since neither an abort nor the error
-        of a communicator would end a wait of CUDA's. An aborted kernel ends with garbage and no
-        error.
+        NCCL only enqueues: this polls, since neither an abort nor the error of a communicator would
+        end a wait of CUDA's. An aborted kernel ends with garbage and no error.
         """
         if self.backend == "nccl":
             nccl.await_device(self.device, self._look)
@@ -279,7 +278,7 @@ class Group:
         return found
 
     def _look(self) -> None:
-        """Raise GenerationLost if what is waited for does not come, or comes as garbage."""
+        """Raise GenerationLost if the awaited data do not come, or come as garbage."""
         self._check()
         if self._aborted:
             raise GenerationLost("aborted")
@@ -314,7 +313,7 @@ class Group:
         return shut_down(lambda inode: inode in sockets, listening=True)
 
     def leave(self) -> None:
-        """Let go of the group; of a broken one too."""
+        """Release the group, also a broken one."""
         self.abort()
         self._latest, left = None, list(self._open.values())
         self._open = {}
@@ -322,8 +321,7 @@ class Group:
             # what an aborted kernel still writes comes before what the next generation does
             work.synchronize()
         if self.backend == "nccl" and self._forming is not None and not self._forming.done():
-            # Those of its sockets that are opened later than now are nobody's to tell from the next
-            # generation's.
+            # Sockets it opens from now on cannot be told from the next generation's.
             args = (self._forming, list(self._made), socket_inodes() - self._foreign)
             threading.Thread(
                 target=self._see_off, args=args, name="see-off-group", daemon=True
@@ -332,13 +330,12 @@ class Group:
             made, self._made = self._made, []
             for circle in self._circles:
                 circle.close()
-            # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody
-            # should wait for.
+            # Gloo's threads check every 10 ms whether to end: not worth a wait.
             threading.Thread(target=made.clear, name=LEAVING, daemon=True).start()
 
     def _see_off(self, forming: Future[list[Circle]], made: list[Any], sockets: set[str]) -> None:
-        """Push a set-up that was left behind until it ends, and with it what it has begun; what it
-        has made by then is aborted too, were it made at the last moment.
+        """Abort an abandoned set-up until it ends, with everything it has begun or made, even at
+        the last moment.
         """
         deadline_s = time.monotonic() + SEE_OFF_S
         while time.monotonic() < deadline_s:

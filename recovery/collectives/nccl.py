@@ -34,8 +34,8 @@ ABORT_S = 0.02  # longest wait for communicators to be aborted
 
 
 def watchdog() -> None:
-    """Have torch's watchdog leave this process alone. Its supervisor sets this for it at birth; a
-    rank that was started otherwise does it before its first group, as no thread of NCCL reads the
+    """Keep torch's watchdog from ending this process. Its supervisor sets this at its start; a rank
+    that was started otherwise does it before its first group, while no thread of NCCL has read the
     environment yet.
     """
     missing = {
@@ -46,7 +46,7 @@ def watchdog() -> None:
 
 
 def meet(store: dist.Store, place: int, size: int, timeout: timedelta) -> Any:
-    """Torch's process group; nobody is connected yet. Raises ValueError where there is no GPU."""
+    """Torch's process group; no rank is connected yet. Raises ValueError where there is no GPU."""
     watchdog()
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -69,7 +69,7 @@ class Aborts:
 
     def __init__(self) -> None:
         self._begun: dict[int, threading.Thread] = {}
-        # whoever listens to the supervisor aborts, and who trains leaves
+        # the agent's thread aborts, and the training thread leaves
         self._lock = threading.Lock()
 
     def abort(self, groups: Iterable[Any]) -> None:
@@ -109,4 +109,4 @@ def _quietly(call: Callable[[], None]) -> None:
     try:
         call()
     except RuntimeError:
-        pass  # what is broken is not in the way
+        pass  # an error of a broken group does not matter

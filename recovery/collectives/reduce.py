@@ -78,7 +78,7 @@ class Buckets:
     def new_generation(self, group: Group) -> None:
         """See Reducer."""
         if self._group is not None and self._group.abandoned:
-            # An operation nobody waits for any more may still hold the old buffers.
+            # An operation that was given up may still hold the old buffers.
             for bucket in self._buckets:
                 bucket.allocate()
         self._group = group

@@ -2,7 +2,7 @@
 shard by shard.
 
 ``fully_shard`` sums a unit's gradients over the ranks of the replica and adds this rank's part to
-buckets that belong to nobody's generation; each is then summed over the ranks that hold the same
+buckets that do not depend on a generation; each is then summed over the ranks that hold the same
 part, overlapping backward as in ``reduce``. One small all-reduce over all ranks ends the step: a
 gradient norm over all parts needs it anyway, and it carries what the tail of a bucket carries in
 data-parallel training.
@@ -114,7 +114,7 @@ class ShardedReducer(Buckets):
         try:
             blamed = self._blamed(word[_FLAGS:])
         except GenerationLost:
-            self._complete = False  # nobody applies it
+            self._complete = False  # no rank applies it
             raise
         samples = round(word[_COUNT])
         self.settle(samples)
@@ -157,8 +157,8 @@ class ShardedReducer(Buckets):
         for place, value in enumerate(values, start=_LOSS):
             word[place] = value
         word[_FLAGS + rank] = self._with_start(bad)
-        # Whoever gets the others' word knows that all have come this far. One that does not get it
-        # may have missed a step that others go on to apply, and holds all that is needed to follow.
+        # A rank that completes this collective knows that all have come this far. One that does not
+        # may have missed a step that others apply, and holds all that is needed to follow.
         self._complete = True
         everyone = group.everyone
         everyone.wait(

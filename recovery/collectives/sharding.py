@@ -36,9 +36,7 @@ class Exchange(Protocol):
 
 
 def default_units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once, if nobody says: each child of each ModuleList, such as the blocks
-    of a transformer.
-    """
+    """The default units: each child of each ModuleList, such as the blocks of a transformer."""
     return [
         child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module
     ]
@@ -123,7 +121,7 @@ def _fsdp(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 class _Echo:
-    """An exchange with nobody: every part is this rank's own."""
+    """An exchange without other ranks: every part is this rank's own."""
 
     def gather(self, output: Tensor, part: Tensor) -> None:
         """See Exchange."""

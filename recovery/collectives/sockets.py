@@ -1,4 +1,4 @@
-"""Shuts down TCP connections of this process from outside: whoever waits in one of them returns
+"""Shuts down TCP connections of this process from outside: threads that wait in one of them return
 with an error.
 """
 

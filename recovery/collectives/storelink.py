@@ -29,7 +29,7 @@ Place = tuple[str, int]
 
 
 class StoreLink:
-    """At most one idle connection; whoever takes it owns it until it is kept again. For the forming
+    """At most one idle connection; its taker owns it until it is kept again. For the forming
     thread.
     """
 
@@ -52,7 +52,7 @@ class StoreLink:
         return None
 
     def keep(self, at: Place, client: dist.TCPStore, inode: str) -> None:
-        """Keep a connection that nobody uses now."""
+        """Keep a connection that is idle now."""
         self._at, self._client, self.inode = at, client, inode
 
 
@@ -82,9 +82,9 @@ def connect(
 
 
 def forget_generations(client: dist.Store, before: int) -> int:
-    """Delete from the store by which ranks of earlier generations met; how many keys. Nobody will
-    look for them: a rank that is still on its way into one of them has been told to leave it. A
-    store that is gone has forgotten them.
+    """Delete the keys by which ranks of earlier generations connected; returns how many. They are
+    not needed again: a rank that is still on its way into one of these generations has orders to
+    leave it. A store that is gone has forgotten them.
     """
     count = 0
     try:

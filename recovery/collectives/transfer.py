@@ -50,8 +50,8 @@ def copy_state(
     tensors = [] if receive and not sending else [*state.parts().values()]
     form, scalars = _share_scalars(state, group, tensors, source, sending, wire)
     slots = None
-    # Whoever only passes data on needs no more than buffers of the same sizes, which its own state
-    # tells it.
+    # A rank that only passes data on needs buffers of the same sizes, which it takes from its own
+    # state.
     if not sending and (receive or form != _form_of(tensors)):
         try:
             slots = state.planned(scalars())

@@ -1,5 +1,5 @@
-"""Samples that a job leaves out, and from which step on: told to each process once, and found in a
-batch without a look at all of them.
+"""Samples that a job leaves out, and from which step on: sent to each process once, and found in a
+batch without checking each sample.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _Table = tuple["array[int]", "array[int]"]
 
 
 class LeftOut(Mapping[int, int]):
-    """Sample -> first step without it. Of each epoch that a batch lies in, the places of all are
-    looked up once.
+    """Sample -> first step without it. For each epoch of a batch, the places of all excluded
+    samples are looked up once.
     """
 
     def __init__(self, since: Mapping[int, int] | None = None) -> None:
@@ -39,9 +39,7 @@ class LeftOut(Mapping[int, int]):
             self._tables.clear()
 
     def places(self, step: int, positions: range, samples: int, seed: int) -> list[int]:
-        """Where in ``positions``, the global batch of ``step``, are samples that are left out, in
-        order.
-        """
+        """Where in ``positions``, the global batch of ``step``, are excluded samples, in order."""
         found: list[int] = []
         for epoch, part in epochs(positions, samples) if self._since else ():
             where, since = self._table(samples, seed, epoch)
@@ -51,7 +49,9 @@ class LeftOut(Mapping[int, int]):
         return found
 
     def _table(self, samples: int, seed: int, epoch: int) -> _Table:
-        """All of an epoch, by their place in it: places, and the first step without."""
+        """All excluded samples of an epoch, by their place in it: places, and the first step
+        without each.
+        """
         key = samples, seed, epoch
         table = self._tables.get(key)
         if table is None:

@@ -1,16 +1,16 @@
 """A data loader with workers that delivers exactly the samples a step asks for.
 
-The workers are torchdata's StatefulDataLoader's. They compute what this rank will need if nothing
-happens: the coming steps' micro-batches, which are a pure function of the step, the rank, the
-number of ranks and the samples left out. If something does happen, what they have computed ahead
-may be stale. Nobody has to notice that: each batch carries the step and the ids it was made for,
-and one that is not what was asked for is thrown away, with all that follow it.
+The workers are torchdata's StatefulDataLoader's. They compute what this rank will need if no
+failure happens: the coming steps' micro-batches, which are a pure function of the step, the rank,
+the number of ranks and the samples left out. After a failure, batches computed ahead may be stale.
+They need no invalidation: each batch carries the step and the ids it was made for, and one that
+does not match the request is thrown away, with all that follow it.
 
-Random numbers of a dataset are seeded from (seed, step, sample), so they do not depend on who
-computes a sample.
+Random numbers of a dataset are seeded from (seed, step, sample), so they do not depend on the rank
+that computes a sample.
 
-Workers are forked before the process has any connection to other ranks, and end with it, whatever
-ends it: the kernel sees to that. SIGTERM, which is a notice to a rank, ends a worker.
+Workers are forked before the process has any connection to other ranks, and the kernel ends them
+with it in every case. SIGTERM, which is a notice to a rank, ends a worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 300.0
 LOOK_S = 0.1
-"""How often a rank that waits for its workers looks whether its generation is over."""
+"""How often a rank that waits for its workers checks whether its generation is over."""
 Key = tuple[int, int]
 """Step and sample."""
 Collate = Callable[[list[Any]], Any]
@@ -64,13 +64,15 @@ class Plan(Protocol):
         """Of the job."""
 
     def micro_batches(self, number: int) -> list[MicroBatch]:
-        """What this rank computes of a step. Raises RuntimeError when nothing of it is left."""
+        """The micro-batches of a step that this rank computes. Raises RuntimeError when none is
+        left.
+        """
 
     def check(self) -> None:
         """Raise GenerationLost if this generation is over."""
 
     def busy(self, what: str, *, limit_s: float) -> AbstractContextManager[Any]:
-        """Say that this rank waits for something, for so long at most."""
+        """Report that this rank waits, for so many seconds at most."""
 
 
 class Loader:
@@ -104,13 +106,13 @@ class Loader:
             self._start(num_workers, prefetch, limit_s)
 
     def load(self, samples: Sequence[int]) -> Any:
-        """What ``collate_fn`` makes of these samples, of ``step.samples`` or one of
+        """The result of ``collate_fn`` for these samples, of ``step.samples`` or one of
         ``step.batches()``.
 
-        From the workers where they are this rank's in the next step; others are computed here.
-        While it waits for a worker the rank says that it is busy, and leaves when its generation is
-        aborted. Raises RuntimeError when a worker was lost or nothing came within the limit,
-        GenerationLost, and whatever the dataset raises.
+        It comes from the workers where the samples are this rank's in the next step; others are
+        computed here. While the rank waits for a worker it reports that it is busy, and it leaves
+        when its generation is aborted. Raises RuntimeError when a worker was lost or nothing came
+        within the limit, GenerationLost, and whatever the dataset raises.
         """
         self._plan.check()
         number = self._plan.done + 1
@@ -168,8 +170,8 @@ class Loader:
                         raise
 
     def _restart(self, number: int, place: int) -> None:
-        """Have the workers begin anew. They first finish what they are at, which may take long: a
-        thread waits for it, so that this one can leave.
+        """Have the workers begin anew. They first finish their current batch, which may take long:
+        a thread waits for that, so that this one can leave.
         """
         before, self._batches = self._restarting, None
         with self._plan.busy("data", limit_s=self._limit_s + 1):
@@ -198,8 +200,8 @@ class Loader:
             made.set_exception(error)
 
     def _patience(self, seconds: float) -> None:
-        """How long torch's own wait for a worker is. After it nothing is lost: what comes later
-        comes next.
+        """Limit of torch's own wait for a worker. Nothing is lost after it: a late batch comes
+        next.
         """
         iterator = getattr(self.stateful, "_iterator", None)
         if iterator is not None:
@@ -235,12 +237,12 @@ class Loader:
             # else it draws its seed from the generator that training uses
             generator=torch.Generator(),
         )
-        iter(self.stateful)  # forks them; there is nothing to load yet
+        iter(self.stateful)  # forks the workers; there is nothing to load yet
         self.workers = [child for child in multiprocessing.active_children() if child not in before]
 
 
 class StepSampler(Sampler[list[Key]]):
-    """What a rank is to load from ``start`` on: step and place among its micro-batches. A pure
+    """The (step, place among its micro-batches) pairs that a rank loads from ``start`` on. A pure
     function of that and of the plan.
     """
 
@@ -253,7 +255,7 @@ class StepSampler(Sampler[list[Key]]):
 
 
 class _Positions(Iterator[list[Key]]):
-    """Its state is where it is."""
+    """An iterator whose state is its position."""
 
     def __init__(self, plan: Plan, step: int, place: int) -> None:
         self._plan = plan
@@ -313,7 +315,7 @@ def _belong_to(parent: int, _: int) -> None:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Random generators are afterwards as they were before."""
+    """Restore random generators afterwards."""
     states = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:

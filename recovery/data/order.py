@@ -35,7 +35,7 @@ def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:
 
 
 def without(ids: list[int], step: int, skip: Mapping[int, int]) -> list[int]:
-    """A batch without the samples that are left out at ``step``; ``skip``: sample -> first step
+    """A batch without the samples that are excluded at ``step``; ``skip``: sample -> first step
     without it.
     """
     return [sample for sample in ids if skip.get(sample, step + 1) > step]
@@ -43,13 +43,13 @@ def without(ids: list[int], step: int, skip: Mapping[int, int]) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:
-    """A pure function that a judge asks of every arm, and a simulation of every rank."""
+    """Cached: a judge calls it for every arm, and a simulation for every rank."""
     first = (step - 1) * global_batch
     return tuple(samples_at(range(first, first + global_batch), samples, seed))
 
 
 class Batch(Sequence[int]):
-    """``without(batch(...), ...)``, of which only what is asked for is looked up, in time and
+    """``without(batch(...), ...)``, computed lazily: only requested entries cost time and
     memory.
     """
 
@@ -88,7 +88,7 @@ class Batch(Sequence[int]):
         return [sample for number, sample in enumerate(found) if number not in gone][::stride]
 
     def _position(self, place: int) -> int:
-        """Of the sample in that place among those that are left."""
+        """Position of the sample in that place among the remaining ones."""
         position = self._positions.start + place
         for gone in self._gone:
             if gone > position:
@@ -116,9 +116,9 @@ def computed_by_any(ids: Sequence[int], *, full: int, shrink: bool) -> list[int]
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What is computed in one forward and backward pass. ``number``: its place in the global batch,
-    from 0; ``samples``: their ids, of which the first ``count`` count (a place without a share gets
-    one that does not).
+    """The samples of one forward and backward pass. ``number``: its place in the global batch, from
+    0; ``samples``: their ids, of which the first ``count`` count (a place without a share gets one
+    that does not).
     """
 
     number: int
@@ -135,9 +135,9 @@ def micro_batches(
     shrink: bool = False,
     elastic: bool = False,
 ) -> list[MicroBatch]:
-    """What a rank computes of a global batch. ``full``: ranks of the full job; ``shrink``: the
-    shares of ranks that are missing go; ``elastic``: the batch is cut as for the full job, and
-    whoever is there shares the parts.
+    """The micro-batches of a global batch that a rank computes. ``full``: ranks of the full job;
+    ``shrink``: shares of missing ranks are dropped; ``elastic``: the batch is cut as for the full
+    job, and the ranks present share the parts.
     """
     parts = full if shrink or elastic else world
     found = []

@@ -1,1 +1,1 @@
-"""Telling a hung rank from those that wait for it. Pure."""
+"""Distinguishes a hung rank from those that wait for it. Pure."""

@@ -1,11 +1,10 @@
-"""Tells a hung rank from the ones that wait for it, by progress marks alone.
+"""Distinguishes a hung rank from the ones that wait for it, by progress marks alone.
 
 Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same
-collectives in the same order, so the one that has entered fewer than the others is what they wait
-for.
-Where none waits, as in a stall that all share, none hangs. How long a rank may keep others
-waiting is ``recovery.detection.pace``'s to say; time in which it wanted a processor and got none
-does not count (``recovery.process.starvation``).
+collectives in the same order, so the rank that has entered fewer than the others is the one they
+wait for. Where none waits, as in a stall that all share, none hangs. ``recovery.detection.pace``
+decides how long a rank may keep others waiting; time in which it wanted a CPU and got none does not
+count (``recovery.process.starvation``).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ STALLS = "data"  # the phase that depends on what ranks share
 DISK = "D"  # in the kernel, waiting for a device
 STOPPED = ("T",)
 TRACED = ("t",)
-"""Held by a debugger or a profiler, who mean to let go of it."""
+"""Held by a debugger or a profiler, which will release it."""
 UNHEARD = "?"
-"""Of a process whose node is not heard of: its mark is an old one, and says nothing about now."""
+"""Of a process on a silent node: its mark is an old one, and says nothing about now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ class Hang:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """For the record: so that others can tell whether it can have been silent for so long."""
+        """For the record: lets others check whether it can have been silent for so long."""
         return _measured(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
 
     @property
@@ -96,7 +95,7 @@ class HangDetector:
 
     limits: HangLimits = field(default_factory=HangLimits)
     due_s: float = math.inf
-    """In how long the next process is late, if it does not move till then."""
+    """Seconds until the next process is late, if it does not move before."""
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
@@ -286,7 +285,7 @@ class HangDetector:
         return late, disk * limit_s
 
     def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
-        """All members that are heard of have waited in one collective for too long: the network's
+        """All members on reachable nodes have waited in one collective for too long: the network's
         fault.
         """
         if alone or not marks or any(mark.phase != "collective" for mark in marks.values()):
@@ -325,15 +324,15 @@ class Leaving:
         kernel: Callable[[str], str],
         pulse: Callable[[str], Pulse],
     ) -> dict[str, dict[str, Any]]:
-        """Those that are late by now, and what is measured of each (``Hang.measured``). Arguments
-        as of ``HangDetector.look``.
+        """Members that are late by now, and the measurements of each (``Hang.measured``). Arguments
+        as for ``HangDetector.look``.
         """
         look = Look.after(self._last_look_s, now_s)
         self._last_look_s = now_s
         late = {}
         for name, mark in marks.items():
             silence = self._silences.get(name)
-            # Who is not heard of may have left; its node comes back, and the word with it, or is
+            # A member on a silent node may have left; its node comes back and reports it, or is
             # given up.
             if silence is None or silence.mark != mark or kernel(name) == UNHEARD:
                 self._silences[name] = Silence(mark=mark)
@@ -363,7 +362,7 @@ def _measured(
 
 
 def _once(ask: Callable[[str], T]) -> Callable[[str], T]:
-    """Asks the same only once. Made in every look, which functools.cache is too slow for."""
+    """Caches each answer. Made in every look, for which functools.cache is too slow."""
     known: dict[str, T] = {}
 
     def asked(name: str) -> T:
@@ -375,7 +374,7 @@ def _once(ask: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:
-    """Whether all that are heard of wait in a collective."""
+    """Whether all members on reachable nodes wait in a collective."""
     return all(
         mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items()
     )

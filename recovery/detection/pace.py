@@ -1,5 +1,4 @@
-"""How long a rank may be silent, by what it does, what the job has done so far, and what the user
-says.
+"""How long a rank may be silent, by its phase, the job's history, and the user's settings.
 
 Pure. ``docs/recovery.md`` has the rule as a table.
 """
@@ -20,11 +19,11 @@ LEARNED = ("data", "checkpoint", "between")
 take again.
 """
 AT_ONCE = ("collective", "joining", "idle")
-"""Phases in which a rank looks up all the time whether its generation is aborted."""
+"""Phases in which a rank continuously checks whether its generation is aborted."""
 NOT_COMPILING = ("collective", "between", "idle")
 MOST_DOUBLED = 6
-"""Times that a wait in a collective with nobody to blame is given twice as long, one after the
-other: a network that is not through by then is none, and a job has to give up some day.
+"""How often in a row the time for a wait in a collective without a culprit is doubled: a network
+that is not through by then has failed, and a job has to give up some day.
 """
 
 
@@ -77,8 +76,8 @@ class Pace:
     _got_through: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def resumed(self, members: Collection[str]) -> None:
-        """A generation of these processes starts training. Who was seasoned and is none of them is
-        forgotten, or a job would remember every process it ever had.
+        """A generation of these processes starts training. Seasoned processes that are not among
+        them are forgotten, or a job would remember every process it ever had.
         """
         self._in_vain, self._stuck = self._in_vain + self._stuck, False
         self._began_at = {}
@@ -91,16 +90,15 @@ class Pace:
         self._in_vain = 0
 
     def stuck(self) -> None:
-        """Ranks wait in a collective with nobody to blame, and their group is to be formed again
-        for it.
-        """
+        """Ranks wait in a collective without a culprit, and their group is formed again for it."""
         self._stuck = True
 
     def patient_s(self, usual_s: float) -> float:
-        """How long ranks may wait in a collective with nobody to blame, who are given ``usual_s``
-        else. Each time that the group was formed again for it and no step was done since, twice as
-        long: the network may be slower than it was, and would never get through. What a step took
-        that got through then, the next ones may take too. What the user says stands.
+        """How long ranks may wait in a collective without a culprit, who are given ``usual_s``
+        otherwise. Doubled each time that the group was formed again for it and no step was done
+        since: the network may be slower than it was, and would never get through. The time of a
+        step that got through then is granted to the next ones too. The user's setting takes
+        precedence.
         """
         if self.limits.given_s is not None:
             return usual_s

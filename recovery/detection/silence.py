@@ -1,5 +1,5 @@
-"""How long a rank has kept others waiting or has waited itself, without the time in which others
-kept it from running.
+"""How long a rank has kept others waiting or has waited itself, not counting time in which other
+processes kept it from running.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 
 MAX_LOOK_S = 0.1
-"""A look counts for no more: what passes while the supervisor gets no processor is not silence."""
+"""Longest time that one look counts: time in which the supervisor itself gets no CPU is not
+silence.
+"""
 SURE = 0.25
-"""Of its deadline a rank is silent before it is asked what kept it: that costs a look at each of
-its threads.
+"""Part of its deadline for which a rank is silent before its starvation is measured: that reads
+each of its threads.
 """
 
 

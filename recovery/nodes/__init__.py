@@ -1,3 +1,3 @@
-"""One agent a node, and the coordinator's side of it: processes of several machines under one
+"""One agent per node, and the coordinator's side of it: processes of several machines under one
 supervisor.
 """

@@ -1,7 +1,7 @@
 """``python -m recovery.nodes.serve``: an agent as a process of its own, for ``recovery.run
 --nodes``; ``chaos agent`` is the same for the harness.
 
-SIGTERM tells the coordinator and the ranks that the node will be ended soon, and ends nothing;
+SIGTERM reports to the coordinator and the ranks that the node will be ended soon, and ends nothing;
 SIGINT ends the agent.
 """
 
@@ -46,7 +46,7 @@ def read_token(path: Path) -> bytes:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """``HOST:PORT``. Raises ScenarioError."""
+    """Parse ``HOST:PORT``. Raises ScenarioError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ScenarioError(f"not HOST:PORT: {text!r}")
@@ -54,7 +54,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def devices() -> tuple[str, ...]:
-    """Devices that torch can see here, by NVML and the environment; torch itself is not
+    """Devices that torch can use here, by NVML and the environment; torch itself is not
     imported.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -85,7 +85,7 @@ def serve(
     recipe: Recipe,
     coordinator_boot: str = "",
 ) -> int:
-    """Be an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
+    """Run an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
 
     Raises ScenarioError, InfrastructureError.
     """

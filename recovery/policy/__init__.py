@@ -1,1 +1,3 @@
-"""Decisions as pure functions: what to do after a failure, who sits where, when to save."""
+"""Decisions as pure functions: how to answer a failure, which process takes which rank, when to
+save.
+"""

@@ -1,8 +1,8 @@
-"""How long to wait before what has failed is tried again: at first not at all, then longer and
+"""How long to wait before a failed attempt is repeated: at first not at all, then longer and
 longer. Pure.
 
-A job may run for a year, and meet any number of failures in it: what counts is how close together
-they are.
+A job may run for a year and meet any number of failures: what counts is how close together they
+are.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-SOUND_S = 300.0  # whatever lasts so long was no failure of the try
-MOMENT_S = 1.0  # in which the processes of one node end
+SOUND_S = 300.0  # a process that lived for this long was started successfully
+MOMENT_S = 1.0  # within which the processes of one node end
 MAX_DOUBLINGS = 30
 REMEMBERED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a row of failures costs. ``free``: so many of them cost nothing, the next try is made at
-    once; one more costs ``first_s`` seconds of waiting, each further one twice as much, up to
-    ``most_s``. What lasted for ``SOUND_S`` ends a row.
+    """The waits after failures in a row. ``free``: that many cost nothing, the next attempt is made
+    at once; one more costs ``first_s`` seconds of waiting, each further one twice as much, up to
+    ``most_s``. A lifetime of ``SOUND_S`` ends a row.
     """
 
     free: int
@@ -30,8 +30,8 @@ class Row:
     most_s: float
 
     def again_s(self, times_s: Iterable[float], *, together: float = math.inf) -> float:
-        """The moment from which on to try again, -inf: at any. ``times_s``: of the failures; of
-        those within one moment as many as may have been there ``together`` count once.
+        """The time from which on to try again, -inf: at any time. ``times_s``: of the failures; of
+        those within one moment as many as may have run ``together`` count once.
         """
         row, wait_s, last_s = 0, 0.0, -math.inf
         since_s, several = -math.inf, 0
@@ -49,8 +49,8 @@ class Row:
 
 
 class Reputation:
-    """Which places, such as nodes or devices, to avoid for a while: processes there failed again
-    and again.
+    """Which places, such as nodes or devices, to avoid for a while, because processes failed there
+    again and again.
     """
 
     ROW = Row(free=2, first_s=60.0, most_s=3600.0)
@@ -63,5 +63,5 @@ class Reputation:
         self._failures[place].append(now_s)
 
     def avoids(self, place: Hashable, now_s: float) -> bool:
-        """Whether to start nothing there as long as there are other places."""
+        """Whether to start nothing there as long as other places exist."""
         return now_s < self.ROW.again_s(self._failures.get(place, ()))

@@ -1,5 +1,5 @@
-"""How strategies answer corrupted values and states: refill, leave samples out, go back to a
-checkpoint; and, as no process is lost with them either, a group that only broke. Pure.
+"""How strategies answer corrupted values and states: refill a rank, exclude samples, go back to a
+checkpoint; and how they answer a broken group, which loses no process either. Pure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SKIP_WINDOW_STEPS = 1_000
 
 
 def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
-    """Answer what needs no other process: corrupted values or states, a broken connection. None: a
-    process is lost.
+    """Answer failures that lose no process: corrupted values or states, a broken connection. None:
+    a process is lost.
 
     ``nonfinite``: see ``recovery.policy.strategy.Nonfinite``.
     """
@@ -46,8 +46,8 @@ def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
 
 
 def undecided(view: ClusterView) -> Decision | None:
-    """Answer states that differ without a majority: none is known to be right, so none is kept.
-    All go back to a checkpoint of before the last agreement; without one the job ends.
+    """Answer states that differ without a majority: none is known to be right, so none is kept. All
+    ranks go back to a checkpoint from before the last agreement; without one the job ends.
     """
     if not any(f.cause is Cause.DIVERGED and not f.process for f in view.failures):
         return None
@@ -63,8 +63,8 @@ def undecided(view: ClusterView) -> Decision | None:
 
 def refill(view: ClusterView) -> Decision | None:
     """Answer corruptions alone (no process died): blamed ranks copy a healthy peer's state, and an
-    interrupted step is redone. One whose shard no other holds keeps its own: nothing non-finite
-    was applied to it.
+    interrupted step is redone. A rank whose shard has no other holder keeps its own: nothing
+    non-finite was applied to it.
 
     None when that cannot help: a process died, all are blamed, or it was tried already.
     """
@@ -91,10 +91,10 @@ def refill(view: ClusterView) -> Decision | None:
 
 
 def replaceable(view: ClusterView) -> tuple[str, ...] | None:
-    """Survivors to blame whose part of the state a healthy one holds as well, and can give them.
-    The others keep theirs: no other could fill them, and what was not finite was not applied.
+    """Blamed survivors whose part of the state a healthy process also holds and can send. The
+    others keep theirs: no process could fill them, and the non-finite values were not applied.
 
-    None when the parts that are left do not make one whole state.
+    None when the remaining parts do not make one whole state.
     """
     blamed = set(suspects(view))
     healthy = {p.shard for p in view.survivors if p.valid and p.name not in blamed}
@@ -105,13 +105,13 @@ def replaceable(view: ClusterView) -> tuple[str, ...] | None:
 
 
 def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
-    """Answer samples found to be non-finite by themselves: leave them out from the step on, and
-    redo it.
+    """Answer samples found to be non-finite by themselves: exclude them from this step on, and redo
+    it.
 
-    The ranks that computed them are well, so no state is replaced. ``refills``: their whole
-    shares are left out, whatever the reason was, so that their state is replaced too, where
-    another holds it. None when no sample was named, something else went wrong too, or no
-    state is left whole. Gives up when the job would leave out too many.
+    The ranks that computed them are healthy, so no state is replaced. ``refills``: their whole
+    shares are excluded, whatever the reason was, so that their state is replaced too, where another
+    process holds it. None when no sample was named, another failure happened too, or no state is
+    left whole. Gives up when the job would exclude too many.
     """
     named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))
     only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
@@ -144,7 +144,7 @@ def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
 
 
 def _skips_too_many(view: ClusterView, more: int, *, shares: bool) -> str:
-    """What to say when the job would leave out too much of what it trains on; else empty. A rate,
+    """The reason to give up when the job would exclude too much of its data; else empty. A rate,
     since a job that runs for a year may meet any number of bad samples.
     """
     step = view.failures[-1].step
@@ -169,7 +169,7 @@ def _skips_too_many(view: ClusterView, more: int, *, shares: bool) -> str:
 
 
 def seen_before(view: ClusterView, failure: Failure) -> bool:
-    """Whether another refill is of no use: the same step already failed with non-finite values, or
+    """Whether another refill is useless: the same step already failed with non-finite values, or
     the same process has already differed from the others.
     """
     if failure.cause is Cause.DIVERGED:

@@ -1,7 +1,7 @@
-"""Which checkpoints may hold a corrupted state: of whom, and after which step. Pure.
+"""Which checkpoints may hold a corrupted state: of which generations, and after which step. Pure.
 
-A doubt holds until somebody has put what it is about out of the way and said so, however many
-generations that takes and whoever supervises the job meanwhile.
+A doubt holds until a rank has set the doubtful checkpoints aside and reported so, however many
+generations and supervisors that takes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 Doubt = tuple[int, int]
-"""(before, step): what a generation before ``before`` saved after ``step`` may hold a corrupted
-state.
+"""(before, step): a checkpoint that a generation before ``before`` saved after ``step`` may hold a
+corrupted state.
 """
 
-MOST = 16  # of different steps; more are taken together, so that more is in doubt than has to be
+MOST = 16  # of different steps; beyond that, doubts are merged into wider ones
 
 
 def in_doubt(doubts: Sequence[Doubt], *, generation: int, step: int) -> bool:
@@ -22,10 +22,10 @@ def in_doubt(doubts: Sequence[Doubt], *, generation: int, step: int) -> bool:
 
 
 def together(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
-    """The same doubts in as few as say it, MOST at the most, by generation."""
+    """The same doubts, without redundant ones and MOST at the most, by generation."""
     found: list[Doubt] = []
     for before, step in sorted(doubts, key=lambda doubt: (-doubt[0], doubt[1])):
-        if all(other > step for _, other in found):  # all found are of later generations
+        if all(other > step for _, other in found):  # all found so far are of later generations
             found.append((before, step))
     while len(found) > MOST:
         (before, _), (_, step) = found[-2:]

@@ -1,4 +1,4 @@
-"""What strategies share: deciding from what is left, weakest loss first. Pure."""
+"""Building blocks that strategies share: decide by what is left, smallest loss first. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
 
 
 def suspects(view: ClusterView) -> tuple[str, ...]:
-    """Processes blamed for non-finite values, or named for a state that differs, by the failures at
-    hand.
+    """Processes that the current failures blame for non-finite values or for a state that
+    differs.
     """
     return tuple(f.process for f in view.failures if f.cause in CORRUPTIONS and f.process)
 
@@ -43,21 +43,21 @@ def trusted(view: ClusterView) -> tuple[ProcessView, ...]:
     """Living processes with a shard that are not blamed: survivors in rank order, then those that
     wait.
 
-    One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it
-    gets the state from another.
+    A process whose state is torn (its source was lost in the middle of a transfer) is healthy
+    otherwise: it gets the state from another one.
     """
     blamed = set(suspects(view))
     return tuple(p for p in (*view.survivors, *view.benched) if p.name not in blamed)
 
 
 def kept(view: ClusterView) -> tuple[ProcessView, ...]:
-    """Those that can go on; none when no step is held whole among them."""
+    """Processes that can continue; none when no step is held whole among them."""
     people = trusted(view)
     return people if common_step(people, view.shards) is not None else ()
 
 
 def no_copy(view: ClusterView) -> str:
-    """Why no process can give the state to the next generation."""
+    """Why no process can give its state to the next generation."""
     gone = missing_shards(view, trusted(view))
     if not gone:
         return (
@@ -79,8 +79,8 @@ def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
     """As many replicas as can be filled, with state from each other; None when no step is held
     whole.
 
-    ``fresh``: processes without a shard that may be used. Who finds no place in a whole replica
-    waits.
+    ``fresh``: processes without a shard that may be used. A process without a place in a whole
+    replica waits.
     """
     people = kept(view)
     members = seat(view, people, fresh, replicas=len(view.members) // view.shards)
@@ -91,20 +91,20 @@ def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
 
 
 def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[str, ...]:
-    """Of these processes, the parked ones that are no members: they wait for a place in a whole
+    """Of these processes, the parked ones that are not members: they wait for a place in a whole
     replica.
     """
     return tuple(p.name for p in people if p.health is Health.PARKED and p.name not in members)
 
 
 def rejoin_all(view: ClusterView) -> Decision | None:
-    """Answer a broken connection of processes that all live.
+    """Answer a broken connection where all processes are alive.
 
     The same members form a new generation. None if one died, or holds a wrong state, or may: whom
     a wrong state was blamed on, and who is no member of the generation that broke as it formed, is
     out already.
     """
-    # one may not have been told that it is one
+    # the order that makes it a member may not have reached it
     members = [view.process(name) for name in view.members]
     if lost(view) or common_step(members, view.shards) is None:
         return None
@@ -116,7 +116,7 @@ def rejoin_all(view: ClusterView) -> Decision | None:
 
 
 def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decision:
-    """Go on with the replicas that are whole or can be filled, from a checkpoint if no state
+    """Continue with the replicas that are whole or can be filled, from a checkpoint if no state
     survived whole.
 
     ``fresh``: processes that may fill gaps at once. Replacements are started when the smaller world
@@ -133,17 +133,17 @@ def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decis
 
 
 def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
-    """Start what the world and its spares lack, beyond those ready or on their way.
+    """Start the processes that the world and its spares lack, beyond those ready or on their way.
 
-    Where many died in a row without ever holding a rank, or one did not fit the others, another one
-    probably would too: it is started later, the later the longer the row.
+    Where many died in a row without ever holding a rank, or one did not match the others, another
+    one probably would fail too: the longer the row, the later the next start.
     """
     missing = view.world - len(view.members) + spares - len(view.ready) - len(view.starting)
     if missing <= 0:
         return Decision(actions=(), reason="nobody is missing")
     outside = [failure for failure in view.history if failure.process and failure.rank is None]
     unfit = MISFITS.again_s(failure.time_s for failure in outside if failure.cause is Cause.UNFIT)
-    # May be lost with one node: those of a broken replica wait outside as well.
+    # Processes that may be lost with one node: those of a broken replica wait outside as well.
     together = view.spares + view.shards
     again_s = max(
         unfit, LOST_OUTSIDERS.again_s((failure.time_s for failure in outside), together=together)
@@ -168,7 +168,9 @@ def with_room(view: ClusterView) -> tuple[str, ...]:
 
 
 def grow(view: ClusterView) -> Decision:
-    """Answer a pause: the paused members, and ready processes as far as the world has room."""
+    """Answer a pause: the paused members continue, with ready processes as far as the world has
+    room.
+    """
     form = Form(members=with_room(view), state=StateFrom.PEER, cause="grow")
     there = set(view.members)
     joining = [name for name in form.members if name not in there]
@@ -181,7 +183,8 @@ def grow(view: ClusterView) -> Decision:
 
 
 def make_way(view: ClusterView) -> Decision:
-    """Answer a notice: park at the next step boundary, so that no step is lost when the noticed go.
+    """Answer a notice: park at the next step boundary, so that no step is lost when the noticed
+    processes leave.
 
     When no other process holds some shard, a checkpoint keeps the state.
     """
@@ -192,11 +195,11 @@ def make_way(view: ClusterView) -> Decision:
 
 
 def relieve(view: ClusterView) -> Decision | None:
-    """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their
-    places as far as they go. None when none was noticed.
+    """Answer the pause that ``make_way`` asked for: the noticed processes leave, and ready ones
+    take their places as far as they suffice. None when no process was noticed.
 
     When the last holder of some shard was noticed too late for that pause to save anything, the
-    same members go on, to be asked for a pause that does.
+    same members continue, until a further pause that saves.
     """
     leaving = view.leaving
     if not leaving:
@@ -227,7 +230,7 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     """Fill the world from ready processes, survivors and new ones, and restore the newest good
     checkpoint.
 
-    Unless a checkpoint is known to be there, the first replica is made of processes that have never
+    Unless a checkpoint is known to exist, the first replica is made of processes that have never
     trained: if there is none, the job begins anew with their state.
     """
     step = view.failures[-1].step if view.failures else -1
@@ -256,7 +259,7 @@ def restart(view: ClusterView, *, why: str) -> Decision:
 
 
 def origin(view: ClusterView) -> str:
-    """What a restart begins with, as far as is known before it is tried."""
+    """What a restart begins with, as far as is known in advance."""
     if view.saved:
         return "back to the newest good checkpoint"
     return "no checkpoint of this job is known: begun anew, unless an earlier job left one"

@@ -25,10 +25,10 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What the next checkpoint is decided by. ``saved_s``: when the last save began, or else when
-    training began; ``cost_s``: how long saves held training up (the mean of those seen), None
-    before the first; ``since_s``: when watching for failures began; ``failures``: seen since, and
-    ``watched_s``: time watched before, by others.
+    """What the time of the next checkpoint depends on. ``saved_s``: when the last save began, or
+    else when training began; ``cost_s``: how long saves held training up (the mean of those seen),
+    None before the first; ``since_s``: when watching for failures began; ``failures``: seen since,
+    and ``watched_s``: time watched before, by other processes.
     """
 
     saved_s: float
@@ -39,12 +39,12 @@ class History:
     watched_s: float = 0.0
 
     def saved(self, began_s: float, cost_s: float) -> History:
-        """After a save."""
+        """Note a save."""
         mean_s = ((self.cost_s or 0.0) * self.saves + cost_s) / (self.saves + 1)
         return replace(self, saved_s=began_s, cost_s=mean_s, saves=self.saves + 1)
 
     def failed(self) -> History:
-        """After a failure of the job."""
+        """Note a failure of the job."""
         return replace(self, failures=self.failures + 1)
 
     def mtbf_s(self, now_s: float) -> float:
@@ -54,7 +54,7 @@ class History:
 
 
 class Interval(Protocol):
-    """When to save."""
+    """A rule for when to save."""
 
     def due(self, step: int, now_s: float, history: History) -> bool:
         """Whether a checkpoint is due after ``step``, which ends about now."""
@@ -85,7 +85,7 @@ class Seconds:
 @dataclass(frozen=True)
 class Auto:
     """At Daly's optimum for the measured cost of a save and the given or observed ``mtbf_s``; the
-    first step's save measures the cost.
+    save of the first step measures the cost.
     """
 
     mtbf_s: float | None = None
@@ -99,7 +99,7 @@ class Auto:
 
 
 def optimum_s(cost_s: float, mtbf_s: float) -> float:
-    """Daly's optimum of the time that is trained between two checkpoints, seconds (see the module).
+    """Daly's optimum of the training time between two checkpoints, seconds (see the module).
     ``cost_s``: how long a save holds training up; ``mtbf_s``: mean time between failures.
     """
     if cost_s >= 2 * mtbf_s:
@@ -109,7 +109,7 @@ def optimum_s(cost_s: float, mtbf_s: float) -> float:
 
 
 def parse(every: int | str, mtbf_s: float | None = None) -> Interval:
-    """From what people write: 25 (steps), "30s", "5m" or "auto". Raises ValueError."""
+    """Parse an interval as users write it: 25 (steps), "30s", "5m" or "auto". Raises ValueError."""
     if every == "auto":
         return Auto(mtbf_s)
     if isinstance(every, int) and every >= 1:
@@ -129,7 +129,7 @@ def steps_of(every: int | str) -> int | None:
 
 
 class Timetable:
-    """The saves of one rank: when rank 0 asks for one, which is told to all with the gradients.
+    """The saves of one rank: when rank 0 asks for one, all ranks learn of it with the gradients.
     ``every``: see ``parse``, 0: never; ``mtbf_s``: see Auto.
     """
 
@@ -139,8 +139,8 @@ class Timetable:
         self._due = False
 
     def wants(self, step: int, now_s: float, *, busy: bool = False) -> bool:
-        """Whether to ask for a save after ``step``. ``busy``: another is still being written; it is
-        asked for when that has ended, and so is one that the job never came to.
+        """Whether to ask for a save after ``step``. ``busy``: another one is still being written;
+        the save is asked for when that has ended, and so is one that the job never reached.
         """
         if self._interval is None:
             return False
@@ -148,11 +148,11 @@ class Timetable:
         return self._due and not busy
 
     def asked(self, now_s: float) -> None:
-        """All ranks are about to save, whoever asked for it."""
+        """All ranks are about to save, at the request of any of them."""
         self._due, self._history = False, replace(self._history, saved_s=now_s)
 
     def saved(self, began_s: float, cost_s: float) -> None:
-        """A save that began then has held training up for so long."""
+        """A save that began then has held training up for so many seconds."""
         self._history = self._history.saved(began_s, cost_s)
 
     def restored(self, now_s: float) -> None:
@@ -160,20 +160,20 @@ class Timetable:
         self.asked(now_s)
 
     def lost(self) -> None:
-        """The generation was."""
+        """The generation was lost."""
         self._history = self._history.failed()
 
 
 def counts(step: int, every: int | str, *, asked: bool) -> bool:
-    """Whether a step counts as one at which all save: ``asked``, they do; one that is a multiple of
-    ``every`` counts though its save is put off.
+    """Whether a step counts as one at which all ranks save: ``asked``, they do; a multiple of
+    ``every`` counts even if its save is put off.
     """
     number = steps_of(every) or 0
     return asked or (number > 0 and step % number == 0)
 
 
 def compared(step: int, *, every: int | None, steps: int, saving: bool) -> bool:
-    """Whether ranks send digests of what they hold after ``step`` of ``steps``. ``every``: so many
+    """Whether ranks send digests of their state after ``step`` of ``steps``. ``every``: so many
     steps, 0: never, None: with each checkpoint (``saving``).
     """
     due = saving if every is None else every > 0 and step % every == 0

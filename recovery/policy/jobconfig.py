@@ -1,4 +1,4 @@
-"""What one rank is told about its job."""
+"""The configuration that one rank gets about its job."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 FORM_TIMEOUT_S = 300.0
 COLLECTIVE_TIMEOUT_S = 86_400.0
-"""A collective lasts as long as the slowest member takes to come to it, which the supervisor
-judges.
-"""
+"""A collective lasts until the slowest member arrives, which the supervisor judges."""
 LOOPBACK = "127.0.0.1"
 
 
 class InMemory(BaseModel):
-    """Checkpoints in memory. ``socket``: of the keeper of the node this process is on; ``job``: the
-    run, as its keepers call it; ``every``: steps between saves.
+    """Checkpoints in memory. ``socket``: of the keeper on this process's node; ``job``: the name of
+    the run at its keepers; ``every``: steps between saves.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,9 +26,9 @@ class InMemory(BaseModel):
 
 
 class Net(BaseModel):
-    """Where a rank and its peers meet. ``store_host``: where the key-value store listens;
-    ``address``: where this rank does, numeric; "": on the loopback interface, or that of
-    GLOO_SOCKET_IFNAME.
+    """Addresses where a rank and its peers connect. ``store_host``: where the key-value store
+    listens; ``address``: where this rank listens, numeric; "": on the loopback interface, or that
+    of GLOO_SOCKET_IFNAME.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,9 +39,9 @@ class Net(BaseModel):
 
 class Saves(BaseModel):
     """How checkpoints are written. ``mode``: with ``async`` training only waits for a copy in
-    memory; ``sharded``: ranks that hold the same share the writing (those of a sharded model always
-    do); ``delta``: a full checkpoint every so many, and between them only what changed; ``mtbf_s``:
-    for an interval of ``auto``, None: as observed.
+    memory; ``sharded``: ranks that hold the same state share the writing (those of a sharded model
+    always do); ``delta``: one full checkpoint in so many, with only changes between them;
+    ``mtbf_s``: for an interval of ``auto``, None: as observed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,7 +53,7 @@ class Saves(BaseModel):
 
 
 class JobConfig(BaseModel):
-    """What a rank must know. ``world``: full world size; ``shards``: ranks that hold one copy of
+    """Configuration of a rank. ``world``: full world size; ``shards``: ranks that hold one copy of
     the model (see ``recovery.policy.layout``); ``samples``: size of the data set; ``batch``: see
     Strategy; ``determinism``: ``elastic`` gives bit-identical results whatever the world size.
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Raises ValueError when ``world`` is not a multiple of ``shards``."""
+    """Which rank holds which shard. Raises ValueError when ``world`` is not a multiple of
+    ``shards``.
+    """
 
     world: int
     shards: int = 1

@@ -1,7 +1,8 @@
-"""Who can sit where in the next generation, and which step it can go on from. Pure.
+"""Assigns processes to the ranks of the next generation, and finds the step it can continue from.
+Pure.
 
 A replica is any set of processes that hold one shard each: a process keeps its shard for life, but
-whose replica it completes may change. Data-parallel training is the case of one shard.
+the replica it completes may change. Data-parallel training is the case of one shard.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from recovery.policy.strategy import ClusterView, ProcessView
 
 
 class Holder(Protocol):
-    """What there is to know of a process as far as its state goes; see ``ProcessView``."""
+    """What matters about a process as far as its state goes; see ``ProcessView``."""
 
     @property
     def valid(self) -> bool:
-        """Whether it is whole."""
+        """Whether its state is whole."""
 
     @property
     def step(self) -> int:
-        """The last it applied."""
+        """The last step it applied."""
 
     @property
     def pending(self) -> int:
-        """The one it has reduced and not applied."""
+        """The step it has reduced and not applied."""
 
     @property
     def shard(self) -> int | None:
@@ -35,7 +36,7 @@ class Holder(Protocol):
 
 
 def brings(process: Holder, step: int) -> bool:
-    """Whether it holds its part of ``step``: applied, or reduced and only to be applied."""
+    """Whether it can bring its part of ``step``: applied, or reduced and ready to apply."""
     return process.valid and (
         process.step == step or (process.step == step - 1 and process.pending == step)
     )
@@ -44,8 +45,8 @@ def brings(process: Holder, step: int) -> bool:
 def common_step(people: Iterable[Holder], shards: int) -> int | None:
     """The newest step that every shard can be brought to; None when some shard is lost.
 
-    Somebody has applied it: only they know what the others need to apply it too. Nobody can go back
-    a step, so whoever is further copies as well.
+    At least one process must have applied it: only that one knows the totals that the others need
+    to apply it too. A state cannot go back a step, so a process that is further copies as well.
     """
     whole = [process for process in people if process.valid]
     for step in sorted({process.step for process in whole}, reverse=True):
@@ -57,11 +58,12 @@ def common_step(people: Iterable[Holder], shards: int) -> int | None:
 def seat(
     view: ClusterView, people: Sequence[ProcessView], fresh: Sequence[str], *, replicas: int
 ) -> tuple[str, ...]:
-    """Who takes which rank when up to ``replicas`` replicas are filled; () when not one can be.
+    """Which process takes which rank when up to ``replicas`` replicas are filled; () when not one
+    can be.
 
-    ``people``: processes with a shard, those to prefer first; ``fresh``: processes that hold none
-    yet, and take any. While no replica is given up, members keep their ranks and others fill the
-    gaps; else replicas move up.
+    ``people``: processes with a shard, preferred ones first; ``fresh``: processes that hold no
+    shard yet, and take any. While no replica is given up, members keep their ranks and others fill
+    the gaps; else replicas move up.
     """
     columns = by_shard(people, view.shards)
     number = _fillable(columns, len(fresh), replicas)
@@ -103,7 +105,7 @@ def by_shard(people: Iterable[ProcessView], shards: int) -> list[list[ProcessVie
 
 def _fillable(columns: Sequence[Sequence[ProcessView]], fresh: int, most: int) -> int:
     """How many replicas can be made of these holders and ``fresh`` processes, up to ``most``. Each
-    further replica takes one more of the fresh for every shard that has run out of holders.
+    further replica takes one more fresh process for every shard that has run out of holders.
     """
     sizes = Counter(len(column) for column in columns)
     short = 0
@@ -122,8 +124,8 @@ def _choose(
     step: int | None,
     lost: Mapping[int, int],
 ) -> list[ProcessView]:
-    """Of more holders of one shard than there is room for: those that hold the step, of replicas
-    that lost least. ``lost``: members of each replica that are not there.
+    """Of more holders of one shard than there are places: those that hold the step, from replicas
+    that lost least. ``lost``: missing members of each replica.
     """
     if len(column) <= number:
         return list(column)

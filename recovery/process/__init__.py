@@ -1,1 +1,1 @@
-"""Processes of one machine: started, tied to their supervisor, watched, ended."""
+"""Processes of one machine: how they are started, tied to their supervisor, watched and ended."""

@@ -1,4 +1,4 @@
-"""One process as its supervisor holds it: a pidfd, a channel, and the memory that they share."""
+"""One process as its supervisor holds it: a pidfd, a channel, and shared memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from recovery.transport.wire import Channel
 
 
 class Child:
-    """``log``: its event log, to be completed when it dies; ``gone``: its exit is known; ``watch``:
-    the thread that waits for its bell, once there is one.
+    """``log``: its event log, completed when it dies; ``gone``: its exit is known; ``watch``: the
+    thread that waits for its bell, once there is one.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Child:
         self.watch: threading.Thread | None = None
 
     def let_go(self) -> None:
-        """Give back all that was held for it. Its watch, if there is one, closes the bell when it
+        """Release everything held for it. Its watch, if there is one, closes the bell when it
         ends.
         """
         self.page.close()

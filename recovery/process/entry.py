@@ -1,4 +1,4 @@
-"""What a rank's process does first and last, whatever it trains."""
+"""What every rank's process does first and last, whatever it trains."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MESSAGE_LENGTH = 500
 
 
 class Birth(BaseModel):
-    """What every rank process is told at birth.
+    """Given to every rank process at its start.
 
     ``parent``: pid that must be its parent; ``events``: directory of the event logs; ``log``: file
-    for what it prints, None: where its supervisor prints.
+    for its output, None: the supervisor's output.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,11 +47,11 @@ def live(
     mark_fd: int,
     train: Callable[[Channel, MarkPage, EventWriter], None],
 ) -> NoReturn:
-    """Be that process: ``train``, write down an error if there is one, tell the supervisor, end."""
+    """Run the process: ``train``, log an error if there is one, report to the supervisor, end."""
     processes.die_with(birth.parent)
     if birth.log is not None:
         processes.redirect_output(birth.log)
-    shield()  # a training script that prints must not fail because nobody can read it
+    shield()  # a training script that prints must not fail because its output has no reader
     writer = RingWriter(
         birth.events, birth.name, time.monotonic_ns, progress_counters.ring_of(mark_fd)
     )
@@ -78,5 +78,6 @@ def live(
         code = EXIT_ERROR
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: tearing torch down takes a tenth of a second in which the others would not know.
+    # Not sys.exit: tearing torch down takes a tenth of a second in which the other ranks would not
+    # know.
     os._exit(code)

@@ -1,10 +1,10 @@
-"""A process that has imported everything and forks ranks on request: a rank is there in
-milliseconds, not seconds.
+"""A process that has imported everything and forks ranks on request: a rank starts in milliseconds,
+not seconds.
 
-``ForkServer`` is the supervisor's side. The other is ``python -m recovery.process.forkserver FD
-ENTRY MODULE ...``: it is single-threaded, holds no training state, and never touches CUDA, so that
-forking it is safe. A rank is forked twice: its parent ends at once, and the kernel hands it to the
-supervisor (a child subreaper), which can then wait for it like for a child of its own.
+``ForkServer`` is the supervisor's side. The other side is ``python -m recovery.process.forkserver
+FD ENTRY MODULE ...``: it is single-threaded, holds no training state, and never touches CUDA, so
+that forking it is safe. A rank is forked twice: its parent ends at once, and the kernel hands it to
+the supervisor (a child subreaper), which can then wait for it as for a child of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ ADOPTION_TIMEOUT_S = 5.0
 MAX_REQUEST = 1 << 18
 
 Entry = Callable[[bytes, int, int], NoReturn]
-"""What a forked process becomes: its configuration, the control socket's and the mark's descriptor.
+"""Runs in a forked process: gets its configuration, and the descriptors of control socket and
+mark.
 """
 
 
 class ForkServer:
-    """Starts the server at once and does not wait for it; it imports while others prepare.
+    """Starts the server at once without waiting for it; it imports while other work goes on.
 
     ``entry``: ``module:function``, an ``Entry``; ``modules``: imported once, before any fork;
     ``environment``: of the server and of all its forks. The caller must be a child subreaper.
@@ -89,8 +90,8 @@ class ForkServer:
         self, config: bytes, fds: Sequence[int], waiting: Callable[[], None] | None = None
     ) -> int:
         """Fork a rank with its control and mark descriptor; returns its pid, a child of this
-        process. ``waiting``: called every WAITING_MS until it is there, which a busy machine takes
-        seconds for.
+        process. ``waiting``: called every WAITING_MS until the fork is done, which takes seconds on
+        a busy machine.
 
         Raises InfrastructureError.
         """
@@ -108,7 +109,7 @@ class ForkServer:
             ) from error
 
     def close(self) -> None:
-        """End the server at once; it holds nothing."""
+        """End the server at once; it holds no state."""
         self._control.close()
         self.process.kill()
         self.process.wait(timeout=REAP_LIMIT_S)
@@ -120,7 +121,7 @@ def start_cold(
     """Start ``python -m module CONTROL MARK CONFIG`` (descriptors, the last to read ``config``
     from); returns its pid.
 
-    It is to be reaped through its pidfd. Raises InfrastructureError.
+    Reap it through its pidfd. Raises InfrastructureError.
     """
     reader, writer = os.pipe()
     os.write(writer, config)
@@ -188,8 +189,8 @@ def _fork_twice(
 
 
 def _wait_for_parent(parent: int) -> None:
-    """Wait until the parent in between is gone, at most ADOPTION_TIMEOUT_S (``die_with`` notices
-    then).
+    """Wait until the intermediate parent has exited, at most ADOPTION_TIMEOUT_S (``die_with``
+    notices then).
     """
     deadline = time.monotonic() + ADOPTION_TIMEOUT_S
     while os.getppid() != parent and time.monotonic() < deadline:
@@ -197,7 +198,9 @@ def _wait_for_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """Import, say so, serve. Arguments: the control socket's descriptor, the entry, the modules."""
+    """Import the modules, report it, serve. Arguments: the control socket's descriptor, the entry,
+    the modules.
+    """
     parent = os.getppid()
     die_with(parent)
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -205,8 +208,7 @@ def main() -> None:
     for name in sys.argv[3:]:
         importlib.import_module(name)
     entry: Entry = getattr(importlib.import_module(module), function)
-    # What is there now stays: a rank need not look through all of it for garbage, nor copy its
-    # pages for that.
+    # Freeze existing objects: a rank need not scan them for garbage, nor copy their pages for that.
     gc.collect()
     gc.freeze()
     control.send(b"ready")

@@ -31,22 +31,22 @@ from recovery.transport.wire import Channel, Message, WireError
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
-KEPT_MARKS = 1024  # of processes that are gone, the newest
+KEPT_MARKS = 1024  # how many exited processes keep their last mark, the newest
 BACKLOG = 1024
 NCCL_WATCHDOG = {
-    # a failed collective ends no process and aborts nothing
+    # a failed collective must neither end a process nor abort a communicator
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # the host would wait in torch, where no order of the supervisor reaches it
+    # else the host would wait in torch, where no order of the supervisor reaches it
     "TORCH_NCCL_BLOCKING_WAIT": "0",
     # its signal stays in the store: a later generation would take it for its own
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that stands still end it
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor may a stalled watchdog end the process
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the training thread meets them itself
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the training thread handles CUDA errors itself
     # else it sleeps four times that, holding what enqueuing needs
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-"""Of torch's ProcessGroupNCCL in a rank, see ``recovery.collectives.nccl``."""
+"""Settings of torch's ProcessGroupNCCL in a rank, see ``recovery.collectives.nccl``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,9 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Exited:
-    """A process is gone: exit code or signal, the other None. ``time_ns``: when it was noticed."""
+    """A process has exited: exit code or signal, the other None. ``time_ns``: when it was
+    noticed.
+    """
 
     process: str
     exit_code: int | None
@@ -74,8 +76,8 @@ class Exited:
 
 @dataclass(frozen=True, kw_only=True)
 class Dying:
-    """A process will exit in a moment, and trains no more; how it ended is not known yet. A hint:
-    before the exit, or not at all when that is noticed first.
+    """A process will exit in a moment, and trains no more; how it ends is not known yet. A hint: it
+    comes before the exit, or not at all when the exit is noticed first.
     """
 
     process: str
@@ -85,21 +87,21 @@ Report = Said | Dying | Exited
 
 
 class Children:
-    """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other
-    process is hit.
+    """Starts processes, exchanges messages with them, signals and reaps them; all by descriptors,
+    so that no other process is hit.
 
     The calling process must be a child subreaper (``recovery.process.processes.become_subreaper``).
-    ``named``: what a process shares with this one is a file beside its event log while it lives
-    (``recovery.nodes.coordinator.salvage``).
+    ``named``: the memory that a process shares with this one is a file beside its event log while
+    it lives (``recovery.nodes.coordinator.salvage``).
 
-    Of a process that is gone nothing is held but its last progress mark, and that of the newest
-    KEPT_MARKS alone. A name that is not known is that of a process gone long ago.
+    Of a process that has exited only its last progress mark is kept, and only for the newest
+    KEPT_MARKS. An unknown name is that of a process that exited long ago.
     """
 
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
-        self._children: dict[str, Child] = {}  # those that live
-        self._marks: dict[str, Mark] = {}  # of those that are gone, the oldest first
+        self._children: dict[str, Child] = {}  # living processes
+        self._marks: dict[str, Mark] = {}  # of exited processes, the oldest first
         self._sessions = Sessions()
         self._usage = Usage()
         self._watches: list[threading.Thread] = []
@@ -113,7 +115,7 @@ class Children:
         self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None
     ) -> int:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and
-        returns the pid; ``log``: its event log, to be completed when it dies.
+        returns the pid; ``log``: its event log, completed when it dies.
         """
         mark_fd = progress_counters.create(
             memory_beside(log) if self._named and log is not None else None
@@ -134,7 +136,7 @@ class Children:
             )
         except BaseException:
             ours.close()
-            # a child of ours that was not waited for, so that its number is still its own
+            # a child of ours that was not waited for, so that its pid is not reused
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -157,12 +159,12 @@ class Children:
         return name in self._children
 
     def send(self, name: str, message: Message) -> bool:
-        """Send a message; False when the process is gone or reads nothing."""
+        """Send a message; False when the process has exited or no longer reads."""
         child = self._children.get(name)
         return child is not None and child.channel is not None and child.channel.send(message)
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal through the pidfd; one already gone is no error."""
+        """Signal through the pidfd; a process that has exited is no error."""
         child = self._children.get(name)
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -178,12 +180,12 @@ class Children:
         )
 
     def os_state(self, name: str) -> str:
-        """The kernel's word on the process, X when gone."""
+        """The process state as the kernel reports it, X when it has exited."""
         child = self._children.get(name)
         return processes.state(child.pid) if child is not None else "X"
 
     def pulse(self, name: str) -> Pulse:
-        """What it got of the processors; counted while it is asked for."""
+        """How much CPU time it got; measured from the first call on."""
         child = self._children.get(name)
         return (
             child.starvation.taken(time.monotonic(), child.pid, self._usage)
@@ -211,10 +213,10 @@ class Children:
         return reports
 
     def close(self) -> dict[int, str]:
-        """Kill and reap everything, and what these processes started; returns what could not be
+        """Kill and reap everything, also what these processes started; returns what could not be
         removed.
 
-        That is: pid -> name, ``?`` for one that a process of ours started.
+        That is: pid -> name, ``?`` for a process that one of ours started.
         """
         for name in self._children:
             self.signal(name, signal.SIGKILL)
@@ -255,14 +257,14 @@ class Children:
             child.bell.close()
 
     def _read(self, child: Child) -> list[Report]:
-        """All messages there are; a channel that ended is closed."""
+        """Read all pending messages; a channel that ended is closed."""
         reports: list[Report] = []
         channel = child.channel
         while channel is not None:
             try:
                 messages = channel.receive() if processes.readable(channel.fileno()) else []
             except WireError:
-                # Not a message of ours: a rank that talks nonsense is not to be trusted with more.
+                # Not a message of ours: a rank that sends garbage is not trusted any further.
                 self.signal(child.name, signal.SIGKILL)
                 messages = None
             if messages is None:
@@ -315,8 +317,8 @@ class Children:
 
 
 def memory_beside(log: Path) -> Path:
-    """The file that a process with this event log shares with its supervisor, if that is to have a
-    name.
+    """The file that a process with this event log shares with its supervisor, if the shared memory
+    has a name.
     """
     return log.with_suffix(".memory")
 
@@ -327,12 +329,12 @@ def prepare_store() -> None:
 
 
 def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
-    """A key-value store in this process, so that no rank is special, and its port. Raises
-    InfrastructureError.
+    """Start a key-value store in this process, so that no rank is special; returns it and its port.
+    Raises InfrastructureError.
 
-    It listens at one address alone, by a socket of ours: torch's own is one for all addresses and
-    IPv6, to which clients are such as ``::ffff:127.0.0.1``, and it would ask the name server who
-    that is, and wait, for each of them.
+    It listens at one address only, on a socket of ours: torch's own socket covers all addresses and
+    IPv6, where clients appear as ``::ffff:127.0.0.1``, and torch would look up the name of each of
+    them by DNS, and wait for the answer.
     """
     import torch.distributed as dist
 
@@ -353,9 +355,7 @@ def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
 
 
 def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | None:
-    """Seconds that one request to a store takes, without those of making the connection; None:
-    no answer.
-    """
+    """Seconds that one request to a store takes, not counting the connection; None: no answer."""
     import torch.distributed as dist
 
     try:
@@ -374,8 +374,8 @@ def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | N
 
 
 def rank_environment() -> Mapping[str, str]:
-    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says
-    otherwise. Torch's watchdog of NCCL never ends them, whatever anybody says: that is for their
-    supervisor to decide.
+    """Environment of rank processes: one thread each, and gloo on the loopback interface, unless
+    the user sets something else. Torch's watchdog of NCCL never ends them, whatever the user sets:
+    that decision is their supervisor's.
     """
     return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ, **NCCL_WATCHDOG}

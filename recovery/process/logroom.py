@@ -1,13 +1,13 @@
-"""Keeps the event logs and outputs of a job within a limit, and counts what it drops for that.
+"""Keeps the event logs and outputs of a job within a size limit, and counts what it drops.
 
-Files of processes that are gone are deleted, the oldest first. From files that somebody still
-writes to the beginning is taken away: the file system gives back the room of their first bytes, and
-neither size nor offsets change, so that nobody who writes to them, forwards or completes them has
-to know. The supervisor's own log, which grows with failures and not with steps, is left alone:
-another supervisor may have to go on from it.
+Files of processes that have exited are deleted, the oldest first. Files still being written lose
+their beginning: the file system frees the space of their first bytes, while size and offsets stay
+the same, so that their writers and readers notice nothing. The supervisor's own log, which grows
+with failures and not with steps, is left alone: another supervisor may have to take over from it.
 
-The folders may be anybody's, such as one that the user named for what ranks print: what was there
-before the job, and what is not named like a process of it, is neither counted nor touched.
+The folders may hold other files, for example one that the user chose for the output of ranks: files
+that were there before the job, or are not named like a process of it, are neither counted nor
+touched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from chaos.events.log import ORCHESTRATOR
 
 EVERY_S = 10.0
-LEAVE = 0.8  # of the limit is filled after a clearing
+LEAVE = 0.8  # share of the limit that is filled after a clearing
 SUFFIXES = (".jsonl", ".log")
 MOST_NUMBERED = 1 << 24
 _NAME = re.compile(r"^[a-z](0|[1-9][0-9]{0,8})$")
@@ -34,8 +34,8 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2  # include/uapi/linux/falloc.h
 
 @dataclass(frozen=True, kw_only=True)
 class Cleared:
-    """What was dropped: names of files, and bytes of all of them; ``cut``: of those whose beginning
-    alone went.
+    """What was dropped: names of files, and bytes in total; ``cut``: files of which only the
+    beginning went.
     """
 
     files: tuple[str, ...]
@@ -56,8 +56,8 @@ class _File:
 
 
 class Names:
-    """Of all processes that a job ever started, in a byte each, as long as they are a letter and a
-    number.
+    """Names of all processes that a job ever started, one byte each as long as they are a letter
+    and a number.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Names:
         self._others: set[str] = set()
 
     def add(self, name: str) -> None:
-        """A process of this name was, or is to be, started."""
+        """Add a process that was started, or is about to be."""
         number = _numbered(name)
         if number is None or (number < len(self._letters) and self._letters[number]):
             self._others.add(name)
@@ -89,10 +89,10 @@ def _numbered(name: str) -> int | None:
 
 
 class LogRoom:
-    """Of the files directly in ``folders`` that processes of this job write. ``limit_bytes``: for
-    all of them together; ``before``: names of processes that another supervisor of the job has
-    started; None: there was none, and nothing of this job is there yet, not even its own
-    supervisor's log.
+    """Limits the files directly in ``folders`` that processes of this job write. ``limit_bytes``:
+    for all of them together; ``before``: names of processes that an earlier supervisor of the job
+    has started; None: there was none, and no file of this job exists yet, not even its supervisor's
+    log.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class LogRoom:
         self._names.add(name)
 
     def look(self, living: Collection[str]) -> Cleared | None:
-        """Make room, if it is time to look and too much is there. ``living``: processes that may
-        write still.
+        """Make room, if a check is due and the limit is exceeded. ``living``: processes that may
+        still write.
         """
         if time.monotonic() < self._due_s:
             return None
@@ -141,7 +141,7 @@ class LogRoom:
         return Cleared(files=tuple(dropped), bytes=freed + cut, cut=cut) if dropped else None
 
     def _files(self) -> Iterator[_File]:
-        """Of this job."""
+        """The log and output files of this job."""
         for path, s in self._there():
             if path not in self._foreign and _actor(path) in self._names:
                 yield _File(
@@ -153,19 +153,19 @@ class LogRoom:
             with suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name.endswith(SUFFIXES) and entry.is_file(follow_symlinks=False):
-                        # it was deleted meanwhile; the others are there
+                        # it was deleted meanwhile; the other files remain
                         with suppress(FileNotFoundError):
                             yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
 def _actor(path: Path) -> str:
-    """Who writes to it."""
+    """The process that writes to the file."""
     return path.name.removesuffix(path.suffix)
 
 
 def _cut(file: _File, wanted: int) -> int:
-    """Drop so many bytes at the beginning of what a file holds, at most three quarters; how many it
-    is.
+    """Drop that many bytes at the beginning of a file's data, at most three quarters; returns the
+    number dropped.
     """
     hole = max(0, file.size - file.held)
     length = (hole + min(wanted + BLOCK, file.held * 3 // 4)) // BLOCK * BLOCK
@@ -180,7 +180,7 @@ def _cut(file: _File, wanted: int) -> int:
 
 
 def _punch(fd: int, length: int) -> bool:
-    """Give back the room of a file's first bytes, which are zeros from then on; whether it
+    """Free the space of a file's first bytes, which read as zeros from then on; returns whether it
     worked.
     """
     with suppress(AttributeError):  # another C library

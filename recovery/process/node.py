@@ -1,5 +1,5 @@
-"""What starts and watches the processes of one machine: in the supervisor's own process, or in a
-node's agent.
+"""Starts and watches the processes of one machine: in the supervisor's own process, or in a node's
+agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recovery.process.local import Children, rank_environment
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What processes of a node become. ``entry``: ``module:function`` of warm ones
+    """How processes of a node are started. ``entry``: ``module:function`` of warm ones
     (``recovery.process.forkserver.Entry``); ``cold``: the module that a cold one runs; ``modules``:
     imported before anything is forked; ``environment``: of all of them.
     """
@@ -26,12 +26,14 @@ class Recipe:
     environment: Mapping[str, str]
 
     def server(self) -> ForkServer:
-        """Begin to import. The caller must be a child subreaper. Raises InfrastructureError."""
+        """Start the fork server, which begins to import. The caller must be a child subreaper.
+        Raises InfrastructureError.
+        """
         return ForkServer(self.entry, self.modules, self.environment)
 
 
 def script_recipe() -> Recipe:
-    """For ranks that run a script of the user's (``recovery.rank.script``)."""
+    """The recipe of ranks that run a user's script (``recovery.rank.script``)."""
     modules = (
         "numpy.random",
         "torch",
@@ -50,8 +52,8 @@ def script_recipe() -> Recipe:
 
 
 class Node(Children):
-    """The processes of one arm on one machine; ``server`` is of ``recipe`` and outlives it;
-    ``named``: as of ``Children``.
+    """The processes of one arm on one machine; ``server`` is made from ``recipe`` and outlives it;
+    ``named``: as for ``Children``.
     """
 
     def __init__(self, server: ForkServer, recipe: Recipe, *, named: bool = False) -> None:
@@ -69,7 +71,7 @@ class Node(Children):
         waiting: Callable[[], None] | None = None,
     ) -> int:
         """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``:
-        its event log; ``waiting``: called now and then until it is there.
+        its event log; ``waiting``: called repeatedly until the process exists.
 
         Raises InfrastructureError.
         """

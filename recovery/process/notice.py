@@ -1,4 +1,4 @@
-"""How a rank hears that it will be ended soon: SIGTERM, as a cloud gives before it takes a machine
+"""How a rank learns that it will be ended soon: SIGTERM, as a cloud sends before it takes a machine
 back.
 """
 
@@ -13,12 +13,12 @@ from recovery.transport.wire import Channel, Notice
 
 
 def tell_on_sigterm(channel: Channel) -> None:
-    """Have the supervisor told of every SIGTERM from now on, instead of ending. Call it on the main
+    """Report every SIGTERM to the supervisor from now on, instead of ending. Call it on the main
     thread, once.
 
-    The kernel runs the C half of the handler at once, whatever the main thread does; a thread of
-    its own sends the message, so that a training thread deep in a computation or a collective
-    delays nothing.
+    The kernel runs the C half of the handler at once, whatever the main thread does; a separate
+    thread sends the message, so that a training thread deep in a computation or a collective delays
+    nothing.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -38,10 +38,10 @@ def _listen(reader: int, channel: Channel) -> None:
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
-    """The Python half: there has to be one, or the process ends."""
+    """The Python half of the handler: without one the process would end."""
 
 
 def _as_before() -> None:
-    """A child of the rank (a data loader's worker) ends on SIGTERM, and tells nobody."""
+    """A child of the rank (a data loader's worker) ends on SIGTERM, and reports nothing."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

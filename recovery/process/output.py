@@ -1,5 +1,5 @@
-"""Standard output and error whose reader may go away: what cannot be written is dropped, and ends
-nothing; and lines for a person, who may not read them.
+"""Standard output and error that survive the loss of their reader (what cannot be written is
+dropped without an error), and status lines for a person who may not be reading.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, TextIO
 
 LONGEST_LINE = 2000  # characters
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
-"""What may work again later: a full disk below a file that output goes to."""
+"""Errors that may go away: a full disk below a file that output goes to."""
 
 
 class Output:
-    """A text stream that never raises for want of a reader (a closed pipe, a terminal that is gone)
-    or of room.
+    """A text stream that never raises for lack of a reader (a closed pipe, a terminal that is gone)
+    or of disk space.
 
-    ``lost``: why something could not be written, None as long as nothing was lost. Whatever else a
-    stream has is that of ``stream``.
+    ``lost``: why something could not be written, None as long as nothing was lost. All other
+    attributes are those of ``stream``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -30,7 +30,7 @@ class Output:
         self.lost: str | None = None
 
     def write(self, text: str) -> int:
-        """All of it, or nowhere."""
+        """Write all of the text, or drop it."""
         try:
             return self._stream.write(text)
         except (OSError, ValueError) as error:
@@ -43,7 +43,7 @@ class Output:
             self.write(line)
 
     def flush(self) -> None:
-        """What is still in memory, likewise."""
+        """Flush what is still in memory, likewise."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as error:
@@ -58,8 +58,8 @@ class Output:
         )
         if isinstance(error, ValueError) or error.errno in PASSING:
             return
-        # Whatever else writes there, children too, and what is left in memory, goes nowhere instead
-        # of failing.
+        # Other writers, such as children and buffers, write to /dev/null from now on instead of
+        # failing.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, self._stream.fileno())
@@ -73,15 +73,13 @@ def shield() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # None: it was closed from the start
+        # None: the stream was closed from the start
         if stream is not None and not isinstance(stream, Output):
             setattr(sys, name, Output(stream))
 
 
 def lost_output() -> str | None:
-    """Why standard output did not take all that it was given, after a last flush; None if
-    it did.
-    """
+    """Why standard output did not take all of its output, after a last flush; None if it did."""
     stream = sys.stdout
     if not isinstance(stream, Output):
         return None
@@ -90,15 +88,15 @@ def lost_output() -> str | None:
 
 
 class _Unshown:
-    """How many lines were left out since the last that was shown."""
+    """Number of lines dropped since the last one shown."""
 
     lines = 0
 
 
 def say(text: str, *, who: str = "recovery") -> None:
-    """A line, if anybody reads along: nothing ends because a terminal is gone, and nothing waits
-    for one that takes nothing (stopped by Ctrl-S, or a pipe that nobody empties). Lines left out
-    like that are counted.
+    """Print a status line without ever blocking or failing: a terminal that is gone ends nothing,
+    and a reader that takes nothing (stopped by Ctrl-S, or a pipe that is not read) delays nothing.
+    Dropped lines are counted.
     """
     with suppress(OSError, ValueError):
         if not _takes_a_line():
@@ -116,7 +114,7 @@ def _takes_a_line() -> bool:
     try:
         fd = sys.stderr.fileno()
     except (OSError, ValueError, AttributeError):
-        return True  # not a file of the system's: it takes what it is given
+        return True  # not an operating-system file: it accepts every write
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return any(event & select.POLLOUT for _, event in poll.poll(0))

@@ -1,9 +1,9 @@
-"""How short of processors a machine and the processes on it are, as its kernel counts it.
+"""How short of CPU a machine and the processes on it are, by the kernel's counters.
 
-Of the machine: for how long somebody has wanted a processor in vain (/proc/pressure/cpu), and what
+Of the machine: for how long some process wanted a CPU and had none (/proc/pressure/cpu), and what
 its hypervisor took (/proc/stat, steal). Of each process: how long its first thread ran and how long
-it stood in a run queue (/proc/PID/schedstat). All are counts since some beginning: only differences
-mean anything. What the kernel does not say is left out.
+it was in a run queue (/proc/PID/schedstat). All counters have an arbitrary start: only differences
+mean anything. Figures that the kernel does not provide are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 EVERY_S = 0.4
 MOST_RANKS = 8
-"""Of which the run queue is read: a reading takes at most 0.4 ms, and ranks of one machine share
+"""Processes whose run queue is read: a reading takes at most 0.4 ms, and ranks of one machine share
 its fate.
 """
 STEAL_COSTS_S = 0.1e-3
 SELDOM = 10
-"""On a machine with many processors /proc/stat takes long; it is then read with one reading of so
+"""On a machine with many CPUs /proc/stat takes long; it is then read only with one reading in that
 many.
 """
 NS = 1e9
@@ -32,9 +32,9 @@ HEAD = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """``cpus`` of the machine; ``some_s``: somebody wanted one in vain; ``steal_s``: taken by the
-    hypervisor, over all ``cpus``; None where that is not known. ``ranks``: process -> seconds that
-    it ran, and that it stood in a queue.
+    """``cpus`` of the machine; ``some_s``: some process wanted a CPU and had none; ``steal_s``:
+    taken by the hypervisor, over all ``cpus``; None where unknown. ``ranks``: process -> seconds
+    that it ran, and that it was in a queue.
     """
 
     cpus: int
@@ -45,7 +45,7 @@ class Reading:
 
 @dataclass(kw_only=True)
 class Reader:
-    """``root``: of the machine's /proc; ``used_s``: processor time of this thread so far."""
+    """``root``: of the machine's /proc; ``used_s``: CPU time of this thread so far."""
 
     root: Path = Path("/proc")
     used_s: Callable[[], float] = time.thread_time
@@ -55,10 +55,10 @@ class Reader:
     _steal_every: int = 1
 
     def read(self, pids: Mapping[str, int]) -> Reading | None:
-        """Of these processes, by name; None where the kernel says nothing at all."""
+        """A reading of these processes, by name; None where the kernel provides nothing at all."""
         ranks: dict[str, tuple[float, float]] = {}
         for name, pid in islice(pids.items(), MOST_RANKS):
-            with suppress(OSError, ValueError):  # it may end just now
+            with suppress(OSError, ValueError):  # it may exit during the read
                 ran, queued, _ = self._head(f"{pid}/schedstat").split()
                 ranks[name] = (round(int(ran) / NS, 4), round(int(queued) / NS, 4))
         some_s = steal_s = None

@@ -1,5 +1,5 @@
-"""Small looks at the operating system: process states, sessions, descriptors; and how a child is
-tied to its parent.
+"""Queries to the operating system: process states, sessions, descriptors; and how a child is tied
+to its parent.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent goes, so that no exit of a supervisor
+    """Have the kernel kill this process when its parent exits, so that no exit of a supervisor
     leaves an orphan.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before the request was in place
+    if os.getppid() != parent:  # it exited before the request was in place
         os._exit(EXIT_ORPHANED)
 
 
 def redirect_output(log: Path) -> None:
     """Append standard output and error to a file from now on, and read nothing from standard input.
-    Where the disk has no room for a file they go nowhere.
+    Where the disk has no space for a file they are discarded.
     """
     try:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -62,23 +62,23 @@ def state(pid: int) -> str:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel is ending a process, or has: no instruction of its main thread is executed
-    any more.
+    """Whether the kernel is ending a process, or has: its main thread executes no further
+    instruction.
     """
     fields = stat_of(pid)
     return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid it names one process for
-    ever. 0: gone.
+    """When a process started, in clock ticks since boot: with the pid it identifies one process for
+    ever. 0: it has exited.
     """
     fields = stat_of(pid)
     return int(fields[19]) if fields else 0
 
 
 def in_sessions(sessions: Collection[int]) -> list[int]:
-    """Living processes that belong to one of these sessions, whoever is their parent."""
+    """Living processes that belong to one of these sessions, whatever their parent."""
     return [
         pid for pid, fields in everybody() if int(fields[3]) in sessions and fields[0] not in "ZX"
     ]
@@ -89,7 +89,7 @@ def end_sessions(sessions: Collection[int]) -> list[int]:
     that stay.
 
     The caller started each session, and waited for its leader only if that has ended: the kernel
-    gives the number of a session to nobody else while it has members.
+    does not reuse the number of a session while it has members.
     """
     deadline = time.monotonic() + END_LIMIT_S
     while (left := in_sessions(sessions)) and time.monotonic() < deadline:
@@ -105,7 +105,7 @@ def _kill_member(pid: int, sessions: Collection[int]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)
         try:
-            fields = stat_of(pid)  # looked at only after the descriptor holds the process
+            fields = stat_of(pid)  # read only once the descriptor pins the process
             if not fields or int(fields[3]) not in sessions:
                 return
             signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -132,7 +132,7 @@ def stat_of(pid: int) -> list[str]:
         try:
             text = os.read(fd, 4096).decode(
                 "latin-1"
-            )  # all of it; a supervisor reads several in each of its turns
+            )  # reads the whole file; a supervisor reads several in each of its turns
         finally:
             os.close(fd)
     except OSError:
@@ -141,7 +141,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def everybody() -> Iterator[tuple[int, list[str]]]:
-    """Every process there is now: its pid, and ``stat_of`` it."""
+    """Every process of this machine: its pid, and its ``stat_of``."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             fields = stat_of(int(name))

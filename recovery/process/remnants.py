@@ -1,9 +1,9 @@
-"""Ends what processes that are gone have left in their sessions, such as workers of a data loader.
+"""Ends processes left in the sessions of exited processes, such as workers of a data loader.
 
-A rank leads a session of its own. The kernel gives the number of a session to nobody else while it
-has members, and may do so as soon as it has none; whoever looks later must not take a stranger's
-session for ours. So each is looked at soon after its leader has ended, and forgotten once it is
-empty.
+A rank leads a session of its own. The kernel does not reuse the number of a session while it has
+members, and may do so as soon as it has none; a late check must not take another program's session
+for one of ours. So each session is checked soon after its leader has ended, and forgotten once it
+is empty.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import suppress
 
 from recovery.process import processes
 
-LOOK_AFTER_S = 2.0  # a look reads all of /proc: not while the job recovers
+LOOK_AFTER_S = 2.0  # a check reads all of /proc: not while the job recovers
 
 
 class Sessions:
-    """Of leaders that were children of this process. ``ended``: those that may still have
+    """Sessions of leaders that were children of this process. ``ended``: those that may still have
     members.
     """
 
@@ -28,7 +28,7 @@ class Sessions:
         self._due_s = 0.0
 
     def add(self, leader: int) -> None:
-        """Its leader has just been reaped."""
+        """Add a session whose leader has just been reaped."""
         if not self.ended:
             self._due_s = time.monotonic() + LOOK_AFTER_S
         self.ended[leader] = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -47,8 +47,8 @@ class Sessions:
                 found.setdefault(int(fields[3]), []).append((pid, fields))
         for session, ended_s in list(self.ended.items()):
             members = found.get(session, [])
-            # None is older than its leader's end: the session was empty, and this is another of the
-            # same number.
+            # All members are younger than the leader's end: the session was empty, and this is
+            # another one with the same number.
             if not any(int(fields[19]) * tick_s <= ended_s for _, fields in members):
                 del self.ended[session]
                 continue
@@ -57,10 +57,10 @@ class Sessions:
 
 
 def _end(pid: int, session: int, *, zombie_of_ours: bool) -> None:
-    with suppress(OSError):  # it has gone meanwhile
+    with suppress(OSError):  # it has exited meanwhile
         fd = os.pidfd_open(pid)
         try:
-            now = processes.stat_of(pid)  # looked at only after the descriptor holds the process
+            now = processes.stat_of(pid)  # read only once the descriptor pins the process
             if not now or int(now[3]) != session:
                 return
             if zombie_of_ours:

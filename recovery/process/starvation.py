@@ -1,10 +1,10 @@
-"""How long a process was kept from running by others: what tells one that works slowly from one
+"""How long a process was ready to run and got no CPU: tells a process that works slowly from one
 that does not work.
 
 The kernel counts for each thread how long it ran and how long it stood in a run queue
-(/proc/PID/task/TID/schedstat). A thread that stands there now is not in that count yet: it is ready
-to run, and does not. What is known of a wait only when it is over is entered where it belongs, in
-the times between the looks in which it passed.
+(/proc/PID/task/TID/schedstat). A thread that is in the queue now is not in that count yet: it is
+ready to run, and does not. A wait that is learned only when it is over is entered in the intervals
+between readings in which it passed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from pathlib import Path
 from recovery.process.processes import everybody
 
 LOOK_S = 0.03
-"""Between two looks at least: the kernel updates how long a running thread ran with its clock tick,
-10 ms at most.
+"""Shortest interval between two readings: the kernel updates how long a running thread ran with its
+clock tick, 10 ms at most.
 """
 WORK_EVERY_S = 1.0
 WORKS = 0.5
-"""Of a core: less is looking around."""
+"""Of a core: less is mere polling."""
 OTHERS_SHARE = 0.75
-"""Of the time in which the main thread sleeps and another thread stands in a queue: most of what
-counts as work goes on in that one, but some threads only wake up to look around, so that a deadlock
-must not be excused for ever.
+"""Of the time in which the main thread sleeps and another thread is in a queue: most of what counts
+as work goes on in that other thread, but some threads only wake up to poll, so that a deadlock must
+not be excused for ever.
 """
 NOBODY = 0
-"""Instead of a thread: what is known of the machine alone."""
+"""In place of a thread: figures known of the machine only."""
 PRESSURE = Path("/proc/pressure/cpu")
 NS = 1e9
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a process got of the processors. ``starved_s``: for how long it was ready to run and had
-    none, since it was first asked; ``working``: it and what it has started, such as compilers, use
-    half a core or more.
+    """How much CPU time a process got. ``starved_s``: for how long it was ready to run and got
+    none, since the first reading; ``working``: it and its children, such as compilers, use half a
+    core or more.
     """
 
     starved_s: float = 0.0
@@ -58,8 +58,8 @@ class Thread:
 
 @dataclass(kw_only=True)
 class _Interval:
-    """The time between two looks, and how long of it each thread stood in a queue. That only grows:
-    what two threads waited at the same time counts once, whenever it is learned.
+    """The time between two readings, and how long of it each thread was in a queue. The figure only
+    grows: time that two threads waited together counts once, whenever it is learned.
     """
 
     passed_s: float
@@ -72,8 +72,8 @@ class _Interval:
 
 @dataclass(kw_only=True)
 class _Wait:
-    """Of a thread that may stand in a queue since some moment of an interval. ``ahead_s``: of whole
-    intervals after that one, counted before the kernel did.
+    """A thread that may have been in a queue since some moment of an interval. ``ahead_s``: of
+    whole intervals after that one, counted before the kernel did.
     """
 
     began: _Interval
@@ -81,7 +81,7 @@ class _Wait:
 
 
 class Starvation:
-    """Of one process, look by look."""
+    """Starvation of one process, updated with each reading."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -95,12 +95,12 @@ class Starvation:
         self._pressure_s = 0.0
 
     def pulse(self) -> Pulse:
-        """As of the last look."""
+        """As of the last reading."""
         return Pulse(starved_s=round(self.total_s, 3), working=self._working)
 
     def taken(self, now_s: float, pid: int, usage: Usage) -> Pulse:
-        """Look, if another look would tell anything. ``pid``: of the process, which leads a session
-        of its own; ``usage``: shared by all who are asked.
+        """Take a reading, if it would add anything. ``pid``: of the process, which leads a session
+        of its own; ``usage``: shared by all processes under observation.
         """
         if self._last_s is None or now_s - self._last_s >= LOOK_S:
             self.look(now_s, pid, threads_of(pid), pressure_s())
@@ -111,8 +111,8 @@ class Starvation:
         return self.pulse()
 
     def worked(self, now_s: float, used_s: float) -> None:
-        """It has used so much processor time in all its life, what it started included."""
-        # what ended takes its time with it
+        """Whether it has used that much CPU time in all its life, its children included."""
+        # a child that ends takes its time with it
         known = self._used_s is not None and used_s >= self._used_s
         if known and self._used_s is not None:
             self._working = used_s - self._used_s >= WORKS * (now_s - self._worked_at_s)
@@ -121,11 +121,12 @@ class Starvation:
     def look(
         self, now_s: float, main: int, threads: Mapping[int, Thread], pressure_s: float = 0.0
     ) -> None:
-        """Add what passed since the last look. ``main``: the thread that trains; ``pressure_s``: of
-        the machine, for want of better where nothing is known of threads.
+        """Add what passed since the last reading. ``main``: the thread that trains; ``pressure_s``:
+        of the machine, used where nothing is known of threads.
         """
         self._main = main
-        # Before the first look any time may have passed: a wait that is found then began within it.
+        # Any time may have passed before the first reading: a wait that is found then began within
+        # it.
         interval = _Interval(passed_s=math.inf if self._last_s is None else now_s - self._last_s)
         for tid, thread in threads.items():
             self._note(tid, thread, interval)
@@ -141,20 +142,21 @@ class Starvation:
         ahead_s = 0.0
         if before is not None and wait is not None:
             queued_s = thread.queued_s - before.queued_s
-            # it stood there all the time
+            # it was in the queue all the time
             if before.ready and thread.ready and thread.ran_s == before.ran_s:
                 wait.ahead_s += self._hold(interval, tid, interval.passed_s)
                 if queued_s <= 0:
                     return
                 ahead_s = max(0.0, wait.ahead_s - queued_s)
             late_s = queued_s - wait.ahead_s
-            if before.ready:  # the earlier first: so there is always room for what is learned next
+            # earlier intervals first, so that there is always room for what is learned next
+            if before.ready:
                 late_s -= self._hold(wait.began, tid, late_s)
             self._hold(interval, tid, late_s)
         self._waits[tid] = _Wait(began=interval, ahead_s=ahead_s)
 
     def _hold(self, interval: _Interval, tid: int, seconds: float) -> float:
-        """Enter a wait in an interval; how much of it that had room for."""
+        """Enter a wait in an interval; returns how much of it fitted."""
         held = interval.held.get(tid, 0.0)
         added = max(0.0, min(seconds, interval.passed_s - held))
         if added:
@@ -167,11 +169,11 @@ class Starvation:
 
 
 def threads_of(pid: int) -> dict[int, Thread]:
-    """The threads of a process; none where the kernel does not count, or the process is gone."""
+    """The threads of a process; none where the kernel does not count, or the process has exited."""
     found: dict[int, Thread] = {}
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError, ValueError, IndexError):  # it may end just now
+            with suppress(OSError, ValueError, IndexError):  # it may exit during the read
                 base = Path(f"/proc/{pid}/task/{name}")
                 ran, queued, _ = (base / "schedstat").read_text().split()
                 text = (base / "stat").read_text()
@@ -183,9 +185,8 @@ def threads_of(pid: int) -> dict[int, Thread]:
 
 
 class Usage:
-    """Processor time of sessions. One look at all processes there are serves all who ask for a
-    while: on a busy machine it takes long, and an agent with many processes would be busy with
-    nothing else.
+    """CPU time of sessions. One scan of all processes serves every caller for a while: on a busy
+    machine a scan takes long, and an agent with many processes would do nothing else.
     """
 
     def __init__(self) -> None:
@@ -193,7 +194,7 @@ class Usage:
         self._used_s: dict[int, float] = {}
 
     def of(self, session: int, now_s: float) -> tuple[float, float]:
-        """When the look was, and what the processes of a session had used by then, with those that
+        """Time of the scan, and what the processes of a session had used by then, with the children
         they waited for.
         """
         if now_s - self._looked_s >= WORK_EVERY_S:
@@ -202,7 +203,7 @@ class Usage:
 
 
 def processor_s() -> dict[int, float]:
-    """Processor time of all processes of each session so far, and of those that they have waited
+    """CPU time of all processes of each session so far, and of the children they have waited
     for.
     """
     used: dict[int, float] = {}
@@ -214,7 +215,7 @@ def processor_s() -> dict[int, float]:
 
 
 def pressure_s() -> float:
-    """For how long some process of this machine has wanted a processor in vain, since it started; 0
+    """Total seconds in which some process of this machine wanted a CPU and had none, since boot; 0
     where the kernel does not say.
     """
     with suppress(OSError, ValueError):

@@ -1,1 +1,1 @@
-"""One rank: joining, the job a training loop holds, its steps, and the part that listens."""
+"""One rank: joining, the job a training loop uses, its steps, and the agent thread."""

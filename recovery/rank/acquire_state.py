@@ -1,5 +1,5 @@
-"""How a rank comes to the state of a generation it has just joined: its own, a peer's, a
-checkpoint's.
+"""How a rank that joins a generation gets its state: it keeps its own, copies a peer's, or restores
+a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def take_state(job: Job, order: Join, group: Group) -> str | None:
-    """Get hold of the generation's state; returns the checkpoint's name if this rank restored one.
-    Raises GenerationLost, NothingToRestore when nothing can bring the state back.
+    """Get the generation's state; returns the checkpoint's name if this rank restored one. Raises
+    GenerationLost, and NothingToRestore when nothing can bring the state back.
     """
     holding, layout, rank = job.member.holding, job.layout, job.rank
     if order.finish:
@@ -32,7 +32,7 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
         name = job.checkpoints.restore(group, layout)
         found = name is not None
         if order.receives:
-            name = None  # a copy of what another loads
+            name = None  # this rank gets a copy of what another rank loads
         elif name is None:
             job.checkpoints.require(anew=order.anew, fresh=holding.fresh)
         origin = "checkpoint" if name else "initial"
@@ -62,7 +62,7 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
 
 
 def _finish(job: Job, number: int, group: Group) -> None:
-    """Apply a step that others have applied, if this rank lacks only their word for it."""
+    """Apply a step that other ranks have applied, if this rank lacks only its reduced totals."""
     reduced = told(number, job.state.last, group, job.config.device)
     if job.member.holding.pending == number:
         job.reducer.settle(reduced.samples)

@@ -1,6 +1,6 @@
-"""The part of a rank that listens while the training thread works.
+"""The rank's agent: listens to the supervisor while the training thread works.
 
-One thread reading the supervisor's messages.
+One thread reads the supervisor's messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.rank.membership import Heard, Order
+from recovery.rank.membership import Order, SupervisorOrders
 from recovery.transport.wire import Abort, Channel, Extra, Inquiry, Status, WireError
 
 EXIT_ORPHANED = 70
@@ -25,27 +25,27 @@ def end_process() -> None:
 
 
 class Abortable(Protocol):
-    """What the agent breaks when told to abort."""
+    """A group that the agent breaks when the supervisor aborts its generation."""
 
     generation: int
 
     def abort(self) -> int:
-        """Unblock whoever waits in it."""
+        """Unblock every thread that waits in the group."""
 
 
 class Agent:
-    """Reads ``channel``; orders wait in ``orders``, all else is noted in ``heard``.
+    """Reads ``channel``; orders wait in ``orders``, all other messages are noted in ``heard``.
 
-    Those are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's
-    thread, when nobody supervises this rank any more; it must not train on then. ``status``: the
-    answer to the inquiry of a number.
+    Both are plain attributes, so reading them costs a step nothing. ``orphaned``: called on the
+    agent's thread when this rank has lost its supervisor; it must stop training then. ``status``:
+    returns the answer to an inquiry, given its number.
     """
 
     def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
         self.channel = channel
         self._orphaned = orphaned
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self.heard = Heard()
+        self.heard = SupervisorOrders()
         self.status: Callable[[int], Status] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
@@ -53,7 +53,7 @@ class Agent:
         self._thread = threading.Thread(target=self._listen, name="recovery-agent", daemon=True)
 
     def start(self) -> None:
-        """Start listening, if it does not listen yet."""
+        """Start the agent's thread if it is not running."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -91,8 +91,8 @@ class Agent:
             self.on_extra(message.topic, message.payload)
 
     def _break_group(self, generation: int) -> None:
-        # Repeated: the training thread may open a connection just after one sweep, while it forms
-        # the group.
+        # Repeated, because the training thread may open a connection just after a sweep while it
+        # forms the group.
         for _ in range(int(ABORT_LIMIT_S / ABORT_REPEAT_S)):
             group = self._group
             if group is None or group.generation > generation:

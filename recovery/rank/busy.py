@@ -1,5 +1,5 @@
-"""``job.busy("evaluation")``: a rank says that it does something else than training, and is not
-taken for hung.
+"""``job.busy("evaluation")``: a rank reports work other than training, so that it is not taken for
+hung.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from chaos.events.log import Kind
 
 LIMIT_S = 3600.0
-LONGEST = 200  # characters of what is said
+LONGEST = 200  # characters kept of the description
 
 
 class Busy:
-    """From its making on, to the end of its ``with`` block, or to the next phase of a step where
-    there is none. ``ended``: told once, with the seconds that it took.
+    """Lasts from its creation to the end of its ``with`` block or, without a block, to the next
+    phase of a step. ``ended``: called once, with the duration in seconds.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Busy:
 
     @property
     def wanted(self) -> bool:
-        """Whether the job waits for this rank, because another failed: a long evaluation may break
-        off then.
+        """Whether another rank has failed and the job waits for this one: a long evaluation may
+        stop early then.
         """
         return self._wanted()
 
@@ -67,15 +67,15 @@ class Busy:
         self.end()
 
     def end(self) -> None:
-        """It is over, if it was not before."""
+        """End it, if it has not ended yet."""
         since_s, self._since_s = self._since_s, None
         if since_s is not None:
             self._ended(self, time.monotonic() - since_s)
 
 
 class BusyBlocks:
-    """What one rank is busy with: blocks within blocks, or one call that holds until the next phase
-    of a step.
+    """What one rank is busy with: nested ``with`` blocks, or one call that lasts until the next
+    phase of a step.
 
     ``note``: tells the supervisor for how many seconds the rank may be busy; ``write``: logs an
     event; ``rank``: its number, negative in a spare; ``wanted``: whether the generation is over.
@@ -102,20 +102,20 @@ class BusyBlocks:
             what, limit_s, note=self._note, wanted=self._wanted, outer=outer, ended=self._ended
         )
         if self._innermost is not None and self._innermost is not outer:
-            self._innermost.end()  # a call without a block holds until the next
+            self._innermost.end()  # a call without a block lasts until the next call
         self._innermost = busy
         self._write(Kind.BUSY, rank=self._own_rank(), what=busy.what, limit_s=busy.limit_s)
         return busy
 
     def entered(self) -> Busy | None:
-        """The innermost ``with`` block that the script is in, if in any."""
+        """The innermost ``with`` block that the script is in, or None."""
         busy = self._innermost
         while busy is not None and not busy.inside:
             busy = busy.outer
         return busy
 
     def training(self) -> None:
-        """Training goes on: what was said without a ``with`` block does not hold any more."""
+        """Training goes on: a call without a ``with`` block ends here."""
         if self._innermost is not None and self.entered() is None:
             self._innermost.end()
             self._innermost = None

@@ -1,8 +1,7 @@
 """Applies a step's reduced gradients and commits it, also when only other ranks have done so yet.
 
-The last collective of a sharded step may end on some ranks only. Those that did not get its result
-hold everything but that: the others tell it in the next generation, so that no shard is left a step
-behind the others.
+The last collective of a sharded step may complete on some ranks only. The other ranks lack only its
+result, which they receive in the next generation, so that no shard is left a step behind.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> None:
-    """Let the optimizer use the reduced gradients, and commit. ``late``: others have done so in an
-    earlier generation, and go on already.
+    """Apply the reduced gradients with the optimizer, and commit. ``late``: other ranks committed
+    this step in an earlier generation and have gone on.
     """
     lr = _apply(job, step, reduced)
     if not late:
@@ -57,7 +56,7 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
 
 
 def _apply(job: Job, step: Step, reduced: Reduced) -> float:
-    """The learning rate that the step was done with."""
+    """Apply the step; returns the learning rate it was done with."""
     state = job.state
     job.member.holding.applied()
     lr = state.optimizer.param_groups[0]["lr"]
@@ -86,18 +85,18 @@ def _log_commit(job: Job, step: Step, reduced: Reduced, lr: float) -> None:
 
 
 def noted(step: int, reduced: Reduced) -> list[float]:
-    """What is kept of a step that was applied."""
+    """The figures kept of an applied step: number, loss, samples, gradient norm."""
     return [float(step), reduced.loss, float(reduced.samples), reduced.grad_norm]
 
 
 def told(step: int, last: list[float], group: Group, device: str) -> Reduced:
-    """What all ranks knew when ``step`` was applied; every rank of the group takes part. ``last``:
-    what this one has noted. Raises GenerationLost, also when nobody knows.
+    """The totals that all ranks knew when ``step`` was applied; a collective of every rank of the
+    group. ``last``: what this rank has noted. Raises GenerationLost, also when no rank knows.
     """
     known = last[1:] if last and last[0] == step else [-math.inf] * 3
     word = torch.tensor(known, dtype=torch.float64, device=device)
     everyone = group.everyone
-    # The largest is taken and not a sum: the values are to be the same to the last bit.
+    # MAX instead of a sum keeps the values the same to the last bit.
     everyone.wait(everyone.start_all_reduce(word, dist.ReduceOp.MAX))
     loss, samples, norm = everyone.read(word)
     if samples < 0:

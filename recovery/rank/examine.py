@@ -1,5 +1,5 @@
-"""Which samples make a loss or gradient non-finite, whoever computes them: each is
-computed alone.
+"""Finds the samples that make a loss or gradient non-finite on any rank, by computing each of them
+alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Agreeing(Protocol):
-    """A reducer whose ranks compute together what one of them wants to know."""
+    """A reducer whose ranks agree on what to compute together."""
 
     def agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes. Raises GenerationLost."""
+        """Whether all ranks pass true. Raises GenerationLost."""
 
 
 LossOf = Callable[[list[int]], Tensor]
@@ -41,29 +41,28 @@ def spoilt_samples(
     prepare: Callable[[], None],
     agree: Callable[[bool], bool] | None = None,
 ) -> list[int]:
-    """Those of ``samples`` that are non-finite by themselves, loss or gradient. ``prepare`` comes
+    """The samples that are non-finite by themselves, in loss or gradient. ``prepare`` is called
     before each.
 
-    None of them when up to three of ``others``, which are not suspected, are non-finite too: then
-    the rank's state is to blame, and its samples are not. Changes the gradients, and nothing else.
+    Empty when up to three of ``others``, which are not suspected, are non-finite too: then the
+    rank's state is to blame, not its samples. Changes only the gradients.
 
-    With ``agree`` (whether all ranks say yes) all of them compute each sample, at the same time.
+    With ``agree`` (whether all ranks pass true) all ranks compute each sample, at the same time.
     """
     controls = list(others)[:MAX_CONTROLS]
     finite = partial(_is_finite, loss_of, reducer, prepare, agree)
     if controls and not any(finite(sample) for sample in controls):
         return []
     found = [sample for sample in samples if not finite(sample)]
-    # Without anything to compare with, a rank all of whose samples fail is more likely to be broken
-    # itself.
+    # With no other sample to compare, a rank whose samples all fail is more likely broken itself.
     return [] if not controls and len(found) == len(samples) else found
 
 
 def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]:
-    """Which of this rank's samples are non-finite by themselves, when redoing the step did not
-    help; else none. All of them, at once, where the job is to leave out the share of the rank to
-    blame, and its share is not larger than one message takes. Of single samples so many are named
-    at most: the job ends of far fewer.
+    """The samples of this rank that are non-finite by themselves, after redoing the step did not
+    help; else none. All of its samples, where the job leaves out the share of the rank to blame and
+    that share fits in one message. The number of single samples is bounded: the job ends at far
+    fewer.
     """
     if job.config.nonfinite == "skip" and step.number != job.examine:
         names = job.rank in blamed and len(blamed) < job.world and step.count <= MOST_BLAMED
@@ -91,13 +90,13 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     )
     suspected = set(suspects)
     others = [sample for sample in job.due(step.number) if sample not in suspected]
-    # A rank that holds a part of the model computes nothing alone: all do it, and each says what is
-    # its own.
+    # A rank with a part of the model computes nothing alone: all ranks compute, and each reports
+    # its own samples.
     agree = sharded.agree if isinstance(sharded, Agreeing) else None
     try:
         found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
     except GenerationLost:
-        return []  # somebody is gone, and the rank parks anyway
+        return []  # a rank has failed, and this one parks anyway
     own = set(mine) if job.rank in blamed else set[int]()
     return [sample for sample in found if sample in own][:MOST_BLAMED]
 
@@ -118,7 +117,7 @@ def _is_finite(
     reducer.rehearse()
     loss = loss_of([sample])
     finite = math.isfinite(float(loss.detach()))
-    if finite or agree is not None:  # the others wait for this rank in the midst of the pass
+    if finite or agree is not None:  # the other ranks wait for this one in the midst of the pass
         loss.backward()
         finite = finite and reducer.all_finite()
     return finite if agree is None else agree(finite)

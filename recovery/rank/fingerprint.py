@@ -1,4 +1,4 @@
-"""A digest of parameters, optimizer state and scheduler that costs one look at each byte."""
+"""Digests of parameters, optimizer state and scheduler that read each byte once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from recovery.transport.wire import Digest, Joined
 if TYPE_CHECKING:
     from recovery.rank.job import Job
 
-SAMPLED = 10  # parameters whose values and slots the digest at a generation's start looks at
-VALUES = 16  # of each tensor: each is one wait for memory
+SAMPLED = 10  # parameters whose values and slots enter the digest at a generation's start
+VALUES = 16  # per tensor; each tensor costs one wait for memory
 
 
 def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
     """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes
     them, and so does any field of the optimizer's parameter groups and the scheduler.
 
-    Of each tensor the sum of its bytes, read as integers of eight, modulo 2**64; buffers are left
-    out, as running statistics differ from rank to rank by right.
+    For each tensor, sums its bytes, read as 8-byte integers, modulo 2**64. Buffers are left out:
+    running statistics legitimately differ between ranks.
     """
     trained = {f"model.{name}" for name, _ in state.model.named_parameters()}
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
@@ -43,10 +43,10 @@ def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
 
 
 def starting_digest(job: Job) -> str:
-    """Of what this rank holds as a generation begins, 16 hexadecimal digits; empty where nobody
-    holds the same. All that is no tensor, and some values of each tensor of at most SAMPLED
-    parameters: who has another state differs nearly everywhere, and a look at each byte would be
-    waited for.
+    """Digest of this rank's state at the start of a generation, 16 hexadecimal digits; empty where
+    no other rank holds the same state. Covers everything that is not a tensor, and some values of
+    each tensor of at most SAMPLED parameters: two different states differ nearly everywhere, and
+    reading each byte would delay the start.
     """
     if job.layout.replicas == 1:
         return ""
@@ -66,24 +66,24 @@ def starting_digest(job: Job) -> str:
                 for v in values
                 if str(v.device) == device and v.numel()
             ]
-            found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for a device
+            found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for the device
     return found.hexdigest()
 
 
 def tell_joined(job: Job, checkpoint: str | None) -> None:
-    """Send the supervisor that this rank is in the generation, and what it holds. ``checkpoint``:
-    that it restored.
+    """Report to the supervisor that this rank is in the generation, and what it holds.
+    ``checkpoint``: the one it restored.
     """
     step, digest = job.state.step, starting_digest(job)
-    # The step is part of what is compared, and nothing is applied where it differs.
+    # The supervisor compares the step as well, and nothing is applied where it differs.
     job.reducer.starts_with(xxhash.xxh3_64_hexdigest(f"{step}/{digest}".encode()) if digest else "")
     message = Joined(generation=job.generation, step=step, checkpoint=checkpoint, digest=digest)
     job.agent.channel.send(message)
 
 
 def tell_digest(job: Job, step: int, *, saving: bool) -> None:
-    """Send the supervisor a digest of the state after ``step``, if one is due and others hold the
-    same. ``saving``: a checkpoint of it is due.
+    """Send the supervisor a digest of the state after ``step``, if one is due and other ranks hold
+    the same state. ``saving``: a checkpoint of this step is due.
     """
     due = compared(step, every=job.config.verify_every, steps=job.config.steps, saving=saving)
     if due and job.layout.replicas > 1:
@@ -100,7 +100,7 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def _sum_of(array: numpy.ndarray[Any, Any], progress: Progress) -> int:
-    """As ``_sum``, of memory of the host."""
+    """As ``_sum``, for memory of the host."""
     raw = array.reshape(-1).view(numpy.uint8)
     whole = len(raw) // 8 * 8
     total, stride = int(raw[whole:].sum(dtype=numpy.int64)), strides.STRIDE_BYTES

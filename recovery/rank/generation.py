@@ -1,4 +1,4 @@
-"""A rank's part in one generation after another: it joins, parks with what it holds, and leaves."""
+"""A rank's part in each generation: it joins, parks with the state it holds, and leaves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Generations:
-    """Owns the process group that the rank trains in, and one that it is out of but still connected
-    to. Used by the training thread.
+    """Owns the process group that the rank trains in, and a former one that is still connected.
+    Used by the training thread.
     """
 
     def __init__(self, job: Job) -> None:
@@ -33,9 +33,9 @@ class Generations:
         self._retired: Group | None = None
 
     def join(self, order: Join, attached: Attached) -> None:
-        """Take part in a generation, as soon as its ranks are connected and this one has its state;
-        parks if the generation is lost meanwhile. Raises RuntimeError where this process cannot
-        hold the part of the model that it is to hold, NothingToRestore, Fenced.
+        """Join a generation once its ranks are connected and this one has its state; parks if the
+        generation is lost meanwhile. Raises RuntimeError where this process cannot hold its part of
+        the model, NothingToRestore, Fenced.
         """
         job = self._job
         self.leave()
@@ -66,7 +66,7 @@ class Generations:
         job.member.joined()
 
     def _group_of(self, order: Join) -> Group:
-        """A generation's group, not connected yet."""
+        """The group of a generation, not connected yet."""
         job, config = self._job, self._job.config
         return Group(
             generation=order.generation,
@@ -86,7 +86,9 @@ class Generations:
         )
 
     def _enter(self, order: Join, group: Group) -> str | None:
-        """Connect to the other ranks and get the state; the checkpoint that this rank restored."""
+        """Connect to the other ranks and get the state; returns the checkpoint that this rank
+        restored.
+        """
         job = self._job
         job.check()
         started = time.perf_counter()
@@ -102,9 +104,9 @@ class Generations:
     def park(
         self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
     ) -> None:
-        """Stop training in this generation, and tell the supervisor why and what is held here.
-        ``error``: what broke the group; ``blamed``, ``samples``: ranks and samples whose values
-        were not finite.
+        """Stop training in this generation, and report the reason and the state held here to the
+        supervisor. ``error``: what broke the group; ``blamed``, ``samples``: ranks and samples
+        whose values were not finite.
         """
         job, held, stays = self._job, self._job.member.holding, stays_connected(why)
         if job.progress.inside:
@@ -123,7 +125,7 @@ class Generations:
         job.agent.channel.send(said)
 
     def leave(self) -> None:
-        """Be in no generation, and connected to no other rank."""
+        """Leave the generation and close the connections to all other ranks."""
         for group in (self._group, self._retired):
             if group is not None:
                 group.leave()

@@ -57,9 +57,9 @@ __all__ = ["Job", "JobConfig"]
 class Job:
     """One rank's membership in a supervised training job. Use from the training thread only.
 
-    ``rank`` (-1 in a spare) and ``world`` may change from step to step. Hooks of a fault injector:
-    ``probe``, ``dial`` (the way to a process, if not straight), ``spoil`` (the loss of some
-    samples, as it is to be) and ``on_attach``.
+    ``rank`` (-1 in a spare) and ``world`` may change from step to step. Hooks for a fault injector:
+    ``probe``, ``dial`` (opens a connection to a process by another way), ``spoil`` (replaces the
+    loss of some samples) and ``on_attach``.
     """
 
     state: TrainState
@@ -80,7 +80,7 @@ class Job:
         self.loss_of: LossOf | None = None
         self.clip_norm = 0.0
         self.examine = 0  # the step at which a non-finite value is to be traced to samples
-        self.pausing = False  # all park after this step
+        self.pausing = False  # all ranks park after this step
         self.over = False
         self.rank = -1
         self.world = 0
@@ -97,7 +97,7 @@ class Job:
         self._attached: Attached | None = None
         self._announced = False
         if config.device.startswith("cuda"):
-            # what the script does without saying where is done there
+            # work that the script does without reporting it is done in this phase
             torch.cuda.set_device(config.device)
 
     def attach(
@@ -111,12 +111,12 @@ class Job:
         units: Sequence[nn.Module] | None = None,
     ) -> None:
         """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none;
-        ``loss_of``: the summed loss of given samples, by which one that nobody can compute is found
-        and left out.
+        ``loss_of``: returns the summed loss of given samples; it is used to find and leave out a
+        sample that no rank can compute.
 
-        ``optimizer`` and ``scheduler`` may be functions that make them, of the list of parameters
-        and of the optimizer; they have to be where the model is sharded. ``units``: modules that
-        are then gathered one at a time (default: the children of each ModuleList).
+        ``optimizer`` and ``scheduler`` may be functions that make them, from the list of parameters
+        and from the optimizer; a sharded model requires functions. ``units``: modules of a sharded
+        model that are gathered one at a time (default: the children of each ModuleList).
 
         Raises TypeError, naming the parameter, when gradients cannot be reduced in one
         floating-point type, and for a model wrapped in DistributedDataParallel, whose own reduction
@@ -154,11 +154,11 @@ class Job:
         self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None
     ) -> None:
         """Make an object's state part of the job's: it is saved, restored and copied with the
-        model. Between ``attach`` and the loop, the same on every rank.
+        model. Call between ``attach`` and the loop, on every rank alike.
 
-        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors are its own, all else is
-        JSON. ``update`` is called after each optimizer step, before anything is saved:
-        ``update=lambda: ema.update_parameters(model)``. What changes it elsewhere belongs before
+        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors must be its own,
+        everything else JSON. ``update`` is called after each optimizer step, before anything is
+        saved: ``update=lambda: ema.update_parameters(model)``. Other changes to it belong before
         ``step.commit()``. Raises TypeError, ValueError for a name that is taken, RuntimeError
         before ``attach``.
         """
@@ -178,7 +178,7 @@ class Job:
         in a step. Make it after ``attach`` and before the loop.
 
         ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0
-        workers samples are computed when they are asked for. ``limit_s``: how long data may take to
+        workers samples are computed when they are requested. ``limit_s``: how long data may take to
         come; a rank that waits for its workers is not taken for hung until then. Raises ImportError
         when torchdata is not installed, TypeError for an iterable dataset, RuntimeError before
         ``attach``.
@@ -199,8 +199,8 @@ class Job:
         return self._attached
 
     def ready(self) -> None:
-        """Listen to the supervisor, and tell it that this process is built; ``running`` does it if
-        the script did not.
+        """Start to listen to the supervisor, and report that this process is built; ``running``
+        does so if the script did not.
         """
         config = self.config
         self._require_attached("ready()").rehearse()
@@ -255,8 +255,8 @@ class Job:
                 self._generations.join(order, attached)
 
     def _refuse_end(self, bad: str) -> None:
-        """No step follows whose loss or gradient would show what is wrong with the state of this
-        rank.
+        """Refuse to end the job with a bad state: no step follows whose loss or gradient would show
+        it.
         """
         text = f"after the last step {bad} is not finite: the state is refused"
         print(text, file=sys.stderr, flush=True)
@@ -312,31 +312,31 @@ class Job:
             self.probe.at(number, phase)
 
     def _in_checkpoint(self, number: int, saves: bool) -> None:
-        """This rank comes to a save; ``saves``: it takes part in writing it."""
+        """This rank reaches a save; ``saves``: it takes part in writing the checkpoint."""
         if saves:
             self.marks.enter(progress_counters.CHECKPOINT)
         self._at(number, "checkpoint")
 
     def busy(self, what: str, *, limit_s: float = LIMIT_S) -> Busy:
-        """Say that this rank does something else, such as an evaluation, while others may wait for
-        it: it is not taken for hung within ``limit_s`` seconds (an hour).
+        """Report other work than training, such as an evaluation, that other ranks may wait for:
+        this rank is not taken for hung within ``limit_s`` seconds (an hour).
 
-        ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next
-        phase of a step. Its ``wanted`` says whether another rank has failed meanwhile and the job
-        waits. The event log says what it was and how long it took (``busy``, ``busy_ended``).
-        Raises ValueError.
+        Use ``with job.busy("evaluation"):`` around the work, or a call before it, which lasts until
+        the next phase of a step. Its ``wanted`` says whether another rank has failed meanwhile and
+        the job waits. The event log says what the work was and how long it took (``busy``,
+        ``busy_ended``). Raises ValueError.
         """
         return self.blocks.begin(what, limit_s)
 
     @property
     def generation(self) -> int:
-        """Number of the group of ranks that it trains in, or did last; 0 before the first."""
+        """Number of the group of ranks that this one trains in, or did last; 0 before the first."""
         return self.member.generation
 
     @property
     def seed(self) -> int:
-        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values,
-        with it.
+        """The job's seed: use it for everything that must be alike on all ranks, such as the
+        model's initial values.
         """
         return self.config.seed
 
@@ -347,17 +347,17 @@ class Job:
 
     @property
     def device(self) -> str:
-        """Where this process is to train: ``cpu`` or ``cuda:<index>``."""
+        """Where this process trains: ``cpu`` or ``cuda:<index>``."""
         return self.config.device
 
     @property
     def done(self) -> int:
-        """The last step that is applied here."""
+        """The last step applied here."""
         return self.state.step
 
     @property
     def current(self) -> Step:
-        """The step that was begun last."""
+        """The step begun last."""
         return self.progress.current
 
     def check(self) -> None:
@@ -366,7 +366,7 @@ class Job:
             raise GenerationLost("aborted by the supervisor")
 
     def due(self, number: int) -> list[int]:
-        """The global batch of a step, without the samples that the job leaves out."""
+        """The global batch of a step, without excluded samples."""
         return list(self._batch(number))
 
     def _batch(self, number: int) -> order.Batch:
@@ -376,8 +376,8 @@ class Job:
         )
 
     def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
-        """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing
-        of it is left.
+        """The micro-batches of a step that a rank (default: this one) computes. Raises RuntimeError
+        when none is left.
         """
         config, ids = self.config, self._batch(number)
         if not ids:

@@ -37,14 +37,14 @@ EVERY = 100
 
 
 class JoinError(ChaosError):
-    """A script and its supervisor do not agree, or the script does not keep to the order
-    of calls.
+    """A script and its supervisor do not agree, or the script calls ``recovery`` in the wrong
+    order.
     """
 
 
 class Facts(BaseModel):
-    """What a script says about its job; None: it leaves that to the supervisor. ``samples``: size
-    of the data set.
+    """What a script says about its job; None leaves a value to the supervisor. ``samples``: size of
+    the data set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,12 +56,12 @@ class Facts(BaseModel):
 
 
 class Seat(BaseModel):
-    """What a supervisor says about a process's place in the job; None: it leaves that to the
-    script.
+    """What a supervisor says about a process's place in the job; None leaves a value to the script.
 
     ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks
     that hold one copy of the model; ``batch``: see Strategy; ``restores``: the strategy needs
-    checkpoints; ``memory``: there are some in memory; ``fresh``, ``job_id``: see JobConfig.
+    checkpoints; ``memory``: set if checkpoints are kept in memory; ``fresh``, ``job_id``: see
+    JobConfig.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,7 +94,7 @@ class Seat(BaseModel):
 @dataclass(kw_only=True)
 class Place:
     """A process's place under a supervisor. ``on_attach``: called with the job once the script has
-    registered its model; ``describe``: nothing is to be trained, only these facts are wanted.
+    registered its model; ``describe``: called with the script's facts instead of training.
     """
 
     seat: Seat
@@ -111,7 +111,7 @@ _PLACE: ContextVar[Place | None] = ContextVar("recovery_place", default=None)
 
 @contextmanager
 def taking(place: Place) -> Iterator[Place]:
-    """What runs inside, such as a user's script, finds this place when it calls ``join``."""
+    """Let ``join`` find ``place`` in code that runs inside the block, such as a user's script."""
     token = _PLACE.set(place)
     try:
         yield place
@@ -131,8 +131,7 @@ def join(
     checkpoint: Mapping[str, Any] | None = None,
     determinism: Determinism | None = None,
 ) -> Job:
-    """Become a rank of the job this process was started for; every rank and spare of it calls this
-    once.
+    """Become a rank of the job this process was started for; every rank and spare calls this once.
 
     ``samples``: size of the data set; ``steps``: optimizer steps of the whole job;
     ``global_batch``: samples a step over all ranks; ``seed``: of sample order and random generators
@@ -143,15 +142,15 @@ def join(
     bit, however many ranks take part in a step (the loop uses ``step.batches()`` then), "default"
     (the default) if that does not matter.
 
-    ``steps``, ``global_batch``, ``samples``, ``seed`` and ``determinism`` may be said by the
-    script, by its supervisor, or by both alike. Where and how often checkpoints are written is the
-    supervisor's to say if it does.
+    The script, its supervisor, or both alike may set ``steps``, ``global_batch``, ``samples``,
+    ``seed`` and ``determinism``. Where and how often checkpoints are written is the supervisor's
+    choice if it makes one.
 
     Started without a supervisor (``python train.py``) this is a job of one rank that resumes from
     its newest checkpoint, and any failure ends it; ``python -m recovery.run --ranks 4 train.py``
     supervises one.
 
-    Raises JoinError when the two do not agree, when something is said by nobody, or when called
+    Raises JoinError when the two do not agree, when neither sets a required value, or when called
     twice.
     """
     facts = Facts(samples=samples, steps=steps, global_batch=global_batch, seed=seed)
@@ -176,7 +175,7 @@ def join(
 
 
 def _job(config: JobConfig, place: Place | None) -> Job:
-    # One rank writes checkpoints, on purpose.
+    # Only one rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     if place is None:
         from recovery.rank.standalone import lone_job
@@ -201,8 +200,8 @@ def settle(
     checkpoint: Mapping[str, Any] | None = None,
     determinism: Determinism | None = None,
 ) -> JobConfig:
-    """What a process is to do, by what its supervisor (``seat``) and its script say. Raises
-    JoinError.
+    """Merge what the supervisor (``seat``) and the script say into the process's configuration.
+    Raises JoinError.
     """
     seeded = facts.seed is not None or seat.seed is not None
     seed = _agree("seed", facts.seed, seat.seed, seat) if seeded else 0
@@ -255,7 +254,7 @@ def _check_numbers(config: JobConfig) -> None:
 
 
 def _check_together(config: JobConfig, *, restores: bool) -> None:
-    """What is right by itself may not go with the rest. ``restores``: the strategy needs
+    """Check values that are valid alone but may not go together. ``restores``: the strategy needs
     checkpoints.
     """
     sharded = config.shards > 1

@@ -1,8 +1,8 @@
-"""What a rank and its supervisor say to each other, as the rank has it: what it was told, what it
-holds, whether it is in a generation, and what follows from that. No thread, clock, tensor or
-process group here.
+"""A rank's side of its dialogue with the supervisor: which orders it received, what state it holds,
+whether it is in a generation, and what follows. Free of threads, clocks, tensors and process
+groups.
 
-``recovery.rank.job`` with ``recovery.rank.agent`` goes by it, and so does the simulated rank
+Used by ``recovery.rank.job`` with ``recovery.rank.agent``, and by the simulated rank
 (``harness.sim.rank.rank``).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recovery.data.told import Told
+from recovery.data.excluded_samples import ReceivedExclusions
 from recovery.transport.wire import (
     Abort,
     Agreed,
@@ -26,20 +26,20 @@ from recovery.transport.wire import (
 )
 
 Order = Join | LeaveOut | Abort | Stop
-"""What waits for the training thread, in order; all else is noted by whoever listens."""
+"""Messages that wait for the training thread, in order; all others are noted on receipt."""
 
 Why = Literal["aborted", "pause", "nonfinite", "failed"]
 """Why a rank parks."""
 
 
 @dataclass(kw_only=True)
-class Heard:
-    """What the supervisor has said, whether the training thread knows it or not.
+class SupervisorOrders:
+    """What the supervisor has said, whether or not the training thread knows it yet.
 
-    ``aborted_generation``: the last that is to be left; ``told_generation``: the last it was told
-    to join; ``agreed``: the last step on the way to what this rank holds at which the replicas were
-    the same, as far as is known; ``pause_wanted``, ``save_wanted``: what this rank is to have all
-    park for, and save before, with the next gradients.
+    ``aborted_generation``: the last one to leave; ``told_generation``: the last one to join;
+    ``agreed``: the last step, in the history of this rank's state, at which all replicas are known
+    to have been the same; ``pause_wanted``: with the next gradients this rank asks all ranks to
+    park; ``save_wanted``: and to save before.
     """
 
     aborted_generation: int = 0
@@ -49,7 +49,7 @@ class Heard:
     save_wanted: bool = False
 
     def take(self, message: object) -> Order | None:
-        """Note what a message says; returned is what the training thread is to do."""
+        """Note what a message says; returns it if the training thread must act on it."""
         match message:
             case Abort():
                 self.aborted_generation = max(self.aborted_generation, message.generation)
@@ -65,9 +65,9 @@ class Heard:
 
 @dataclass(kw_only=True)
 class Holding:
-    """What a process holds. ``valid``: a whole state (a fresh process holds nothing of the job
-    until it has joined a generation); ``fresh``: the initial state, which nothing else could bring
-    back; ``pending``: the step whose gradients are complete here and only lack the others' word (0:
+    """What a process holds. ``valid``: a whole state (a fresh process has none until it has joined
+    a generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``:
+    the step whose gradients are complete here and that lacks only the other ranks' totals (0:
     none).
     """
 
@@ -76,39 +76,44 @@ class Holding:
     pending: int = 0
 
     def restores(self) -> None:
-        """A checkpoint is about to be loaded over it."""
+        """A checkpoint is about to be loaded over the state."""
         self.valid, self.pending = False, 0
 
     def restored(self, *, found: bool) -> None:
-        """That is over. ``found``: there was one; else it is as it was."""
+        """Loading is over. ``found``: there was a checkpoint; else the state is unchanged."""
         self.valid, self.fresh = True, self.fresh and not found
 
     def receives(self) -> None:
-        """A peer's state is about to be copied over it; it is whole again when all has come."""
+        """A peer's state is about to be copied over this one, which is whole again once all of it
+        has arrived.
+        """
         self.valid = self.fresh = False
         self.pending = 0
 
     def begins(self) -> None:
-        """A generation trains on from it: what an earlier one has left half done is dropped."""
+        """A generation trains on from this state; a half-done step of an earlier generation is
+        dropped.
+        """
         self.pending = 0
 
     def applied(self) -> None:
-        """A step was."""
+        """A step was applied."""
         self.fresh, self.pending = False, 0
 
 
 class Membership:
-    """Of one process. ``generation``: the one that it is in, or was in last; ``inside``: it is in
-    one, or on its way there (``joining``). ``steps``: of the whole job.
+    """Membership of one process in the job. ``generation``: the one it is in, or was in last;
+    ``inside``: it is in a generation or on its way into one (``joining``). ``steps``: of the whole
+    job.
     """
 
-    def __init__(self, heard: Heard, *, steps: int) -> None:
+    def __init__(self, heard: SupervisorOrders, *, steps: int) -> None:
         self.heard = heard
         self.holding = Holding()
         self.generation = 0
         self.inside = self.joining = False
         self._steps = steps
-        self._left_out = Told()
+        self._left_out = ReceivedExclusions()
 
     @property
     def lost(self) -> bool:
@@ -116,57 +121,58 @@ class Membership:
         return self.heard.aborted_generation >= self.generation > 0
 
     def trains(self, step: int) -> bool:
-        """Whether there is a step to train after this one."""
+        """Whether there is a step to train after ``step``."""
         return self.inside and not self.lost and step < self._steps
 
     def finished(self, step: int) -> Finished | None:
-        """What it says before it waits for orders with the whole job done, so that others can be
-        helped.
+        """What a rank reports when the whole job is done, before it waits for orders to help other
+        ranks.
         """
         return Finished(step=step) if self.inside and step >= self._steps else None
 
     def hears(self, order: LeaveOut) -> None:
-        """Samples that the job leaves out. Raises RuntimeError when some before them did
-        not come.
+        """Note samples that the job leaves out. Raises RuntimeError when an earlier part of the
+        list is missing.
         """
         self._left_out.hear(order)
 
     def leaves(self, order: Abort) -> bool:
-        """Whether it parks for that. One that comes when it has left already is answered by what it
-        said then.
+        """Whether the rank parks for this order. If it has left already, its earlier report answers
+        the order.
         """
         return self.inside and order.generation >= self.generation
 
     def joins(self, order: Join) -> None:
-        """It is on its way into another generation, which wants nothing of it yet."""
-        # First, so that at no moment it is in no generation, and not told to join one either.
+        """The rank is on its way into another generation, which wants nothing of it yet."""
+        # First, so that there is no moment at which the rank is in no generation and has no order
+        # to join one.
         self.inside = self.joining = True
         self.generation = order.generation
         self.heard.pause_wanted = self.heard.save_wanted = False
 
     def left_out(self, order: Join) -> Mapping[int, int]:
-        """Sample -> first step without it, in this generation. Raises RuntimeError as
-        ``recovery.data.told``.
+        """Sample -> first step without it, in this generation. Raises RuntimeError when part of the
+        list is missing.
         """
         return self._left_out.of(order)
 
     def begins(self, step: int) -> None:
-        """Its generation trains on from there. What the replicas agreed on later, before all went
-        back behind it, says nothing of what is saved from now on.
+        """The generation trains on from ``step``. Agreements on later steps, from before all ranks
+        went back, say nothing of what is saved from now on.
         """
         self.holding.begins()
         self.heard.agreed = min(self.heard.agreed, step)
 
     def joined(self) -> None:
-        """It is in, and has said so."""
+        """The rank is in, and has reported it."""
         self.joining = False
 
     def left(self) -> None:
-        """It is out of its generation's group."""
+        """The rank has left its generation's group."""
         self.inside = self.joining = False
 
     def why_lost(self) -> Why:
-        """Why it parks when its group is broken."""
+        """Why the rank parks when its group is broken."""
         return "aborted" if self.lost else "failed"
 
     def status(self, step: int, number: int) -> Status:
@@ -194,7 +200,7 @@ class Membership:
         blamed: Sequence[int] = (),
         samples: Sequence[int] = (),
     ) -> Parked:
-        """What it says when it has left its generation, with what it holds by then."""
+        """What the rank reports on leaving its generation, with the state it holds by then."""
         return Parked(
             generation=self.generation,
             step=step,
@@ -208,7 +214,8 @@ class Membership:
 
 
 def stays_connected(why: Why) -> bool:
-    """Whether it keeps its connections until it joins the next generation: where all park after the
-    same collective, breaking them now could cut off one that is still finishing it.
+    """Whether the rank keeps its connections until it joins the next generation: where all ranks
+    park after the same collective, closing them now could cut off a rank that is still finishing
+    it.
     """
     return why in ("pause", "nonfinite")

@@ -1,8 +1,7 @@
-"""What a script attaches: a model, and an optimizer and a scheduler or how to make them.
+"""What a script attaches: a model, and an optimizer and a scheduler or functions that make them.
 
-A sharded model has other parameters than the one that was built, and which part of it a process
-holds is not known before it gets a rank. Its optimizer is then made when that is known, and the
-script says how.
+A sharded model has other parameters than the model as built, and a process learns which part it
+holds only when it gets a rank. Its optimizer is made then, by the script's function.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ MakeScheduler = Callable[[Optimizer], LRScheduler | None]
 
 @dataclass(kw_only=True)
 class Recipe:
-    """``optimizer``, ``scheduler``: themselves, or made from the model's parameters and the
-    optimizer; ``units``: what of a sharded model is gathered at once.
+    """``optimizer``, ``scheduler``: objects, or functions of the model's parameters and of the
+    optimizer; ``units``: the parts of a sharded model that are gathered at once.
     """
 
     model: nn.Module
@@ -43,7 +42,7 @@ class Recipe:
 
     def check(self, *, shards: int) -> None:
         """Raise TypeError where the script has made what only the job can make, RuntimeError for a
-        torch too old.
+        torch that is too old.
         """
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             raise TypeError(
@@ -73,7 +72,7 @@ class Recipe:
             )
 
     def make(self) -> tuple[Optimizer, LRScheduler | None]:
-        """Optimizer and scheduler of the model as it is now."""
+        """Make the optimizer and scheduler of the model as it is now."""
         made = self.optimizer
         optimizer = made if isinstance(made, Optimizer) else made(list(self.model.parameters()))
         scheduler = self.scheduler
@@ -86,7 +85,7 @@ class Recipe:
     ) -> bool:
         """Shard the model as this rank needs it; False if that was done before.
 
-        Raises RuntimeError when the process holds another part already: it keeps it for life.
+        Raises RuntimeError when the process already holds another part, which it keeps for life.
         """
         from recovery.collectives.sharding import default_units, shard_model
 
@@ -147,7 +146,7 @@ class Attached:
         return self._sharded
 
     def rehearse(self) -> None:
-        """Do what is slow the first time only, before any other rank waits for it."""
+        """Do what is slow the first time, before other ranks wait for it."""
         if self._sharded is not None:
             from recovery.collectives import sharding
 
@@ -155,7 +154,7 @@ class Attached:
         self.reducer.rehearse()
 
     def take_part(self, rank: int, layout: Layout) -> None:
-        """Shard the model, if it is to be and is not yet. Raises RuntimeError when this process
+        """Shard the model, if it has to be and is not yet. Raises RuntimeError when this process
         cannot hold the part that the rank needs.
         """
         if layout.shards != self._config.shards:
@@ -165,5 +164,5 @@ class Attached:
         if self._sharded is not None and self._recipe.take_part(
             rank, layout, state=self.state, reducer=self._sharded, device=self._config.device
         ):
-            self._hook.remove()  # the sharded model's own comes before it
+            self._hook.remove()  # the sharded model's own hook comes before this one
             self._hook = self.state.model.register_forward_pre_hook(self._forward, prepend=True)

@@ -38,14 +38,14 @@ class ScriptConfig(Birth):
 
 
 class ScriptError(Exception):
-    """The script ended in a way that is no success."""
+    """The script ended without success."""
 
 
 def run_script(path: Path, args: Sequence[str], place: Place) -> None:
     """Run the script to its end in this process.
 
-    Raises whatever it raises, ScriptError when it asks for an exit status, JoinError when it does
-    not take part in the job to its end.
+    Raises what the script raises, ScriptError when it asks for an exit status, JoinError when it
+    does not take part in the job to its end.
     """
     sys.argv = [str(path), *args]
     sys.path.insert(0, str(path.resolve().parent))
@@ -66,8 +66,8 @@ def run_script(path: Path, args: Sequence[str], place: Place) -> None:
 
 
 def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT_S) -> Facts:
-    """What a script says when it joins. It runs that far in a process of its own. Raises JoinError
-    with its last words when it does not come there within ``limit_s``.
+    """What a script passes to ``recovery.join``. It runs that far in a process of its own. Raises
+    JoinError with the script's last output when it does not get there within ``limit_s`` seconds.
     """
     reader, writer = os.pipe()
     try:
@@ -107,7 +107,9 @@ def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
-    """A fork becomes what ``config``, a ScriptConfig or KeeperConfig as JSON, describes."""
+    """Turn a fork into the process that ``config``, a ScriptConfig or KeeperConfig as JSON,
+    describes.
+    """
     if config.startswith(KEEPER):
         be_keeper(
             KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd))

@@ -1,6 +1,4 @@
-"""A job of one rank in a process that nobody supervises: a script under a debugger, or a
-first try.
-"""
+"""A job of one rank without a supervisor: a script under a debugger, or a first try."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ TIMEOUT_S = 60.0
 
 
 def lone_job(config: JobConfig) -> Job:
-    """A job whose supervisor is this process itself: it starts or resumes, and ends; it recovers
-    from nothing.
-    """
+    """A job that is its own supervisor: it starts or resumes, and ends, but never recovers."""
     channel = _Answers(restore=config.checkpoint_dir is not None)
     agent = Agent(channel, orphaned=lambda: None)
     channel.agent = agent
@@ -33,7 +29,7 @@ def lone_job(config: JobConfig) -> Job:
 
 
 class _Answers(Channel):
-    """Says to each message at once what a supervisor would say; nothing is sent anywhere."""
+    """Answers each message at once as a supervisor would; sends nothing."""
 
     agent: Agent
 
@@ -44,8 +40,8 @@ class _Answers(Channel):
         self._store, self._port = start_store()
 
     def send(self, message: Message) -> bool:
-        """Answer it. Raises RuntimeError when the rank had to park: there is nobody to
-        recover it.
+        """Answer the message. Raises RuntimeError when the rank had to park: it has no supervisor
+        to recover it.
         """
         if isinstance(message, Ready):
             order = Join(
@@ -66,7 +62,7 @@ class _Answers(Channel):
 
 
 class _Unwritten(EventWriter):
-    """Numbers events and keeps none: without a supervisor nobody reads them."""
+    """Numbers events and keeps none: without a supervisor they have no reader."""
 
     def __init__(self) -> None:
         self.actor = "alone"
@@ -77,7 +73,7 @@ class _Unwritten(EventWriter):
     def write(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """The event, not kept."""
+        """The numbered event, not kept."""
         self.last_seq += 1
         return Event(
             kind=kind,

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 class Probe(Protocol):
-    """Told where training is; a fault injector lives here. Every call is on the training thread."""
+    """Notified of where training is; the interface of a fault injector. Every call is on the
+    training thread.
+    """
 
     @property
     def active(self) -> bool:
-        """Whether it wants to be told, but for ``committed``."""
+        """Whether it wants notifications other than ``committed``."""
 
     def at(self, step: int, phase: str) -> None:
         """The rank is in this phase of this step."""
@@ -51,7 +53,7 @@ class NonFinite(Exception):
 class Step:
     """One attempt at one step. ``samples``: ids of this rank's share of the global batch.
 
-    ``count``: how many of them count; 0 for one that has no share and computes a sample only to
+    ``count``: how many of them count; 0 for a rank without a share, which computes a sample only to
     take part.
     """
 
@@ -62,7 +64,7 @@ class Step:
         if not self.count:
             self.samples = micros[0].samples
         self._micros = micros
-        self._place: int | None = None  # which of them is computed, if they are taken one by one
+        self._place: int | None = None  # the one of ``batches`` being computed
         self._kept = 0
         self._accumulated: Amount = 0.0
         self.change_loss: Callable[[Tensor], Tensor] | None = None
@@ -78,7 +80,7 @@ class Step:
         return self._phase == "data"
 
     def end_phase(self) -> None:
-        """Close the account of the last phase."""
+        """Record the duration of the last phase."""
         self.seconds[self._phase] = time.perf_counter() - self._since
 
     def phase(self, name: str) -> None:
@@ -101,8 +103,8 @@ class Step:
             probe.at(self.number, name)
 
     def wait(self, begins: bool) -> None:
-        """A collective in the midst of a phase begins or ends: what it takes is none of the phase's
-        time.
+        """A collective in the midst of a phase begins or ends: its time is not counted to the
+        phase.
         """
         now = time.perf_counter()
         if begins:
@@ -183,7 +185,7 @@ class Step:
         )
 
     def _ids(self, place: int) -> list[int]:
-        """Of one micro-batch. ``samples`` is asked, since a fault may have changed it."""
+        """Ids of one micro-batch. ``samples`` is consulted, since a fault may have changed it."""
         micro, done = self._micros[place], sum(micro.count for micro in self._micros[:place])
         return self.samples[done : done + micro.count] or micro.samples
 
@@ -196,15 +198,15 @@ class Step:
         return loss if self._micros[place].count else loss * 0.0
 
     def require_commit(self) -> None:
-        """Raise RuntimeError unless this step is committed: the other ranks have gone on."""
+        """Raise RuntimeError unless this step is committed: the other ranks have moved on."""
         if self._job.state.step < self.number:
             raise RuntimeError(
                 f"step {self.number} ended without step.commit(): every step needs it"
             )
 
     def commit(self) -> None:
-        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before
-        it touches anything. Raises RuntimeError before ``backward``, and the second time.
+        """Apply the gradients. All ranks alike refuse a non-finite loss or gradient before it
+        changes anything. Raises RuntimeError before ``backward``, and the second time.
         """
         if self._job.state.step >= self.number:
             raise RuntimeError(
@@ -222,7 +224,7 @@ class Step:
 
 class StepInProgress:
     """The step that a rank is at, and the phases that its loop need not announce. ``current``: the
-    last that was begun; ``inside``: the loop is in it.
+    step begun last; ``inside``: the loop is in its block.
     """
 
     current: Step
@@ -242,14 +244,14 @@ class StepInProgress:
         self.inside = False
 
     def forward(self, *_: object) -> None:
-        """The model is called: the forward phase begins, if the loop has not said so itself."""
+        """The model is called: the forward phase begins, if the loop has not announced it."""
         if torch.compiler.is_compiling():
-            return  # nothing of this belongs into a compiled graph
+            return  # must not become part of a compiled graph
         if self.inside and self.current.in_data and self._blocks.entered() is None:
             self.current.phase("forward")
 
     def exchange(self, begins: bool) -> None:
-        """A sharded model begins or ends to wait for the other ranks of its replica, in the midst
+        """A sharded model starts or stops waiting for the other ranks of its replica, in the midst
         of a pass.
         """
         if begins:
@@ -257,5 +259,5 @@ class StepInProgress:
         self.current.wait(begins)
 
     def unfinished(self, done: int) -> int:
-        """The step under way, 0 if it is applied already. ``done``: the last that is."""
+        """The step under way, 0 if it is applied already. ``done``: the last applied step."""
         return self.current.number if self.current.number > done else 0

@@ -1,5 +1,6 @@
-"""Imported before ranks are forked: has Python and torch import what they otherwise do in the first
-step of each rank, while the others wait for it. No thread is started and no GPU is touched.
+"""Imported before ranks are forked: makes Python and torch do in advance the imports that each rank
+would otherwise do in its first step while the other ranks wait. Starts no thread and touches no
+GPU.
 """
 
 from __future__ import annotations

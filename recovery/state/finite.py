@@ -1,4 +1,6 @@
-"""Whether the values of a step are finite, known without a wait for the GPU that holds them."""
+"""Whether the values of a step are finite, determined without waiting for the GPU that holds
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 Amount = float | Tensor
-"""A number, or a tensor of one on a GPU, which nobody has waited for yet."""
+"""A number, or a tensor of one on a GPU, not awaited yet."""
 
 
 def amount_of(loss: Tensor) -> Amount:
@@ -25,34 +27,32 @@ def on_host(tensor: Tensor) -> bool:
 
 
 def all_finite(flat: Tensor) -> bool:
-    """Whether no value is a NaN or an infinity. Waits for the device."""
+    """Whether all values are finite. Waits for the device."""
     # A finite sum proves that all terms are finite; only an infinite or NaN sum needs the full
     # look.
     return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
 
 
 def largest(flat: Tensor) -> Tensor:
-    """The largest magnitude, finite where all values are; not waited for. Of no value 0."""
+    """The largest magnitude, finite where all values are; not awaited. 0 for no values."""
     if not flat.numel():
         return torch.zeros((), dtype=flat.dtype, device=flat.device)
     return torch.linalg.vector_norm(flat, float("inf"))
 
 
 class Flaws:
-    """Looks at values, and says in the end whether any was not finite. On a GPU it says so
-    there.
-    """
+    """Checks values for non-finite ones; on a GPU the result stays there."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing was seen yet."""
+        """Reset: no value was checked yet."""
         self._found = False
         self._magnitudes: list[Tensor] = []
 
     def look(self, values: Amount) -> None:
-        """Look at a number, or at all values of a tensor."""
+        """Check a number, or all values of a tensor."""
         if not isinstance(values, Tensor):
             self._found = self._found or not math.isfinite(values)
         elif on_host(values):

@@ -1,4 +1,4 @@
-"""Finds what a training loop must leave to its job, before each rank goes a way of its own."""
+"""Detects what a training loop must leave to its job, before the ranks diverge."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _by_the_loop() -> bool:
 
 
 def guard_optimizer(optimizer: Optimizer) -> None:
-    """From now on a step of this optimizer that a loop makes by itself raises RuntimeError: the
-    gradients may be this rank's own, and a step that is done again would be made twice.
+    """From now on a step of this optimizer by the training loop itself raises RuntimeError: the
+    gradients may be this rank's own, and a step that is redone would be applied twice.
     """
     if (old := _GUARDS.pop(optimizer, None)) is not None:
         old.remove()
@@ -59,9 +59,9 @@ def guard_optimizer(optimizer: Optimizer) -> None:
 
 
 def guard_scaling() -> None:
-    """From now on a loss that a loop scales raises RuntimeError: nobody divides its gradients by
-    the scale again, and an overflow, which a scaler skips, is taken for a fault. Told by torch's
-    own class, since a scaled loss looks as any other.
+    """From now on a loss that a loop scales raises RuntimeError: its gradients would not be divided
+    by the scale again, and an overflow, which a scaler skips, would count as a fault. Detected by
+    torch's own class, since a scaled loss looks like any other.
     """
     scale = torch.amp.GradScaler.scale
     if hasattr(scale, "__wrapped__"):

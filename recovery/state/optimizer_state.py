@@ -2,9 +2,9 @@
 place.
 
 An optimizer's slots (``state[parameter]``) are described as a skeleton: the values that are not
-tensors, typed, and in place of each tensor its type and shape. Whoever is to hold the same state
-makes slots of that form first, of its own tensors where they fit, so that slots may come into being
-at any step, or never, as with a parameter that is frozen.
+tensors, typed, and in place of each tensor its type and shape. A process that receives the state
+makes slots of that form first, of its own tensors where they fit, so that slots may appear at any
+step, or never, as with a frozen parameter.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class OptimizerState:
         return named
 
     def scalars(self) -> dict[str, Any]:
-        """All else of the optimizer's state, as JSON: type, names of the slots that it makes at
+        """The rest of the optimizer's state, as JSON: type, names of the slots that it makes at
         first, parameter groups with every field, and the skeleton.
 
         Raises TypeError, naming the place, for what can be neither saved nor copied.
@@ -280,9 +280,9 @@ def _made_up(optimizer: Optimizer) -> dict[Any, Any]:
     Raises TypeError.
 
     They are memory to receive a state into, which takes a while to get, and this first step imports
-    what any step needs: a spare does both before anybody waits for it. It is a step with zero
-    gradients at learning rate 0 (AdamW's decay is scaled by the learning rate). Its slots are none
-    to train with: what an optimizer's first step makes may differ from what a step with zeros has
+    what any step needs: a spare does both before other ranks wait for it. It is a step with zero
+    gradients at learning rate 0 (AdamW's decay is scaled by the learning rate). Its slots must not
+    be trained with: what an optimizer's first step makes may differ from what a step with zeros has
     left.
     """
     fields = [

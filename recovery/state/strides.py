@@ -1,4 +1,4 @@
-"""Work on the bytes of a state in strides, so that who does it can show progress however large a
+"""Work on the bytes of a state in strides, so that a caller can show progress however large a
 tensor is.
 """
 
@@ -15,7 +15,7 @@ Progress = Callable[[], None]
 
 
 def quiet() -> None:
-    """Nobody wants to know."""
+    """Ignores progress."""
 
 
 def strides(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -1,10 +1,9 @@
-"""A supervisor that takes over a job from one that is gone, by the job's log and by asking the
-ranks.
+"""Takes over a job from a supervisor that is gone, by the job's log and by asking the ranks.
 
-The log says who was started, who ended, which generation there is and what failed; only the ranks
-know where they are now. If all of them train, they train on undisturbed. Otherwise the generation
-is broken and the strategy decides anew: whatever the lost supervisor had decided, but not written
-down, is forgotten.
+The log says which processes were started and which ended, which generation there is and what
+failed; only the ranks know where they are now. If all of them train, they train on undisturbed.
+Otherwise the generation is broken and the strategy decides anew: a decision that the lost
+supervisor made but did not record is forgotten.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from recovery.transport.wire import Inquiry, Status
 @dataclass(kw_only=True)
 class Past:
     """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``:
-    of them those it may not have come to kill; ``leaving``: those that were asked to end and have
-    not; ``ready_generation``: the last that trained; ``failures``: not answered by it;
-    ``unnoticed``: exits that no failure was declared for, and how; ``skipped``: samples and the
-    first step without them; ``shard``: the part of the model that each process that was ever a
-    member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the
-    checkpoint that vouches for; ``doubts``: which checkpoints are in doubt and not known to be out
-    of the way.
+    those of them it may not have had time to kill; ``leaving``: those that were asked to end and
+    have not; ``ready_generation``: the last that trained; ``failures``: not answered by it;
+    ``unnoticed``: exits for which no failure was declared, and how they happened; ``skipped``:
+    excluded samples and the first step without them; ``shard``: the part of the model held by each
+    process that was ever a member; ``agreed``, ``saved``: the last step at which the replicas were
+    the same, and the checkpoint that this vouches for; ``doubts``: checkpoints in doubt that are
+    not known to be set aside.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
@@ -56,10 +55,9 @@ class Past:
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
-    """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they
-    are gone or not.
+    """Read a supervisor's log. Pure. ``asked``: processes that were asked to end, alive or not.
 
-    Keepers of checkpoints are no part of it: what starts them follows them, supervisor or not.
+    Keepers of checkpoints are not included: their starter watches them.
     """
     found, answer, afresh = Past(dead=set(asked), leaving=set(asked)), "", False
     for event in events:
@@ -121,8 +119,8 @@ def _doubts_of(pairs: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
     return tuple((before, step) for before, step in pairs)
 
 
-class Found(Enum):
-    """Where a job is that is taken over."""
+class JobCondition(Enum):
+    """State of a job that is taken over."""
 
     NOT_BEGUN = auto()  # there has been no generation
     UNDISTURBED = auto()  # all members train
@@ -131,8 +129,8 @@ class Found(Enum):
 
 
 class Adoption:
-    """Finds out where a job is, by its log and its processes. ``state``: what a first generation is
-    to begin with.
+    """Finds out where a job is, from its log and its processes. ``state``: what a first generation
+    begins with.
     """
 
     def __init__(self, job: JobState) -> None:
@@ -151,7 +149,7 @@ class Adoption:
         job = self._job
         self._restore_processes(known)
         for name in known.condemned:
-            job.hands.kill(name)  # the lost one may have written it down and not done it
+            job.hands.kill(name)  # the lost supervisor may have recorded the kill without doing it
         job.table.members = known.members
         job.formation.restore(known.generation, known.rollbacks)
         job.digests.adopted(
@@ -182,20 +180,20 @@ class Adoption:
                 process.health = Health.TRAINING if name in ranks else Health.READY
 
     def ask(self) -> None:
-        """Ask every process where it is."""
+        """Ask every process for its status."""
         hands = self._job.hands
-        # no two supervisors of a job ask at the same time
+        # unique, because two supervisors of a job never ask in the same nanosecond
         self._inquiry = round(hands.now_s() * 1e9)
         for process in self._job.table.alive:
             hands.send(process.name, Inquiry(number=self._inquiry))
 
     def is_answer(self, status: Status) -> bool:
-        """Whether it answers this supervisor, and not another that asked before."""
+        """Whether the message answers this supervisor, and not an earlier one."""
         return status.number == self._inquiry
 
     def place(self, process: Process, status: Status) -> None:
-        """A process says where it is. One that is not known to be ready stays STARTING if it is in
-        no generation.
+        """A process reports its status. One that is not known to be ready stays STARTING if it is
+        in no generation.
         """
         is_member = self._job.table.rank_of(process.name) is not None
         process.step, process.valid, process.finished = status.step, status.valid, False
@@ -205,34 +203,34 @@ class Adoption:
             process.finished = status.place == "finished"
             here = is_member and status.generation == self._job.generation
             if not here or status.place == "joining":
-                self._undisturbed = False  # it is on its way into another
+                self._undisturbed = False  # it is on its way into another generation
         elif status.generation and is_member:
             process.health = Health.PARKED
-        elif status.generation:  # its replica is broken; the job may have gone on without it since
+        elif status.generation:  # the job may have left its replica behind
             process.health, process.valid = Health.READY, False
         elif process.health is not Health.STARTING:
             process.health = Health.READY
 
     def heard(self, process: Process) -> None:
-        """It has answered, or will not."""
+        """The process has answered, or never will."""
         self._unheard.discard(process.name)
 
-    def conclude(self) -> Found | None:
+    def conclude(self) -> JobCondition | None:
         """Where the job is. None as long as a process has neither answered nor had
-        ``adopt_timeout_s`` for it; one that is silent for longer shows that by its marks too.
+        ``adopt_timeout_s`` to do so; the marks of one that stays silent longer show its state too.
         """
         job, known = self._job, self._past
         if self._unheard and job.hands.now_s() < self._deadline_s:
             return None
         if not known.generation:
-            return Found.NOT_BEGUN
+            return JobCondition.NOT_BEGUN
         members = job.table.member_processes()
         held = [process.step for process in members if process.valid]
-        # Marks of a generation before the one that was to form say nothing.
+        # Marks of a generation before the one being formed say nothing.
         said = min(held) if len(held) == len(members) else 0
         job.progress.resumed(job.generation, job.members, max(known.resume_step, said))
         if job.progress.committed >= job.steps:
-            return Found.COMPLETE
+            return JobCondition.COMPLETE
         if self._undisturbed and all(p.health is Health.TRAINING for p in members):
-            return Found.UNDISTURBED
-        return Found.BROKEN
+            return JobCondition.UNDISTURBED
+        return JobCondition.BROKEN

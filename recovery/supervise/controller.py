@@ -1,8 +1,8 @@
-"""Supervises one job: starts or takes it over, and detects failures, by what processes say, how
-they end, and what clocks and marks show. ``recovery.supervise.recovery_cycle`` answers them.
+"""Supervises one job: starts it or takes it over, and detects failures from messages, exits, clocks
+and progress marks. ``recovery.supervise.recovery_cycle`` answers them.
 
-A state machine driven from outside: time comes from ``Hands``, nothing here waits, sleeps or starts
-a process itself. The same code supervises real processes and simulated ones.
+A state machine driven from outside: time comes from ``Hands``, and nothing here waits, sleeps or
+starts a process itself. The same code supervises real processes and simulated ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from chaos.events.log import Kind
 from recovery.policy.strategy import Cause, Health, StateFrom, Strategy
 from recovery.supervise import limits
-from recovery.supervise.adoption import Adoption, Found, Past
+from recovery.supervise.adoption import Adoption, JobCondition, Past
 from recovery.supervise.failures import NOTHING, Symptom
 from recovery.supervise.job_state import JobState
 from recovery.supervise.process_table import Process
@@ -67,8 +67,8 @@ class Controller:
             self.stop("broken", why)
 
     def adopt(self, known: Past, state: StateFrom) -> None:
-        """Take over, instead of ``start``: ask every process where it is, and go on once all have
-        answered. ``state``: as of ``start``.
+        """Take over a running job instead of ``start``: ask every process for its status, and
+        continue once all have answered. ``state``: as for ``start``.
         """
         self._cycle.stage = Stage.ADOPTING
         self._adoption.restore(known, state)
@@ -91,20 +91,20 @@ class Controller:
         self._take_up()
 
     def _take_up(self) -> None:
-        """Go on from where the job is, as soon as that is known."""
+        """Continue from where the job is, as soon as that is known."""
         if self.stage is not Stage.ADOPTING or (found := self._adoption.conclude()) is None:
             return
         cycle, cycle.stage = self._cycle, Stage.TRAINING
         if self.job.failures.states_are_wrong:
-            # though all may have made the last step: one of the states is no result
+            # although all members may have made the last step: one of the states is no valid result
             cycle.stop_generation()
-        elif found is Found.NOT_BEGUN:
+        elif found is JobCondition.NOT_BEGUN:
             cycle.stage = Stage.STARTING
             self.start(self._adoption.state)
             cycle.form_if_ready()
-        elif found is Found.COMPLETE:
+        elif found is JobCondition.COMPLETE:
             cycle.complete()
-        elif found is Found.UNDISTURBED:
+        elif found is JobCondition.UNDISTURBED:
             cycle.go_on()
         elif self.job.failures.current:
             cycle.stop_generation()
@@ -118,7 +118,7 @@ class Controller:
     # ---- detect: what processes say
 
     def on_message(self, process: str, message: object) -> None:
-        """A process sent something."""
+        """A process sent a message."""
         entry = self.job.table.get(process)
         if entry is None or entry.health is Health.DEAD or self.stage is Stage.DONE:
             return
@@ -156,7 +156,7 @@ class Controller:
         if why := misfit(versions, self.job.table.other_versions(process)):
             self._fail(process, Cause.UNFIT, why)
         elif not known:
-            # else its answer to this supervisor came first: it may be in a generation by now
+            # else its answer to this supervisor came first, and it may be in a generation by now
             self._cycle.became_ready(process)
 
     def _on_notice(self, process: Process) -> None:
@@ -174,8 +174,9 @@ class Controller:
         found = digests.note(process.name, message.generation, message.step, message.digest)
         self.job.agreement.note()
         if found is not None and self.stage is Stage.ADOPTING:
-            # sent to the lost supervisor; answered when it is known where all are, by the next one
-            # if this is lost before that. Later steps show the same.
+            # The process reported the lost supervisor's notice; it is answered once all processes
+            # are located. If this supervisor is lost before that, the next one answers it. Later
+            # steps show the same.
             if not any(one.cause is Cause.DIVERGED for one in self.job.failures.current):
                 self.job.differ(found)
         elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
@@ -184,8 +185,8 @@ class Controller:
     # ---- detect: how processes end
 
     def on_dying(self, process: str) -> None:
-        """A process is ending and trains no more; ``on_exit`` follows. There may be no such
-        warning.
+        """A process is ending and trains no more; ``on_exit`` follows. This warning may be
+        missing.
         """
         entry = self.job.table.get(process)
         if entry is None or self.stage in (Stage.ENDING, Stage.DONE):
@@ -195,7 +196,7 @@ class Controller:
             self._fail(entry, Cause.EXIT, entry.error or "its process ends")
 
     def on_exit(self, process: str, how: str) -> None:
-        """A process is gone. ``how``: for people, such as ``signal 9``."""
+        """A process has exited. ``how``: for people, such as ``signal 9``."""
         entry = self.job.table.get(process)
         if entry is None:
             return
@@ -207,7 +208,9 @@ class Controller:
             self._fail(entry, Cause.EXIT, f"{how}: {entry.error}" if entry.error else how)
 
     def store_is_at(self, port: int) -> None:
-        """Groups meet there from now on; one that is being formed elsewhere is broken."""
+        """Groups connect through this store from now on; one that is being formed through another
+        store is broken.
+        """
         if port != self.job.formation.store_port:
             self.job.formation.store_port = port
             if self.stage is Stage.FORMING:
@@ -216,7 +219,7 @@ class Controller:
     # ---- detect: what clocks and marks show
 
     def tick(self) -> None:
-        """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
+        """Check clocks and marks; call every few milliseconds to tens of milliseconds."""
         now, cycle = self.hands.now_s(), self._cycle
         match self.stage:
             case Stage.ADOPTING:
@@ -231,7 +234,8 @@ class Controller:
             case Stage.FORMING:
                 self._answer(self._watch.forming(now))
         if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
-            # at the start it would end the job, as none takes its place: it may go on in time
+            # at the start this would end the job, as no process can take its place; it may still
+            # continue in time
             begun = self.stage is not Stage.STARTING
             self._answer(self._watch.starting(now, stopped_too=begun))
         if self.stage is Stage.ENDING:
@@ -239,8 +243,8 @@ class Controller:
 
     @property
     def look_in_s(self) -> float:
-        """In how long to call ``tick`` again at the latest: in ``tick_s``, sooner where a rank is
-        late by then.
+        """Seconds until ``tick`` has to be called again: ``tick_s``, less where a rank is late by
+        then.
         """
         at_work = self.stage in (Stage.TRAINING, Stage.PAUSING)
         return self._watch.due_s if at_work else self.timing.tick_s
@@ -268,7 +272,7 @@ class Controller:
         else:
             self.stop("broken", f"{process.name} failed before training began: {detail}")
 
-    # ---- what may be asked of the job
+    # ---- the state of the job
 
     @property
     def stage(self) -> Stage:
@@ -277,12 +281,12 @@ class Controller:
 
     @property
     def done(self) -> bool:
-        """The job is over and every process gone."""
+        """The job is over and every process has exited."""
         return self.stage is Stage.DONE
 
     @property
     def outcome(self) -> str:
-        """Of the job, once it ends; empty before."""
+        """Outcome of the job, once it ends; empty before."""
         return self._cycle.outcome
 
     @outcome.setter
@@ -305,7 +309,9 @@ class Controller:
 
     @property
     def steps(self) -> int:
-        """After which the job is complete; a script says how many only when it is ready."""
+        """Steps after which the job is complete; a script reports the number only when it is
+        ready.
+        """
         return self.job.steps
 
     @steps.setter
@@ -324,7 +330,9 @@ class Controller:
 
     @property
     def committed(self) -> int:
-        """Highest step committed by all members and not rolled back, as seen by now."""
+        """Highest step that all members have committed and that was not rolled back, as far as is
+        known.
+        """
         return self.job.progress.committed
 
     @property
@@ -333,7 +341,7 @@ class Controller:
         return self.job.ready_spares
 
     def process_of(self, rank: int) -> str | None:
-        """The process that holds a rank now, if it lives."""
+        """The process that holds a rank now, if it is alive."""
         return self.job.process_of(rank)
 
     def exit_was_expected(self, process: str) -> bool:

@@ -1,9 +1,9 @@
-"""Silent corruption: ranks that should hold the same state compare digests of it, and those that
-differ are named. Pure.
+"""Detects silent corruption: ranks that should hold the same state send digests of it, and those
+that differ are named. Pure.
 
 After an all-reduce every holder of a shard applies the same gradients to the same state, bit for
 bit, so that any difference is a corruption. A rank sends its digest with each checkpoint (or as
-often as it is configured) and goes on; the supervisor compares when all have come.
+often as it is configured) and trains on; the supervisor compares once all have arrived.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_SAVED_STEPS = 64  # checkpoints saved since the last agreement that are reme
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """Digests of one step differ. ``odd``: processes that differ from most others that hold the
-    same; empty when there is no majority.
+    """Digests of one step differ. ``odd``: processes that differ from the majority of those that
+    hold the same shard; empty when there is no majority.
     """
 
     step: int
@@ -33,10 +33,10 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the members of a new generation learn of checkpoints. ``doubts``: which may hold a
-    corrupted state, and are not known to be out of the way; ``agreed``: the last step at which all
-    replicas were the same (-1: not known); ``anew``: none was ever saved, so that there is nothing
-    to lose by beginning with initial values.
+    """What the members of a new generation learn about checkpoints. ``doubts``: which may hold a
+    corrupted state, and are not known to be set aside; ``agreed``: the last step at which all
+    replicas were the same (-1: not known); ``anew``: no checkpoint was ever saved, so that
+    beginning with initial values loses nothing.
     """
 
     doubts: tuple[Doubt, ...] = ()
@@ -45,9 +45,9 @@ class Word:
 
 
 class DigestBook:
-    """``agreed``: the last step of which all digests were the same, or that all took from one
-    checkpoint; None: not known to a supervisor that has just taken over from a log that does not
-    say.
+    """``agreed``: the last step at which all digests were the same, or whose state all members took
+    from one checkpoint; None: unknown to a supervisor that has just taken over from a log without
+    it.
     """
 
     def __init__(self) -> None:
@@ -64,14 +64,14 @@ class DigestBook:
 
     @property
     def trust(self) -> int:
-        """Checkpoints of later steps may hold a corrupted state; -1: no reason to think so, or none
-        can be told.
+        """Checkpoints of later steps may hold a corrupted state; -1: no reason for doubt, or no
+        step is known.
         """
         return self.agreed if self._doubtful and self.agreed is not None else -1
 
     @property
     def word(self) -> Word:
-        """For the members of the generation after the last one begun."""
+        """What the members of the next generation learn about checkpoints."""
         agreed = -1 if self.agreed is None else self.agreed
         return Word(
             doubts=self._open_doubts(self._generation + 1), agreed=agreed, anew=not self._ever_saved
@@ -79,32 +79,32 @@ class DigestBook:
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """What may hold a corrupted state, and is not reported to be out of the way."""
+        """Checkpoints that may hold a corrupted state and are not reported as set aside."""
         return self._doubts
 
     def _open_doubts(self, generation: int) -> tuple[Doubt, ...]:
-        """As members of this generation learn of them."""
+        """The doubts as members of this generation learn of them."""
         return together([*self._doubts, *([(generation, self.trust)] if self.trust >= 0 else [])])
 
     def settled(self, doubts: Sequence[Doubt]) -> bool:
-        """A rank has put all of that out of the way. Whether that was not known."""
+        """A rank has set aside everything in these doubts. Returns whether that is new."""
         left = tuple(doubt for doubt in self._doubts if doubt not in doubts)
         changed, self._doubts = left != self._doubts, left
         return changed
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether a checkpoint that can be trusted was acknowledged."""
+        """Whether a checkpoint that can be trusted has been acknowledged."""
         return bool(self._trusted())
 
     @property
     def newest(self) -> int:
-        """Step of the newest checkpoint that can be trusted; -1: there is none."""
+        """Step of the newest checkpoint that can be trusted; -1: none."""
         return max(self._trusted(), default=-1)
 
     @property
     def agreed_checkpoint(self) -> int | None:
-        """Step of the newest checkpoint acknowledged that the replicas have agreed on since."""
+        """Step of the newest acknowledged checkpoint that the replicas have agreed on since."""
         return max(
             (step for step in self._saved if self.agreed is not None and step <= self.agreed),
             default=None,
@@ -119,15 +119,15 @@ class DigestBook:
         self._saved = {*later[-MAX_SAVED_STEPS:], *(() if newest is None else (newest,))}
 
     def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
-        """A generation is to form; its members have got ``word``."""
+        """A generation is about to form; its members have received ``word``."""
         self._doubts = self._open_doubts(generation)
         self._generation, self._members, self._open = generation, tuple(members), {}
         self._awaited = frozenset(members)
         self._layout = Layout(world=len(members), shards=shards)
 
     def formed(self, *, restored: int | None, checkpoint: bool = False) -> None:
-        """It trains. ``restored``: the step that all took from one ``checkpoint``, or
-        began with.
+        """The generation trains. ``restored``: the step whose state all members took from one
+        ``checkpoint``, or began with.
         """
         if self._doubtful:
             self._saved = self._trusted()
@@ -136,12 +136,14 @@ class DigestBook:
             self.agreed = restored
             self._saved = {
                 step for step in self._saved if step <= restored
-            }  # the job is not on the way to the others
+            }  # the job no longer leads to the other checkpoints
             if checkpoint:
                 self.saved(restored)
 
     def note(self, process: str, generation: int, step: int, digest: str) -> Disagreement | None:
-        """A member's digest of a step; what is wrong with it, once all have come."""
+        """Note a member's digest of a step; returns the disagreement, if any, once all have
+        arrived.
+        """
         if generation != self._generation or process not in self._awaited:
             return None
         digests = self._open.setdefault(step, {})
@@ -171,8 +173,8 @@ class DigestBook:
     ) -> None:
         """Another supervisor has formed this generation. By its log the replicas were the same at
         step ``agreed``, it knew of a checkpoint of step ``saved`` from before that (None: of none),
-        was to answer a disagreement (``doubtful``), and had not heard that what is in ``doubts`` is
-        out of the way.
+        had a disagreement to answer (``doubtful``), and had not learned that the checkpoints in
+        ``doubts`` are set aside.
         """
         self.agreed = agreed
         if saved is not None:
@@ -200,12 +202,12 @@ class DigestBook:
         return Disagreement(step=step, odd=odd, detail=what)
 
     def joined(self, held: Mapping[str, tuple[int, str]]) -> Disagreement | None:
-        """What is wrong with what the members of a new generation hold, each a step and a digest
-        ("": none was made).
+        """The disagreement, if any, between the states of a new generation's members, each a step
+        and a digest ("": none was made).
 
-        They were brought to one state, so that one that differs has got or kept another one: by a
-        defect, by a value that went wrong unnoticed, or by a model that is not built alike on every
-        rank.
+        All were brought to one state, so a member that differs has received or kept another one:
+        through a defect, a value that went wrong unnoticed, or a model that is not built alike on
+        every rank.
         """
         steps = {name: str(step) for name, (step, _) in held.items()}
         step = min(step for step, _ in held.values())
@@ -228,8 +230,8 @@ class DigestBook:
 def odd_ones(
     members: Sequence[str], digests: Mapping[str, str], *, shards: int
 ) -> tuple[tuple[str, ...], str] | None:
-    """Members whose digest differs from that of most that hold the same shard, in rank order; none
-    of them, and why, where there is no majority; None when all are the same.
+    """Members whose digest differs from the majority of those that hold the same shard, in rank
+    order; no member, and the reason, where there is no majority; None when all are the same.
     """
     layout, odd = Layout(world=len(members), shards=shards), set[str]()
     for shard in range(shards):

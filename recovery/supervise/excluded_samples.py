@@ -1,5 +1,5 @@
-"""Samples that the job leaves out, by themselves or with a whole share that was not finite, and
-from which step on.
+"""Samples that the job leaves out, alone or with a whole share that was not finite, and from which
+step on.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ class ExcludedSamples:
 
     @property
     def examine(self) -> int:
-        """The step at which a further non-finite value is to be traced to its samples; 0: none."""
+        """The step at which a further non-finite value is traced to its samples; 0: none."""
         book = self._failures
         failed = [f.step for f in (*book.history, *book.current) if f.cause is Cause.NONFINITE]
         return failed[-1] if failed else 0
 
     @property
     def lately(self) -> int:
-        """How many were left out in the steps before the failure at hand."""
+        """How many were excluded in the steps before the current failure."""
         step = self._failures.current[-1].step if self._failures.current else 0
         return sum(1 for since in self._since.values() if since > step - SKIP_WINDOW_STEPS)
 
     def restore(self, samples: Mapping[int, int]) -> None:
-        """Go on where another supervisor ended; what it had sent to which process is not known."""
+        """Continue where another supervisor stopped; what that one sent to which process is
+        unknown.
+        """
         self._since, self._order = dict(samples), list(samples)
 
     def tell(self, process: Process) -> int:
-        """Have a process know what is left out, as far as it does not yet; how many there are."""
+        """Send a process the excluded samples that it lacks; returns how many there are in all."""
         while process.told < len(self._order):
             new = self._order[process.told : process.told + MOST_LEFT_OUT]
             since = [self._since[sample] for sample in new]
@@ -53,7 +55,7 @@ class ExcludedSamples:
         return len(self._order)
 
     def note(self, process: str, samples: list[int]) -> None:
-        """A rank names the samples that are to blame."""
+        """A rank names the samples to blame."""
         self._named[process] = tuple(samples)
 
     def with_samples(self, failures: list[Failure]) -> tuple[Failure, ...]:
@@ -61,13 +63,13 @@ class ExcludedSamples:
         return tuple(replace(f, samples=self._named.get(f.process, ())) for f in failures)
 
     def take(self, form: Form) -> None:
-        """Leave out what a decision says, and write that down."""
+        """Exclude the samples of a decision, and record them."""
         self._named = {}
         new = [sample for sample in dict.fromkeys(form.skip) if sample not in self._since]
         if new:
             self._since |= dict.fromkeys(new, form.skip_from)
             self._order += new
-            # shares of many ranks make no line of any length
+            # bounds the length of a log line: the shares of many ranks are many samples
             for start in range(0, len(new), MOST_LEFT_OUT):
                 some = new[start : start + MOST_LEFT_OUT]
                 self._hands.record(

@@ -1,4 +1,4 @@
-"""What a supervisor knows about failures: those being answered, earlier ones, a suspicion."""
+"""What a supervisor knows about failures: the current ones, earlier ones, a suspicion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recovery.supervise.process_table import Process
 from recovery.supervise.supervision import Hands
 
 Place = tuple[int, int]
-"""A rank of a generation of a size: another process may hold it by the next failure."""
+"""A rank in a generation of a given size: another process may hold it at the next failure."""
 
 MAX_HISTORY = 1_000  # generations
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -21,8 +21,9 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """What is wrong, before it is a failure. ``process``: None where none can be blamed, as in a
-    collective that failed; ``measured``: of a hang (``recovery.detection.hangs.Hang.measured``).
+    """An anomaly, before it is declared a failure. ``process``: None where no process can be
+    blamed, as in a collective that failed; ``measured``: of a hang
+    (``recovery.detection.hangs.Hang.measured``).
     """
 
     process: Process | None
@@ -32,9 +33,7 @@ class Symptom:
 
 
 def answer_of(state: StateFrom, cause: str) -> str:
-    """What a generation of that state and cause is to the failures that it answers; see
-    ``Failure``.
-    """
+    """How a generation of that state and cause answers its failures; see ``Failure``."""
     return "rollback" if state is StateFrom.CHECKPOINT else cause
 
 
@@ -56,7 +55,7 @@ class FailureBook:
         self._repeated = 0
         self._places: set[Place | None] = set()
         self._attempts_since = -1
-        # place -> step it died at last, how often in a row
+        # place -> step at its last failure, failures in a row at that step
         self._falls: dict[Place, tuple[int, int]] = {}
 
     def declare(
@@ -70,7 +69,7 @@ class FailureBook:
         size: int,
         measured: Mapping[str, Any] = NOTHING,
     ) -> Failure:
-        """Write a failure down, of a process or of none that is known. It is answered only if added
+        """Record a failure, of a process or of an unknown one. It is answered only if it is added
         to ``current`` too. ``size``: of the generation; ``measured``: see ``Symptom``.
         """
         failure = Failure(
@@ -101,13 +100,13 @@ class FailureBook:
 
     @property
     def states_are_wrong(self) -> bool:
-        """Whether one to be answered says that somebody holds a wrong state: such a job is not done
-        after its last step.
+        """Whether a current failure means that a process holds a wrong state: such a job is not
+        complete after its last step.
         """
         return any(one.cause in (Cause.DIVERGED, Cause.NONFINITE) for one in self.current)
 
     def restore(self, answered: Sequence[Failure], current: Sequence[Failure]) -> None:
-        """Go on where another supervisor ended."""
+        """Continue where another supervisor stopped."""
         self.history, self.current = list(answered), list(current)
         self._declared = len(self.history) + len(self.current)
 
@@ -118,7 +117,7 @@ class FailureBook:
         self.suspicion, self.suspected_s = why, self._hands.now_s()
 
     def forget_suspicion(self) -> None:
-        """The cause is known, or the generation is past."""
+        """Clear the suspicion: the cause is known, or the generation is past."""
         self.suspected_s = None
 
     def answered(self, answer: str) -> None:
@@ -127,7 +126,7 @@ class FailureBook:
         """
         self.history.extend(replace(failure, answer=answer) for failure in self.current)
         oldest = self.history[-1].generation - MAX_HISTORY if self.history else 0
-        if self.history and self.history[0].generation < oldest:  # not asked for any more
+        if self.history and self.history[0].generation < oldest:  # too old to be needed again
             self.history = [failure for failure in self.history if failure.generation >= oldest]
         self.current = []
         self.suspected_s = None
@@ -156,8 +155,8 @@ class FailureBook:
         return self._repeated < self._max_attempts and fresh <= max(self._max_attempts, world // 2)
 
     def hopeless(self, high_water: int, *, world: int, max_deaths: int) -> str:
-        """Count one more decision. Why no further one is made, or "". ``high_water``: the highest
-        step ever committed; see ``may_try`` and ``loop``.
+        """Count one more decision. Returns why no further one is made, or "". ``high_water``: the
+        highest step ever committed; see ``may_try`` and ``loop``.
         """
         if loop := self.loop(max_deaths):
             return loop
@@ -166,8 +165,9 @@ class FailureBook:
         return f"{self.attempts - 1} recoveries in a row brought no new step after {high_water}"
 
     def loop(self, limit: int) -> str:
-        """What to say when a rank has died ``limit`` times in a row at one step, in any process;
-        else empty. In a world of another size it is another rank: others have moved up.
+        """The reason to give up when a rank has died ``limit`` times in a row at one step, in any
+        process; else empty. In a world of another size the number means another rank: others have
+        moved up.
         """
         for failure in self.current:
             rank = failure.rank

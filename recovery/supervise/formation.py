@@ -20,7 +20,7 @@ _ABLE = (Health.READY, Health.PARKED)
 
 
 class Formation:
-    """``pending``: what is decided but cannot begin yet; ``generation``: number of the last one
+    """``pending``: the decided form that cannot begin yet; ``generation``: number of the last one
     begun.
     """
 
@@ -38,8 +38,8 @@ class Formation:
         self.generation = 0
         self.rollbacks = 0
         self.answer = ""  # see recovery.policy.strategy.Failure
-        self.afresh = True  # the last one did not take its state from its members
-        self.restored = False  # it took it from a checkpoint
+        self.afresh = True  # the last generation did not take its state from its members
+        self.restored = False  # it took its state from a checkpoint
         self._hands = hands
         self._table = table
         self.store_port = store_port
@@ -48,8 +48,8 @@ class Formation:
         self._joined: dict[str, Joined] = {}
 
     def want(self, form: Form, new: Sequence[str]) -> None:
-        """Form this next; ``new``: names of the processes that stand behind ``new-0``, ``new-1``,
-        ...
+        """Form this generation next; ``new``: names of the processes that stand behind ``new-0``,
+        ``new-1``, ...
         """
         names = tuple(
             new[int(name[4:])] if name.startswith("new-") else name for name in form.members
@@ -61,7 +61,7 @@ class Formation:
         self._set(None)
 
     def exchange(self, name: str, other: str) -> None:
-        """Have another process take the place of one that the pending form names."""
+        """Put another process in the place of one that the pending form names."""
         assert self.pending is not None
         members = tuple(other if member == name else member for member in self.pending.members)
         self._set(replace(self.pending, members=members))
@@ -71,7 +71,7 @@ class Formation:
         self._awaited = frozenset(form.members if form else ())
 
     def restore(self, generation: int, rollbacks: int) -> None:
-        """Go on where another supervisor ended."""
+        """Continue where another supervisor stopped."""
         self.generation, self.rollbacks = generation, rollbacks
 
     def awaits(self, name: str) -> bool:
@@ -79,36 +79,36 @@ class Formation:
         return name in self._awaited
 
     def is_late(self, now_s: float, *, moving: bool) -> bool:
-        """Whether the members of the last one begun have shown no sign of life for too long.
-        ``moving``: there was one since the last call.
+        """Whether the members of the last generation have shown no sign of life for too long.
+        ``moving``: one did since the last call.
         """
         if moving:
             self._deadline_s = now_s + self._join_timeout_s
         return now_s > self._deadline_s
 
     def can_begin(self, *, with_spares: bool) -> bool:
-        """Whether all members are ready. ``with_spares``: and all other processes too, as a job
-        starts with everything it was promised.
+        """Whether all members are ready. ``with_spares``: and all other processes too, since a job
+        starts at full strength.
         """
         if self.pending is None:
             return False
         if with_spares and not self._table.only(
             *_ABLE, Health.DEAD
-        ):  # who left before it began is not waited for
+        ):  # one that left before is not awaited
             return False
         members = self.pending.members
         for rank in range(self._unable, len(members)):
             if self._table[members[rank]].health not in _ABLE:
-                self._unable = rank  # the next look begins here
+                self._unable = rank  # the next check begins here
                 return False
         return all(self._table[name].health in _ABLE for name in members)
 
     def begin(
         self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None
     ) -> None:
-        """Tell every member of the pending form to join a new generation, and let all others go;
-        see ``recovery.transport.wire.Join``. ``tell``: has a process know what is left out, and
-        says how much that is.
+        """Order every member of the pending form to join a new generation, and release all other
+        processes; see ``recovery.transport.wire.Join``. ``tell``: sends a process the excluded
+        samples that it lacks, and returns how many there are.
         """
         form, word = self.pending, word or Word()
         assert form is not None
@@ -170,8 +170,8 @@ class Formation:
                 self._table.fence(process)
 
     def joined(self, process: Process, message: Joined) -> Mapping[str, tuple[int, str]] | None:
-        """A process holds the generation's state. When it was the last one: the step and the digest
-        of each.
+        """A process holds the generation's state. After the last member: the step and the digest of
+        each member.
         """
         if message.generation != self.generation:
             return None
@@ -182,9 +182,9 @@ class Formation:
         return {name: (joined.step, joined.digest) for name, joined in self._joined.items()}
 
     def ready(self, step: int) -> None:
-        """All hold the same, and train."""
+        """All members hold the same state, and train."""
         for waiting in self._table.where(Health.READY):
-            waiting.valid = False  # from now on the job goes where its state does not follow
+            waiting.valid = False  # from now on its state falls behind
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
         self.restored = bool(names)
         self._hands.record(

@@ -1,5 +1,5 @@
 """A supervised job as its supervisor knows it: processes, generation, failures, progress and
-checkpoints. The parts of the controller share it; none of it decides what happens next.
+checkpoints. The parts of the controller share it; what happens next is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from recovery.supervise.supervision import Hands, Timing
 from recovery.transport.wire import Parked
 
 KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
-"""A process that fails by these may be there still."""
+"""A process that fails by one of these causes may still be running."""
 
 
 class JobState:
     """``world``: ranks asked for; ``shards``: ranks that hold one copy of the model together;
-    ``steps``: after which the job is complete.
+    ``steps``: number after which the job is complete.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class JobState:
         return tuple(p.name for p in self.table.where(Health.READY))
 
     def process_of(self, rank: int) -> str | None:
-        """The process that holds a rank now, if it lives."""
+        """The process that holds a rank now, if it is alive."""
         name = self.members[rank] if rank < len(self.members) else ""
         return name if name and self.table[name].health is not Health.DEAD else None
 
@@ -75,12 +75,12 @@ class JobState:
         return entry is not None and entry.expected_exit
 
     def has_place(self, process: Process) -> bool:
-        """Whether it holds a rank, or is to hold one in the generation that is decided."""
+        """Whether a process holds a rank, or will hold one in the decided generation."""
         rank = self.table.rank_of(process.name)
         return rank is not None or self.formation.awaits(process.name)
 
     def parked(self, process: Process, message: Parked) -> bool:
-        """A process has left a generation. False where that is not the current one."""
+        """A process has left a generation. Returns False where that is not the current one."""
         if message.generation != self.generation or self.table.rank_of(process.name) is None:
             return False
         process.health, process.step, process.valid = Health.PARKED, message.step, message.valid
@@ -89,8 +89,8 @@ class JobState:
         return True
 
     def noticed(self, process: Process) -> bool:
-        """A process will be ended soon. One without a place is let go of at once. Whether it has
-        one.
+        """A process will be ended soon. One without a place is released at once. Returns whether it
+        has a place.
         """
         process.noticed = True
         detail = "told by SIGTERM that it will be ended soon"
@@ -104,33 +104,33 @@ class JobState:
     def failed(
         self, process: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
     ) -> bool:
-        """A process has failed; one that may go on by itself is killed. Whether it has a place, so
-        that its failure is to be answered.
+        """A process has failed; one that may still be running is killed. Returns whether it has a
+        place, so that its failure has to be answered.
         """
         step = self.table.step_of(process)
         failure = self._declare(process, cause, detail, step, measured)
         if process.health is not Health.DEAD and cause in KILLED_FOR:
-            self.table.kill(process)  # a hung one may take a while to die; none waits for it
+            self.table.kill(process)  # a hung process may take a while to die
         has_place = self.has_place(process)
         (self.failures.current if has_place else self.failures.history).append(failure)
         return has_place
 
     def blame(self, processes: Sequence[Process], cause: Cause, detail: str, step: int) -> None:
-        """Failures to be answered, of processes that go on: each of these, or of none that is
-        known.
+        """Declare failures of processes that keep running: of each of these, or of an unknown
+        one.
         """
         blamed: Sequence[Process | None] = processes or [None]
         for process in blamed:
             self.failures.current.append(self._declare(process, cause, detail, step))
 
     def differ(self, found: Disagreement) -> None:
-        """States of replicas differ: each process that holds another than most is to blame."""
+        """States of replicas differ: each process outside the majority is to blame."""
         odd = [self.table[name] for name in found.odd]
         self.blame(odd, Cause.DIVERGED, found.detail, found.step)
 
     def refused(self, message: Parked) -> None:
-        """A rank has refused values that are not finite. After the last step its state holds
-        them.
+        """A rank has refused values that are not finite. After the last step they are in its
+        state.
         """
         late = message.step >= self.steps
         ranks = [rank for rank in message.blamed if rank < len(self.members)]
@@ -162,13 +162,13 @@ class JobState:
         )
 
     def why_give_up(self) -> str:
-        """Count one more decision. Why it is not made, or ""."""
+        """Count one more decision. Returns why it cannot be made, or ""."""
         return self.failures.hopeless(
             self.progress.high_water, world=self.world, max_deaths=self.timing.max_deaths
         )
 
     def form(self) -> None:
-        """Tell the members of the decided generation to join it."""
+        """Order the members of the decided generation to join it."""
         self.formation.begin(
             tell=self.excluded.tell, examine=self.excluded.examine, word=self.digests.word
         )
@@ -185,7 +185,9 @@ class JobState:
         self.progress.resumed(self.generation, self.members, step)
 
     def view(self, *, spares: int, pause_saves: bool) -> ClusterView:
-        """What a strategy sees. ``spares``: wanted; ``pause_saves``: see ``ClusterView``."""
+        """The job as a strategy sees it. ``spares``: wanted; ``pause_saves``: see
+        ``ClusterView``.
+        """
         return ClusterView(
             now_s=self.hands.now_s(),
             generation=self.generation,

@@ -1,4 +1,4 @@
-"""Aborts a generation: has its survivors leave it, and waits until they have parked with their
+"""Aborts a generation: makes its survivors leave it, and waits until they have parked with their
 state and the cause is known.
 """
 
@@ -13,16 +13,16 @@ from recovery.supervise.job_state import JobState
 
 
 class Parking:
-    """The wait for the survivors of one generation after the other."""
+    """The wait for the survivors of each generation in turn."""
 
     def __init__(self, job: JobState) -> None:
         self._job = job
         self._deadline_s = 0.0
         self._patience_s = 0.0
-        self._unforced = False  # they park by themselves, and are aborted where they do not
+        self._unforced = False  # survivors park by themselves
 
     def abort(self) -> None:
-        """Tell every survivor to leave: a cascade from neighbour to neighbour is not enough."""
+        """Order every survivor to leave: a cascade from neighbour to neighbour is not enough."""
         job, limit_s = self._job, self._job.timing.park_timeout_s
         self._unforced = False
         self._deadline_s = job.hands.now_s() + limit_s
@@ -30,7 +30,9 @@ class Parking:
         job.table.abort(job.generation)
 
     def let_park(self, patience_s: float) -> None:
-        """They park by themselves; abort them after so long without a sign of life."""
+        """Let the survivors park by themselves; abort them after ``patience_s`` seconds without a
+        sign of life.
+        """
         self._unforced, self._patience_s = True, patience_s
         self._deadline_s = self._job.hands.now_s() + patience_s
 
@@ -53,15 +55,16 @@ class Parking:
             )
 
     def lacks_cause(self, now_s: float) -> bool:
-        """Whether all have left in time and none died: then the connection failed."""
+        """Whether all survivors have left in time and none died: then the connection failed."""
         table, current = self._job.table, self._job.failures.current
         return (
             not self._unforced and now_s > self._deadline_s and not current and not table.training()
         )
 
     def conclude(self) -> bool:
-        """Whether all have left and there is something to answer; then what each holds is written
-        down. A suspicion becomes a failure of no known process when its grace is over.
+        """Whether all survivors have left and a failure has to be answered; if so, the state each
+        holds is recorded. A suspicion becomes a failure of an unknown process when its grace is
+        over.
         """
         job, failures = self._job, self._job.failures
         if job.table.some_train:

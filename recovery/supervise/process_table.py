@@ -1,8 +1,7 @@
-"""The processes of a job as their supervisor knows them: those that live, and who was a member of
-the last generation.
+"""The processes of a job as their supervisor knows them: those alive, and the members of the last
+generation.
 
-What is asked for each message is answered without looking at all processes: a job may have many
-thousands.
+Queries made for each message do not scan all processes: a job may have many thousands.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ ByHealth = dict[Health, dict[str, "Process"]]
 
 @dataclass(kw_only=True, eq=False)
 class Process:
-    """One process. ``number``: in the order they were started; ``step``: last step it applied;
+    """One process. ``number``: its place in the order of starts; ``step``: last step it applied;
     ``valid``: state is whole; ``finished``: no step is left.
 
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
-    has to be ready; ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it
-    was told that it will be ended soon; ``shard``, ``pending``: see ``ProcessView``; ``told``: of
-    so many samples left out; ``stopped_s``: since when it is seen stopped while it starts;
-    ``leaving``: it counts as dead, and was asked to end by itself, which it may not do. ``lists``:
-    it stands in that of its health.
+    has to be ready; ``error``: the reason it gives for ending; ``versions``: of its software;
+    ``noticed``: it has notice that it will be ended soon; ``shard``, ``pending``: see
+    ``ProcessView``; ``told``: how many excluded samples it has been sent; ``stopped_s``: since when
+    it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to end by
+    itself, which it may not do. ``lists``: the processes by health, this one among them.
     """
 
     name: str
@@ -62,7 +61,7 @@ class Process:
 
     @property
     def health(self) -> Health:
-        """As the supervisor knows it."""
+        """Its health as the supervisor knows it."""
         return self._health
 
     @health.setter
@@ -76,14 +75,14 @@ TERMINATED = "signal 15"
 
 
 class ProcessTable:
-    """Every process that lives, members of the last generation that do not, and who holds which
-    rank now.
+    """Every process that is alive, dead members of the last generation, and which process holds
+    which rank now.
     """
 
     def __init__(self, hands: Hands, *, start_timeout_s: float) -> None:
         self._members: tuple[str, ...] = ()
         self._ranks: dict[str, int] = {}
-        self._unfinished = 0  # a rank that had a step left when it was last asked for
+        self._unfinished = 0  # a rank that had a step left at the last check
         self._hands = hands
         self._start_timeout_s = start_timeout_s
         self._processes: dict[str, Process] = {}
@@ -97,7 +96,7 @@ class ProcessTable:
         return self._processes[name]
 
     def get(self, name: str) -> Process | None:
-        """The process of that name, as long as it may be asked for."""
+        """The process of that name, as long as it is remembered."""
         return self._processes.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -105,7 +104,7 @@ class ProcessTable:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the last generation, by rank."""
+        """Members of the last generation, by rank."""
         return self._members
 
     @members.setter
@@ -120,8 +119,8 @@ class ProcessTable:
             self._forget(process)
 
     def exited(self, process: Process, how: str = "") -> None:
-        """It is gone, and forgotten unless it was a member of the last generation.
-        One that could not hear of a notice yet ends by it.
+        """The process has exited; it is forgotten unless it was a member of the last generation. A
+        notice ends a process that is still starting and cannot report it.
         """
         process.noticed = process.noticed or how == TERMINATED
         process.health, process.gone = Health.DEAD, True
@@ -147,7 +146,7 @@ class ProcessTable:
 
     @property
     def started(self) -> int:
-        """How many processes there have been."""
+        """Number of processes ever started."""
         return self._started
 
     def overdue(self, now_s: float) -> list[Process]:
@@ -155,16 +154,14 @@ class ProcessTable:
         return [process for process in self.where(Health.STARTING) if now_s > process.deadline_s]
 
     def stopped(self, now_s: float, silence_s: float) -> list[Process]:
-        """Members silent for so long that the kernel shows as stopped."""
+        """Members silent for that long that the kernel shows as stopped."""
         silent = [
             p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s
         ]
         return [process for process in silent if self._hands.os_state(process.name) in STOPPED]
 
     def stopped_starting(self, now_s: float, since_s: float) -> list[Process]:
-        """Those that start, and that the kernel has shown as stopped for so long, whenever it was
-        asked.
-        """
+        """Starting processes that the kernel has shown as stopped for that long, at every check."""
         starting = self.where(Health.STARTING)
         for process in starting:
             if self._hands.os_state(process.name) not in STOPPED:
@@ -174,7 +171,7 @@ class ProcessTable:
         return [process for process in starting if now_s - process.stopped_s > since_s]
 
     def unheard(self) -> list[Process]:
-        """Members at work whose node is not heard of."""
+        """Members at work whose node is silent."""
         return [
             process for process in self.training() if self._hands.os_state(process.name) == UNHEARD
         ]
@@ -187,8 +184,8 @@ class ProcessTable:
             self._hands.kill(process.name)
 
     def fence(self, process: Process) -> None:
-        """Let go of a process that must not write to the job again: killed, unless it is about to
-        be ended anyway.
+        """Release a process that must not write to the job again: it is killed, unless it is about
+        to be ended anyway.
         """
         if not process.noticed:
             self.kill(process)
@@ -197,19 +194,19 @@ class ProcessTable:
         self._hands.send(process.name, Stop())
 
     def abort(self, generation: int) -> None:
-        """Have every survivor leave the generation."""
+        """Order every survivor to leave the generation."""
         told = [process.name for process in self.training()]
         for name in told:
             self._hands.send(name, Abort(generation=generation))
         self._hands.record(Kind.ABORT_SENT, processes=told)
 
     def dismiss(self, *, kill: bool) -> None:
-        """Have every process end, by itself or at once; each stays alive here until its exit is
+        """End every process, by request or at once; each stays alive here until its exit is
         reported.
         """
         for process in self.alive:
             process.expected_exit = True
-            # One that is still starting has nothing to close.
+            # A process that is still starting has nothing to close.
             if kill or process.health is Health.STARTING:
                 self._hands.kill(process.name)
             else:
@@ -219,7 +216,7 @@ class ProcessTable:
 
     @property
     def _leaving(self) -> list[Process]:
-        """Those that were asked to end and may be there still, though they are counted dead."""
+        """Processes that were asked to end and may still run, though they are counted dead."""
         return [
             process
             for process in self._lists[Health.DEAD].values()
@@ -244,7 +241,7 @@ class ProcessTable:
 
     @property
     def all_dead(self) -> bool:
-        """Whether no process is alive, and each that was asked to end has."""
+        """Whether no process is alive, and each that was asked to end has exited."""
         return not self._leaving and not any(
             self._lists[health] for health in Health if health is not Health.DEAD
         )
@@ -254,11 +251,13 @@ class ProcessTable:
         return sorted(self._lists[health].values(), key=_number)
 
     def only(self, *healths: Health) -> bool:
-        """Whether every process has one of these."""
+        """Whether every process has one of these healths."""
         return not any(self._lists[health] for health in Health if health not in healths)
 
     def other_versions(self, process: Process) -> Mapping[str, str]:
-        """The software of some other process that is built and lives; empty when there is none."""
+        """The software versions of another process that is built and alive; empty when there is
+        none.
+        """
         for health in (Health.TRAINING, Health.PARKED, Health.READY):
             for other in self._lists[health].values():
                 if other is not process and other.versions:
@@ -266,7 +265,7 @@ class ProcessTable:
         return {}
 
     def member_processes(self) -> list[Process]:
-        """Members of the current generation by rank, the dead ones too."""
+        """Members of the current generation by rank, including dead ones."""
         return [self._processes[name] for name in self._members]
 
     def training(self) -> list[Process]:
@@ -275,7 +274,7 @@ class ProcessTable:
 
     @property
     def some_train(self) -> bool:
-        """Whether some member neither parked nor died."""
+        """Whether some member has neither parked nor died."""
         return any(name in self._ranks for name in self._lists[Health.TRAINING])
 
     @property
@@ -290,7 +289,7 @@ class ProcessTable:
         size = len(self._members)
         for rank in range(self._unfinished, self._unfinished + size):
             if not self._processes[self._members[rank % size]].finished:
-                # the next look begins here: as long as it trains, that is all
+                # the next check begins here: while that rank trains, no other is looked at
                 self._unfinished = rank % size
                 return False
         return True
@@ -300,8 +299,8 @@ class ProcessTable:
         return self._ranks.get(name)
 
     def views(self) -> tuple[ProcessView, ...]:
-        """All that live, and all members, as a strategy sees them: oldest first, but last those
-        that wait on a node not heard of.
+        """All living processes and all members, as a strategy sees them: oldest first, but those
+        that wait on a silent node last.
         """
         ready = self._lists[Health.READY]
         unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
@@ -326,15 +325,15 @@ class ProcessTable:
         )
 
     def bench(self, process: Process) -> None:
-        """Have a parked process wait outside the generation until its replica is whole again."""
+        """Let a parked process wait outside the generation until its replica is whole again."""
         process.health, process.rank = Health.READY, None
 
     def plan_transfer(self, form: Form, shards: int) -> tuple[dict[int, int], int]:
         """How the members of a new generation come to one state: receiving ranks, each with the
         rank that sends it its part, and the step that some have to finish first (0: none).
 
-        Survivors that had already applied the interrupted step are the sources, as are those who
-        only lack the end of it; all others copy from them.
+        Survivors that had already applied the interrupted step are the sources, as are those that
+        lack only the end of it; all others copy from them.
         """
         if form.state is StateFrom.INITIAL:
             return {}, 0

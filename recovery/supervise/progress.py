@@ -1,5 +1,5 @@
-"""How far a job got: by its members' progress marks, which also show whether one of them hangs, and
-by what its replicas agree on.
+"""How far a job got, from its members' progress marks, which also show whether one of them hangs,
+and from the steps that its replicas agree on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recovery.transport.wire import Agreed
 
 
 class ProgressWatch:
-    """Reads marks."""
+    """Reads the members' progress marks."""
 
     def __init__(self, hands: Hands, limits: HangLimits, *, shards: int = 1) -> None:
         self._shards = shards
@@ -33,24 +33,24 @@ class ProgressWatch:
         self._hands = hands
 
     def resumed(self, generation: int, members: tuple[str, ...], step: int) -> None:
-        """A generation starts training from a step, to which it may have gone back; its marks tell
-        how far it comes, if they are seen.
+        """A generation starts training from ``step``, which may be an earlier one; from now on its
+        marks say how far it is, if they can be read.
         """
         self._generation, self._members = generation, members
         self.reached(step)
         self.detector.resumed(members)
 
     def reached(self, step: int) -> None:
-        """All members say that they have committed a step."""
+        """All members report that they have committed a step."""
         self._committed = step
         self._high_water = max(self._high_water, step)
 
     @property
     def committed(self) -> int:
-        """Step committed by all members of the generation that trained last, by the marks of this
-        moment.
+        """Step committed by all members of the generation that trained last, by their current
+        marks.
 
-        Those of the dead count too: they tell how far a generation had come when it broke.
+        Marks of dead members count too: they tell how far a generation had come when it broke.
         """
         marks = [self._hands.mark(name) for name in self._members]
         if marks and all(mark.generation == self._generation for mark in marks):
@@ -59,15 +59,15 @@ class ProgressWatch:
 
     @property
     def high_water(self) -> int:
-        """The highest that ``committed`` ever was; a rollback does not lower it."""
+        """The highest value ``committed`` ever had; a rollback does not lower it."""
         return max(self.committed, self._high_water)
 
     def look(
         self, generation: int, names: Iterable[str], *, others_done: bool = False
     ) -> Hang | None:
-        """Note progress of the members still at work, and return the worst hang among them.
+        """Note the progress of the members still at work, and return the worst hang among them.
 
-        The process ``""``: none can be blamed. ``others_done``: there are members that have done
+        The process ``""``: no single one can be blamed. ``others_done``: some members have finished
         their last step.
         """
         now = self._hands.now_s()
@@ -78,8 +78,8 @@ class ProgressWatch:
         if len(current) == len(marks):
             moved_s = [mark.time_ns / 1e9 for mark in current]
             self.detector.observe(now, min(mark.committed for mark in current), moved_s)
-        # One that has joined, and whose mark is still of an earlier generation, shows no sign of
-        # life.
+        # A member that has joined, and whose mark is still of an earlier generation, shows no sign
+        # of life.
         marks = {
             n: m if m.generation == generation else replace(m, phase="idle")
             for n, m in marks.items()
@@ -99,13 +99,13 @@ class ProgressWatch:
         )
 
     def aborted(self, least_s: float) -> None:
-        """The members of a generation are to leave it; each has ``least_s`` for that
-        at least.
+        """The members of a generation have to leave it; each has at least ``least_s`` seconds for
+        that.
         """
         self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
 
     def staying(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Which of these members should have left by now, and what is measured of each
+        """Which of these members should have left by now, and the measurements of each
         (``Hang.measured``).
         """
         hands, leaving = self._hands, self._leaving
@@ -122,8 +122,8 @@ class ProgressWatch:
 
 
 class AgreementLog:
-    """Writes down at which step the replicas were last the same, and which checkpoint that vouches
-    for: a supervisor that takes over needs it, and so does the rank that saves.
+    """Records the last step at which the replicas were the same, and the checkpoint that this
+    vouches for: a supervisor that takes over needs both, and so does the rank that saves.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class AgreementLog:
         self._said: tuple[int | None, int | None] = (0, None)
 
     def note(self) -> None:
-        """Write down what is agreed on, where it is news, and tell the rank that saves, which must
+        """Record the agreed step, where it is new, and send it to the rank that saves, which must
         not delete that checkpoint.
         """
         agreed, saved = self._digests.agreed, self._digests.agreed_checkpoint
@@ -145,7 +145,7 @@ class AgreementLog:
         self._said = agreed, saved
         self._hands.record(Kind.REPLICAS_AGREED, step=agreed, saved=saved)
         self._hands.send(self._table.members[0], Agreed(step=agreed))
-        # the members' marks may not be seen
+        # the members' marks may be unreadable
         self._progress.reached(max(self._progress.committed, agreed))
 
     def adopted(self) -> None:
@@ -153,15 +153,15 @@ class AgreementLog:
         self._said = self._digests.agreed, self._digests.agreed_checkpoint
 
     def formed(self, *, restored: int | None, checkpoint: bool) -> None:
-        """A generation trains; its members got what is known of checkpoints as they joined.
-        See ``DigestBook.formed``.
+        """A generation trains; its members learned about checkpoints as they joined. See
+        ``DigestBook.formed``.
         """
         self._digests.formed(restored=restored, checkpoint=checkpoint)
         self._said = self._digests.agreed, self._digests.agreed_checkpoint
 
     def set_aside(self, doubts: Sequence[Doubt]) -> None:
-        """Checkpoints in doubt are out of the way. Until this is written down every generation
-        hears of them, under any supervisor: renaming may fail, and its rank may die.
+        """Doubtful checkpoints have been set aside. Until this is recorded, every generation is
+        warned of them, under any supervisor: the rename may fail, or the rank that does it may die.
         """
         if self._digests.settled(doubts):
             self._hands.record(Kind.DOUBTS_SETTLED, left=self._digests.doubts)

@@ -1,5 +1,5 @@
-"""What follows a failure, from top to bottom: abort the generation, decide, form the next one, go
-on. Which failures there are is detected by ``recovery.supervise.controller``.
+"""What follows a failure, from top to bottom: abort the generation, decide, form the next one,
+train on. Failures are detected in ``recovery.supervise.controller``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRAINS = (Stage.TRAINING, Stage.PAUSING)
 
 
 class RecoveryCycle:
-    """Moves a job on from stage to stage. ``outcome``, ``reason``: of the job, once it ends;
+    """Moves a job from stage to stage. ``outcome``, ``reason``: of the job, once it ends;
     ``parking``: the wait for survivors.
     """
 
@@ -50,8 +50,8 @@ class RecoveryCycle:
     # ---- a failure
 
     def failed(self, process: Process, *, has_place: bool) -> None:
-        """A process has failed, and that is written down. ``has_place``: the generation lacks
-        it.
+        """A process has failed, and the failure is recorded. ``has_place``: the generation lacks
+        this process.
         """
         match self.stage:
             case Stage.STOPPING:
@@ -67,15 +67,16 @@ class RecoveryCycle:
                 self._act(self._strategy.on_spare_lost(self._view()))
 
     def noticed(self, process: Process, *, has_place: bool) -> None:
-        """A process will be ended soon: a member when the strategy has it leave."""
+        """A process will be ended soon; the strategy decides whether a member leaves early."""
         answer = self._strategy.on_notice if has_place else self._strategy.on_spare_lost
         match self.stage:
             case Stage.STARTING | Stage.WAITING:
-                self.form_if_ready()  # it may be the one that was waited for
+                self.form_if_ready()  # it may be the last one that the generation waited for
             case Stage.TRAINING:
                 self._act(answer(self._view()))
             case Stage.PAUSING if process.name in self._job.members:
-                # With this one gone too, what was to be left to others may have to be saved.
+                # Once this process is gone too, state that was to pass to other processes may have
+                # to be saved.
                 more = answer(self._view())
                 if Pause(save=True) in more.actions:
                     self._act(more)
@@ -89,7 +90,7 @@ class RecoveryCycle:
     def _refused(self, message: Parked) -> None:
         """A rank has refused values that are not finite."""
         job, timing = self._job, self._job.timing
-        # the blamed look for the sample, and then park
+        # the blamed ranks look for the sample, and then park
         examined = job.excluded.examine == message.step + 1
         job.refused(message)
         if message.step >= job.steps and self.stage is Stage.STOPPING:
@@ -103,7 +104,7 @@ class RecoveryCycle:
             self.decide_if_parked()
 
     def suspect(self, why: str) -> None:
-        """A collective failed and no process is known to be dead: break the group, await the
+        """A collective failed and no process is known to be dead: break the group and wait for the
         cause.
         """
         if self.stage in (*_TRAINS, Stage.FORMING):
@@ -115,7 +116,7 @@ class RecoveryCycle:
 
     def stop_generation(self) -> None:
         """Have every survivor leave the generation at once, or replace all where the strategy keeps
-        none.
+        no survivor.
         """
         self.stage = Stage.STOPPING
         self._job.failures.forget_suspicion()
@@ -126,10 +127,11 @@ class RecoveryCycle:
         self.decide_if_parked()
 
     def parked(self, process: Process, message: Parked) -> None:
-        """A rank has left its generation: by an abort, a failure that it saw, or a pause."""
+        """A rank has left its generation, because of an abort, a failure it saw, or a pause."""
         if not self._job.parked(process, message):
             return
-        late = self.stage is Stage.STOPPING and message.step >= self._job.steps  # each for itself
+        # ranks park one by one
+        late = self.stage is Stage.STOPPING and message.step >= self._job.steps
         if message.why == "nonfinite" and (late or self.stage in _TRAINS):
             self._refused(message)
         elif self.stage is Stage.STOPPING:
@@ -157,7 +159,7 @@ class RecoveryCycle:
         return self._job.view(spares=self._strategy.spares_wanted, pause_saves=self._pause_saves)
 
     def _act(self, decision: Decision) -> None:
-        """Write the decision down, if there is anything to do, and do it."""
+        """Record the decision, if it changes anything, and carry it out."""
         self._again_s = decision.again_s if decision.again_s is not None else self._again_s
         if not decision.actions:
             return
@@ -177,7 +179,8 @@ class RecoveryCycle:
                 case Form():
                     form = action
                     if not any(name.startswith("new-") for name in form.members):
-                        # None to wait for: the group forms before replacements cost any time.
+                        # When no process is awaited, the group forms before replacements cost any
+                        # time.
                         self._take(form, new)
                         form = None
                 case GiveUp():
@@ -187,8 +190,8 @@ class RecoveryCycle:
             self._take(form, new)
 
     def _take(self, form: Form, new: Sequence[str]) -> None:
-        """Form this next, as soon as its members are ready; ``new``: the processes that stand
-        behind ``new-0``, ``new-1`` ...
+        """Form this generation next, as soon as its members are ready; ``new``: the processes that
+        stand behind ``new-0``, ``new-1`` ...
         """
         self._job.excluded.take(form)
         self._job.formation.want(form, new)
@@ -207,7 +210,7 @@ class RecoveryCycle:
     # ---- form
 
     def became_ready(self, process: Process) -> None:
-        """A process is built and waits."""
+        """A process is built and waits for orders."""
         self._job.excluded.tell(process)  # before it is needed
         if self.stage in (Stage.STARTING, Stage.WAITING):
             self.form_if_ready()
@@ -215,13 +218,13 @@ class RecoveryCycle:
             self._act(self._strategy.on_ready(self._view()))
 
     def form_if_ready(self) -> None:
-        """Form the generation that is decided, if all its members are ready."""
+        """Begin the decided generation, if all its members are ready."""
         if self._job.formation.can_begin(with_spares=self.stage is Stage.STARTING):
             self.stage = Stage.FORMING
             self._job.form()
 
     def joined(self, process: Process, message: Joined) -> None:
-        """A member holds the generation's state. When it was the last one, they train."""
+        """A member holds the generation's state. Once all members do, they train."""
         job = self._job
         held = job.formation.joined(process, message) if self.stage is Stage.FORMING else None
         if held is None:
@@ -234,17 +237,17 @@ class RecoveryCycle:
         self.stage = Stage.TRAINING
         self.go_on()
 
-    # ---- go on
+    # ---- train on
 
     def go_on(self) -> None:
         """The generation trains."""
-        # notices that members got before it did, or while no supervisor heard of them
+        # notices that members got before it formed, or while they had no supervisor
         if any(member.noticed for member in self._job.table.member_processes()):
             self._act(self._strategy.on_notice(self._view()))
         self.end_if_finished()
 
     def replace_lost(self, now_s: float) -> None:
-        """Replace what was lost or used, once the generation has made a step."""
+        """Replace lost or used processes, once the generation has made a step."""
         job = self._job
         if self.stage is not Stage.TRAINING:
             return
@@ -258,7 +261,7 @@ class RecoveryCycle:
     # ---- end
 
     def end_if_finished(self) -> None:
-        """End the job, if no member has a step left."""
+        """End the job, if every member has finished its last step."""
         if self.stage in _TRAINS and self._job.table.all_finished:
             self.complete()
 
@@ -279,15 +282,15 @@ class RecoveryCycle:
         self.end_if_gone()
 
     def end_if_gone(self) -> None:
-        """The job is over when every process is gone."""
+        """The job is over when every process has exited."""
         if self._job.table.all_dead:
             self.stage = Stage.DONE
 
     def end_by_force(self, now_s: float) -> None:
-        """While the job ends: kill what does not end by itself, and give up on what no signal
-        ends.
+        """While the job ends: kill a process that does not end by itself, and give up on one that
+        survives SIGKILL.
         """
         if now_s > self._end_by_s + self._job.timing.kill_timeout_s:
-            self.stage = Stage.DONE  # what is left is reported by the launcher
+            self.stage = Stage.DONE  # the launcher reports what is left
         elif now_s > self._end_by_s:
             self._job.table.dismiss(kill=True)

@@ -7,11 +7,11 @@ from recovery.supervise.job_state import JobState
 from recovery.supervise.process_table import Process
 
 EARLY_TRIES = 4
-"""Processes started for each that is wanted, while machines go before training begins."""
+"""Processes started per wanted process at most, while machines are lost before training begins."""
 
 
 class Startup:
-    """Provisions ranks and spares as the strategy wants them."""
+    """Starts ranks and spares as the strategy wants them."""
 
     def __init__(self, job: JobState, strategy: Strategy) -> None:
         self._job = job
@@ -21,8 +21,8 @@ class Startup:
         """Start the processes that are missing, and decide on the first generation. CHECKPOINT:
         from the newest checkpoint that verifies, if there is one.
 
-        Returns the name of a process that failed under an earlier supervisor, which the job cannot
-        begin without; then nothing is done.
+        Returns the name of a process that failed under an earlier supervisor, without which the job
+        cannot begin; then nothing is done.
         """
         table = self._job.table
         gone = [p.name for p in table if p.health is Health.DEAD and not p.noticed]
@@ -39,13 +39,13 @@ class Startup:
         return None
 
     def can_replace(self, process: Process) -> bool:
-        """Whether it goes because its machine goes, and another may take its place."""
+        """Whether the process leaves because its machine does, and another may take its place."""
         wanted = self._job.world + self._strategy.spares_wanted
         early = self._job.table.started < EARLY_TRIES * wanted
         return self._strategy.replaces and process.noticed and early
 
     def replace(self, process: Process) -> None:
-        """Start another in its place. Nothing of the job is lost with it."""
+        """Start another process in its place. The job loses nothing with it."""
         if self._job.formation.awaits(process.name):
             self._job.failures.current.clear()  # no generation broke
             self._job.formation.exchange(process.name, self._spawn_worker())

@@ -1,5 +1,5 @@
-"""What supervising a job needs from outside, how long it waits for what, and the stages it goes
-through.
+"""The interface that a supervisor needs to its processes, the bounds of its waits, and the stages
+of a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recovery.transport.wire import Message
 
 
 class Hands(Protocol):
-    """What the controller can do to the world. All calls return at once."""
+    """What the controller can do to processes. All calls return at once."""
 
     def now_s(self) -> float:
         """Monotonic seconds."""
@@ -26,7 +26,7 @@ class Hands(Protocol):
         """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
 
     def send(self, process: str, message: Message) -> bool:
-        """Send to a process; False when it is gone."""
+        """Send to a process; False when it has exited."""
 
     def kill(self, process: str) -> None:
         """SIGKILL; the exit is reported later."""
@@ -35,10 +35,12 @@ class Hands(Protocol):
         """The process's progress mark."""
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on the process: R, S, D, T, Z, X; ? while its node is not heard of."""
+        """The process state as the kernel reports it: R, S, D, T, Z, X; ? while its node is
+        silent.
+        """
 
     def pulse(self, process: str) -> Pulse:
-        """What the process got of the processors."""
+        """How much CPU time the process got."""
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
@@ -65,13 +67,13 @@ class Timing:
     """Bounds of every wait, seconds.
 
     ``max_attempts``: decisions in a row without one new committed step; ``max_deaths``: of one rank
-    in a row at one step, in any process; ``settle_timeout_s``: how long a new generation is left
-    alone at most before replacements are started, if it makes no step before; ``join_timeout_s``:
-    without any sign of life of those who form a group, restore and copy; ``park_timeout_s``: least
-    time a rank has to leave an aborted generation, more where its phase takes longer;
-    ``examine_timeout_s``: without a sign of life of those who look for a sample that cannot be
-    computed; ``form_timeout_s``, ``collective_timeout_s``: torch's own; ``tick_s``: how often the
-    supervisor looks. ``recovery.supervise.limits`` checks their order.
+    in a row at one step, in any process; ``settle_timeout_s``: longest wait for a new generation's
+    first step before replacements are started; ``join_timeout_s``: without any sign of life of
+    members that form a group, restore and copy; ``park_timeout_s``: least time a rank has to leave
+    an aborted generation, more where its phase takes longer; ``examine_timeout_s``: without a sign
+    of life of ranks that look for a sample that cannot be computed; ``form_timeout_s``,
+    ``collective_timeout_s``: torch's own; ``tick_s``: interval of the supervisor's checks.
+    ``recovery.supervise.limits`` checks their order.
     """
 
     tick_s: float = 0.02
@@ -94,9 +96,9 @@ class Timing:
     def with_limits(
         self, *, hang_s: float | None, park_s: float | None, join_s: float | None
     ) -> Timing:
-        """With what the user says instead of what is usual; None: nothing. A rank that is about to
-        be aborted is given no longer than one that has been, and a process that is stopped no
-        longer than one that is only silent.
+        """With the user's values in place of the defaults; None keeps a default. A rank about to be
+        aborted is given no longer than one that has been, and a stopped process no longer than one
+        that is only silent.
         """
         hang = self.hang
         if hang_s is not None:
@@ -109,7 +111,7 @@ class Timing:
             hang=hang,
             park_timeout_s=park,
             join_timeout_s=join,
-            # as a rank takes it from ``Join.timeout_s``
+            # rounded as in ``Join.timeout_s``
             form_timeout_s=max(self.form_timeout_s, 2 * join),
             unforced_park_s=min(self.unforced_park_s, park / 2),
             blame_grace_s=min(self.blame_grace_s, park / 2),

@@ -1,5 +1,5 @@
-"""Detects failures that no message reports, by clocks and progress marks: who hangs at work, while
-it starts, or while a group forms.
+"""Detects failures that no message reports, by clocks and progress marks: a hang at work, during
+startup, or while a group forms.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from recovery.supervise.failures import Symptom
 from recovery.supervise.job_state import JobState
 
 SOONEST_S = 0.005
-"""Between two looks at least, however soon a rank is late: one that gets no processor may be late
-for long.
+"""Shortest interval between two checks, however soon a rank is late: one that is starved of CPU may
+stay late for long.
 """
 
 
 class Watch:
-    """Looks at a job. Each method yields what it finds, so that what a symptom was answered by is
-    seen before the next is looked for.
+    """Checks a job for hangs. Each method yields its findings one by one, so that the answer to a
+    symptom takes effect before the next check.
     """
 
     def __init__(self, job: JobState) -> None:
@@ -26,11 +26,11 @@ class Watch:
 
     @property
     def due_s(self) -> float:
-        """In how long to look again at members at work, at the latest."""
+        """Seconds until the members at work have to be checked again, at the latest."""
         return min(self._job.timing.tick_s, max(SOONEST_S, self._job.progress.detector.due_s))
 
     def at_work(self) -> Iterator[Symptom]:
-        """The member that hangs, or that all hang and none can be blamed."""
+        """The member that hangs, or no process when all hang and none can be blamed."""
         job = self._job
         training = job.table.training()
         at_work = [member.name for member in training if not member.finished]
@@ -44,10 +44,11 @@ class Watch:
             )
 
     def forming(self, now_s: float) -> Iterator[Symptom]:
-        """A member that is stopped and will not join, or no sign of life of any of them.
+        """A member that is stopped and will not join, or a group without any sign of life.
 
-        All wait for each other here, so that marks tell nothing of a single one; but while one of
-        them reads, restores or copies there is progress. Of a silent node it is not known.
+        The members all wait for each other here, so that the marks of a single one tell nothing;
+        but while one of them reads, restores or copies, there is progress. Whether a process on a
+        silent node is stopped is unknown.
         """
         job, limit_s = self._job, self._job.timing.join_timeout_s
         stopped = job.table.stopped(now_s, job.timing.hang.stopped_s)
@@ -67,7 +68,7 @@ class Watch:
         stopped = table.stopped_starting(now_s, timing.hang.stopped_s)
         for process in (*late, *(stopped if stopped_too else ())):
             if process.health is not Health.STARTING:
-                continue  # what the one before was answered by has ended it
+                continue  # the answer to the previous symptom has ended this process
             if process in late:
                 detail = f"not ready after {timing.start_timeout_s:.0f} s"
                 yield Symptom(process=process, cause=Cause.START_TIMEOUT, detail=detail)

@@ -1,1 +1,1 @@
-"""What supervisor and ranks share: messages, progress counters, event ring, authentication."""
+"""Shared by supervisor and ranks: messages, progress counters, event ring, authentication."""

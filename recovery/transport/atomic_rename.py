@@ -1,5 +1,5 @@
-"""What Python does not offer of the file system: directories that change place at once, writeback
-begun early, and removal and syncing that show how far they are.
+"""File-system operations that Python lacks: an atomic exchange of directories, early writeback, and
+removal and syncing that report progress.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 def put_in_place(staging: Path, final: Path, trash: Path) -> Callable[[], object]:
-    """Move ``staging`` to ``final``, or exchange the two where ``final`` exists; returns how to
-    take it back.
+    """Move ``staging`` to ``final``, or exchange the two where ``final`` exists; returns a function
+    that undoes it.
 
     Where names cannot be exchanged the old one lies at ``trash`` for a moment. Raises OSError; then
     nothing has moved.

@@ -1,8 +1,8 @@
-"""Two ends of a connection prove to each other that they know the same secret, without saying it.
+"""Two ends of a connection prove to each other that they know the same secret, without sending it.
 
-Challenge and response, HMAC-SHA256 over two fresh random numbers, so that nothing heard on the way
-can be used again. Each message is a length and a JSON document; everything is over within a bound,
-however slowly the other side talks.
+Challenge and response, HMAC-SHA256 over two fresh random numbers, so that a recorded exchange
+cannot be replayed. Each message is a length and a JSON document; everything ends within a bound,
+however slow the other side is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Unproven(Exception):
-    """The other side is not who it has to be, or talks nonsense."""
+    """The other side failed to authenticate, or sent garbage."""
 
 
 class _Message(BaseModel):
@@ -51,8 +51,8 @@ _M = TypeVar("_M", bound=_Message)
 def admit(
     sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
 ) -> bytes:
-    """As the server: let the other side prove itself, then do so too. Returns a key that only these
-    two have, of this connection alone. ``purpose``, ``version``: of what is to be talked. Raises
+    """As the server: let the client authenticate, then do so too. Returns a key that only these two
+    have, for this connection alone. ``purpose``, ``version``: of the protocol that follows. Raises
     Unproven, OSError.
     """
     until_s = time.monotonic() + limit_s
@@ -76,7 +76,7 @@ def admit(
 def enter(
     sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
 ) -> bytes:
-    """As the client: prove oneself, and have the server do so; as ``admit``. Raises Unproven,
+    """As the client: authenticate, and have the server do so; as ``admit``. Raises Unproven,
     OSError.
     """
     until_s = time.monotonic() + limit_s

@@ -60,8 +60,8 @@ class Bell:
         return bool(self._memory[_HELD] != b"\x00")
 
     def wait(self, stop: Callable[[], bool]) -> bool:
-        """Wait until the holder is dying; False when ``stop``, asked every LOOK_EVERY_S,
-        ends it.
+        """Wait until the holder is dying; False when ``stop``, polled every LOOK_EVERY_S, returns
+        true.
         """
         while not stop():
             until_s = time.monotonic() + LOOK_EVERY_S
@@ -74,6 +74,6 @@ class Bell:
         return False
 
     def close(self) -> None:
-        """Release the memory; nobody of this process may wait any more."""
+        """Release the memory; no thread of this process may still wait."""
         del self._memory
         self._map.close()

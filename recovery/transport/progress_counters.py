@@ -1,6 +1,6 @@
 """Progress marks: a few words of memory shared by one rank and its supervisor.
 
-A rank stores, the supervisor looks; there is no system call, lock or message on the training path.
+A rank stores and the supervisor reads, without a system call, lock or message on the training path.
 Every field is one aligned 8-byte word, so a reader never sees half a value; fields of one mark may
 be one store apart.
 """
@@ -58,9 +58,8 @@ NEVER = Mark(
 
 def create(path: Path | None = None) -> int:
     """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the
-    rank; returns a file descriptor to hand to the rank. ``path``: the file that is this memory, for
-    whoever is to see it after everybody who holds a descriptor is gone; None: it has no name.
-    Raises OSError.
+    rank; returns a file descriptor to pass to the rank. ``path``: a file for this memory, readable
+    after every process with a descriptor has exited; None: it has no name. Raises OSError.
     """
     if path is None:
         fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)

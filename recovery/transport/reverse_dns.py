@@ -1,15 +1,15 @@
-"""Connections for which no name server is asked who is at the other end.
+"""Makes connections without reverse DNS look-ups.
 
 Torch's store looks up the name of every address that it connects to (``getnameinfo``, for its log
-messages), and no hosts file names ``::ffff:127.0.0.1``. A name server says within a millisecond
-that it knows no such name; one that is out of reach costs 5 s for each try, and an outage of the
+messages), and no hosts file names ``::ffff:127.0.0.1``. A name server answers within a millisecond
+that the name does not exist; one that is out of reach costs 5 s for each try, and an outage of the
 network is when ranks connect anew (a hot spare's recovery with a name server that never answers:
 10.2 s instead of 0.14 s).
 
-glibc keeps the name servers to be asked apart for each thread (``_res``, see resolver(3)), so one
-that does nothing but connect can have a server that knows no names, without changing what anybody
-else is told. With another libc, or where ``/etc/nsswitch.conf`` has systemd's resolver asked, names
-are looked up as before.
+glibc keeps the list of name servers separately for each thread (``_res``, see resolver(3)), so a
+thread that only connects can use a server that knows no names, without affecting other threads.
+With another libc, or where ``/etc/nsswitch.conf`` uses systemd's resolver, names are looked up as
+before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class _Resolver(ctypes.Structure):
 
 
 def nameless(make: Callable[[], Made]) -> Made:
-    """What ``make`` returns, or raises; it runs on a thread for which no address has a name."""
+    """Run ``make`` on a thread for which no address has a name, and return or raise what it
+    does.
+    """
     made: Future[Made] = Future()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((LOOPBACK, 0))
@@ -73,7 +75,7 @@ def nameless(make: Callable[[], Made]) -> Made:
 
 
 def _serve(server: socket.socket) -> None:
-    """Answer until nobody will ask any more."""
+    """Answer until no more questions can come."""
     while True:
         query, asker = server.recvfrom(_LARGEST_QUERY)
         if len(query) < _HEADER.size:
@@ -88,7 +90,7 @@ def _answer(query: bytes) -> bytes:
 
 
 def _ask(server: tuple[str, int]) -> None:
-    """Have this thread's look-ups go to one name server alone."""
+    """Send this thread's look-ups to one name server only."""
     libc = ctypes.CDLL(None)
     state_of, initialise = getattr(libc, "__res_state", None), getattr(libc, "__res_ninit", None)
     if state_of is None or initialise is None:

@@ -57,9 +57,9 @@ class Join(Message):
 
 
 class LeaveOut(Message):
-    """To a rank: leave these samples out, each from a step on, besides the ``after`` that it was
-    told of before (0: forget what it was told, as this supervisor does not know). Each is told
-    once, MOST_LEFT_OUT at a time.
+    """To a rank: leave these samples out, each from a step on, besides the ``after`` samples sent
+    before (0: forget those, as this supervisor does not know them). Each is sent once,
+    MOST_LEFT_OUT at a time.
     """
 
     type: Literal["leave-out"] = "leave-out"
@@ -100,7 +100,7 @@ class Stop(Message):
 
 
 class Inquiry(Message):
-    """To a rank: say where you are; asked by a supervisor that takes over. ``number``: for the
+    """To a rank: report your status; sent by a supervisor that takes over. ``number``: for the
     answer, since one to another supervisor, which was lost in its turn, may come first.
     """
 
@@ -185,8 +185,8 @@ class CheckpointNote(Message):
 
 
 class SetAside(Message):
-    """From the rank that saves: what ``doubts`` says is out of the way, on disk and in memory, so
-    that nobody has to be told of it any more.
+    """From the rank that saves: everything in ``doubts`` is set aside, on disk and in memory, so
+    that ranks need not be warned of it any more.
     """
 
     type: Literal["set-aside"] = "set-aside"
@@ -220,7 +220,7 @@ class Unrecoverable(Message):
 
 
 class Notice(Message):
-    """From a rank: it was told that it will be ended soon (SIGTERM); it trains on until told
+    """From a rank: it has notice that it will be ended soon (SIGTERM); it trains on until ordered
     otherwise.
     """
 
@@ -228,7 +228,7 @@ class Notice(Message):
 
 
 class Finished(Message):
-    """From a rank: its last step is committed; it stays to help others until told to stop."""
+    """From a rank: its last step is committed; it stays to help others until ordered to stop."""
 
     type: Literal["finished"] = "finished"
     step: int
@@ -254,7 +254,7 @@ ANY_MESSAGE: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 
 class WireError(Exception):
-    """The other side sent something that is no message."""
+    """The other side sent something that is not a message."""
 
 
 class Channel:

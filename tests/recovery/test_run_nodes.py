@@ -18,8 +18,8 @@ import pytest
 
 from chaos.errors import InfrastructureError, LogError
 from chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
-from recovery.cli.home import Spot, least_taken
-from recovery.cli.takeover_log import lock, read_estate
+from recovery.cli.process_host import Spot, least_taken
+from recovery.cli.takeover_log import lock, read_takeover_log
 from recovery.nodes.link.clock import boot_id
 from tests.support.clusters.cluster import HOST, Cluster
 from tests.support.running import EPOCHS, RECOVERABLE, STEPS, Running, kill, until
@@ -203,7 +203,7 @@ def test_what_a_supervisor_left_is_in_its_log(tmp_path: Path) -> None:
         last_seq=3,
     )
     writer.abandon()
-    found = read_estate(tmp_path / "events")
+    found = read_takeover_log(tmp_path / "events")
     assert not isinstance(found, str)
     assert found.living == {"w1": (1, 41)} and set(found.processes) == {"w0", "w1"}
     assert (found.steps, found.epoch, found.since_ns) == (0, 2, 5)
@@ -225,7 +225,7 @@ def test_whoever_takes_over_gives_no_name_a_second_time(tmp_path: Path) -> None:
             device="cpu",
         )
     writer.abandon()
-    found = read_estate(tmp_path / "events")
+    found = read_takeover_log(tmp_path / "events")
     assert not isinstance(found, str)
     first = found.names
     assert first > 4, "w4 would be the next after four processes, and s4 lives"
@@ -236,7 +236,7 @@ def test_a_job_that_is_over_has_an_outcome(tmp_path: Path) -> None:
     writer = begun(tmp_path / "events")
     writer.write(Kind.RUN_FINISHED, outcome="gave-up", reason="enough", committed_step=3)
     writer.close()
-    assert read_estate(tmp_path / "events") == "gave-up"
+    assert read_takeover_log(tmp_path / "events") == "gave-up"
 
 
 def test_times_of_another_boot_mean_nothing(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_times_of_another_boot_mean_nothing(tmp_path: Path) -> None:
     with pytest.raises(
         InfrastructureError, match="from another machine, or before this one was started anew"
     ):
-        read_estate(tmp_path / "events")
+        read_takeover_log(tmp_path / "events")
 
 
 def test_a_log_goes_on_after_a_torn_line(tmp_path: Path) -> None:
@@ -296,5 +296,5 @@ def test_keepers_are_no_ranks_to_take_over(tmp_path: Path) -> None:
         last_seq=None,
     )
     writer.abandon()
-    found = read_estate(tmp_path / "events")
+    found = read_takeover_log(tmp_path / "events")
     assert not isinstance(found, str) and not found.processes

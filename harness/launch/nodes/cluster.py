@@ -26,7 +26,7 @@ from harness.launch.launcher import (
 from harness.launch.links.client import LinkProxy
 from harness.launch.memory import in_memory, keepers_for
 from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
-from harness.launch.nodes.housing import OnNodes
+from harness.launch.nodes.keeper_host import OnNodes
 from harness.launch.rank_setup import Desk, rank_config, strategy_of
 from harness.launch.requirements import needs_of
 from harness.launch.storage import mount_for
@@ -67,7 +67,7 @@ class NodesCluster:
         self._fleet = session.fleet
         self._platform = session.platform
         self._nodes = range(setup.cell.scenario.topology.nodes)
-        self._housing = OnNodes(self)
+        self._keeper_host = OnNodes(self)
         self._reports: list[Report] = []
         self._news: list[NodeNews] = []
         self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
@@ -101,7 +101,7 @@ class NodesCluster:
         if Need.LINKS in needs and links is None:
             refuse_ways_around(host, {node: self._fleet.nodes()[node] for node in self._nodes})
             self._proxy = LinkProxy(host)
-        self.keepers = keepers_for(setup, lambda: self._housing)
+        self.keepers = keepers_for(setup, lambda: self._keeper_host)
 
     # ---- nodes
 
@@ -312,8 +312,8 @@ class NodesCluster:
                         self._lose(report.node)
                     if said := node_events.event_of(report):
                         self._tell(said)
-                case _ if self._housing.owns(report.process):
-                    self._housing.reports.append(report)
+                case _ if self._keeper_host.owns(report.process):
+                    self._keeper_host.reports.append(report)
                 case _:
                     self._reports.append(report)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.sim.rank.rank import SimRank
 
 FIRST_PID = 50
-KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.holdings keeps
+KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.keeper_store keeps
 COPY_MS = 0.3  # training stands still
 KEEP_MS = 4.0  # checksums, and the copy on another node
 END_MS = 3.0

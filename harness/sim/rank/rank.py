@@ -23,7 +23,7 @@ from harness.sim.world.group import Group, Lost
 from harness.sim.world.process import Body, Process
 from harness.sim.world.settings import MS, RankConfig
 from recovery.policy.layout import Layout
-from recovery.rank.membership import Heard, Membership, Order, Why, stays_connected
+from recovery.rank.membership import Membership, Order, SupervisorOrders, Why, stays_connected
 from recovery.transport import progress_counters
 from recovery.transport.wire import (
     Abort,
@@ -66,7 +66,7 @@ class SimRank:
         self.rank = -1
         self.world = 0
         self.layout = Layout(world=1)
-        self.member = Membership(Heard(), steps=config.steps)
+        self.member = Membership(SupervisorOrders(), steps=config.steps)
         # the last step applied, to tell others the end of it
         self.told: tuple[int, Reduced] | None = None
         self.group: Group | None = None

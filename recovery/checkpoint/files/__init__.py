@@ -1,3 +1,3 @@
-"""Checkpoint directories: names, manifests, verification, who may write, what is kept. No torch
+"""Checkpoint directories: names, manifests, verification, write access, retention. No torch
 here.
 """

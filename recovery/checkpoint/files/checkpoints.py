@@ -51,13 +51,14 @@ _ORIGINS: dict[Any, Any] = {}
 _NEEDS: dict[Any, Any] = {}
 
 Disk = Callable[[str, Path], None]
-"""Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done,
-and may raise OSError in its place: the disk's own voice, or somebody who imitates it.
+"""Called before each operation of a save (mkdir, write, fsync, rename, delete); may raise OSError
+in its place, for the disk or for a fault injector that imitates it.
 """
 
 Guard = Callable[[], AbstractContextManager[None]]
-"""Around each rename: whoever may not write (any more) gets an error instead. See
-``recovery.checkpoint.files.fence``."""
+"""Around each rename: raises in a process that may not write (any more). See
+``recovery.checkpoint.files.fence``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +81,9 @@ def name_of(step: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Origin:
-    """Who saved a checkpoint. ``epoch``: number of the job in this directory; ``generation``: of
-    the job; ``since``: the step from which that generation went on, -1: not recorded; ``job``: ""
-    if it has none.
+    """Which job and generation saved a checkpoint. ``epoch``: number of the job in this directory;
+    ``generation``: of the job; ``since``: the step from which that generation continued, -1: not
+    recorded; ``job``: "" if it has none.
     """
 
     epoch: int = 0
@@ -92,7 +93,7 @@ class Origin:
 
 
 def origin_of(checkpoint: Checkpoint) -> Origin | None:
-    """By its manifest, which is not verified; None: it cannot be read."""
+    """The origin by its manifest, which is not verified; None: it cannot be read."""
     found = _once(_ORIGINS, checkpoint, _read_origin)
     return found if isinstance(found, Origin) else None
 
@@ -113,7 +114,7 @@ def _read_origin(checkpoint: Checkpoint) -> Origin | None:
 
 def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
     """Committed checkpoints of a directory, newest first: those that the newest generation goes
-    back to, and those that were abandoned. Anything else in it is ignored.
+    back to, and those that were abandoned. Everything else in it is ignored.
     """
     if not directory.is_dir():
         return [], []
@@ -121,7 +122,7 @@ def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
     known = [Checkpoint(path=path, step=int(match[1])) for path, match in found if match]
     origins = {checkpoint: origin_of(checkpoint) for checkpoint in known}
     newest = max((origin for origin in origins.values() if origin is not None), default=Origin())
-    # One that cannot be read is looked at where its step says, to be refused there.
+    # One that cannot be read is placed by its step, and refused there.
     sure = {checkpoint: origin or newest for checkpoint, origin in origins.items()}
     known.sort(key=lambda c: (sure[c].epoch, sure[c].generation, c.step), reverse=True)
     kept, abandoned = list[Checkpoint](), list[Checkpoint]()
@@ -143,21 +144,21 @@ def newest_first(directory: Path) -> list[Checkpoint]:
 
 
 def note_refused(checkpoint: Checkpoint, reason: str) -> None:
-    """Leave a note in a checkpoint that did not verify: nothing is built on it, and it counts for
-    nothing. It may verify after all, when reading failed for the moment. A disk that takes no note
-    is no reason to fail.
+    """Leave a note in a checkpoint that did not verify: no delta is built on it, and it counts for
+    nothing. It may verify later, if only this read failed. A disk that cannot store the note is not
+    an error.
     """
     with suppress(OSError):
         (checkpoint.path / REFUSED).write_text(json.dumps({"reason": reason[:500]}))
 
 
 def is_refused(checkpoint: Checkpoint) -> bool:
-    """Whether it was found not to verify."""
+    """Whether it is marked as not verified."""
     return (checkpoint.path / REFUSED).exists()
 
 
 def note_verified(checkpoint: Checkpoint) -> None:
-    """It verified: take back what ``note_refused`` said."""
+    """It verified: delete the note of ``note_refused``."""
     with suppress(OSError):
         (checkpoint.path / REFUSED).unlink(missing_ok=True)
 
@@ -168,7 +169,9 @@ def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
-    """Where the pieces of its file ``name`` lie: see ``recovery.checkpoint.files.pieces.check``."""
+    """Path of the file with the pieces of ``name``: see
+    ``recovery.checkpoint.files.pieces.check``.
+    """
     return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
 
 
@@ -200,15 +203,15 @@ def newest_good(
 
 
 def staging_of(directory: Path, step: int, generation: int, epoch: int = 0) -> Path:
-    """Where the files of a checkpoint that is not committed yet are put, by all ranks that write a
-    part of it.
+    """Where the files of an uncommitted checkpoint are put, by all ranks that write a part of
+    it.
     """
     return directory / f"{_STAGING}{name_of(step)}-{epoch}-{generation}"
 
 
 def refusal_of(directory: Path, step: int, generation: int, writer: int, job: str = "") -> Path:
-    """Where a rank that may not, or cannot, write its part says so to the one that waits for it. It
-    knows of no epoch, and so of no staging directory.
+    """Where a rank that may not, or cannot, write its part reports that to the rank that waits for
+    it. It knows no epoch, and therefore no staging directory.
     """
     who = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
     return directory / f"{_REFUSAL}{name_of(step)}-{generation}-{who}-{writer:04d}"
@@ -222,8 +225,8 @@ def sweep(
     step: int = -1,
     progress: Callable[[], None] | None = None,
 ) -> None:
-    """Remove what saves that never came to their end left behind, except ``but``, what later epochs
-    and generations than ``until`` are writing, and what writers say of the save of ``step``.
+    """Delete the remains of saves that never ended, except ``but``, what later epochs and
+    generations than ``until`` are writing, and reports of writers about the save of ``step``.
     """
     for path in directory.iterdir() if directory.is_dir() else ():
         writer = _WRITER.search(path.name)
@@ -280,7 +283,7 @@ def commit(
         fsync_directory(directory)
     except OSError:
         with guard():
-            take_back()  # reported as failed, so it must not be there
+            take_back()  # reported as failed, so it must not remain
         raise
     for left in (staging, trash):
         remove(left, progress)
@@ -303,13 +306,14 @@ def first_line(error: BaseException) -> str:
 
 
 def _silent(what: str, path: Path) -> None:
-    """A disk of which nobody wants to hear."""
+    """Ignores disk operations."""
 
 
 def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
-    """Names of the checkpoints that hold pieces of it."""
+    """Names of the checkpoints that hold pieces of this one."""
     found = _once(_NEEDS, checkpoint, _read_needs)
-    return frozenset() if found is None else frozenset(found)  # None: nothing could bring it back
+    # None: the manifest is unreadable, and nothing can bring it back
+    return frozenset() if found is None else frozenset(found)
 
 
 def _read_needs(checkpoint: Checkpoint) -> frozenset[str] | None:
@@ -323,8 +327,8 @@ def _read_needs(checkpoint: Checkpoint) -> frozenset[str] | None:
 
 
 def _once(known: dict[Any, Any], checkpoint: Checkpoint, read: Callable[[Checkpoint], Any]) -> Any:
-    """What ``read`` says of a manifest, which is not read again while the file is the same: with
-    each save all of them are asked for. None is not remembered.
+    """The result of ``read`` for a manifest, cached while the file is the same: each save asks for
+    all of them. None is not cached.
     """
     try:
         stat = os.stat(checkpoint.path / MANIFEST)

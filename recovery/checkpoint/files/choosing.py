@@ -13,9 +13,9 @@ from recovery.policy.doubts import Doubt, in_doubt
 
 class Choosing:
     """``job``: its name, "" if it has none; ``fresh``: it was to begin with initial values, so that
-    what was there before it never counts; ``fence``: of its directory, None: it has none.
+    earlier checkpoints never count; ``fence``: of its directory, None: it has none.
 
-    ``doubts``: what may hold a corrupted state, whether it is out of the way or not.
+    ``doubts``: what may hold a corrupted state, whether it is set aside or not.
     """
 
     def __init__(self, *, job: str, fresh: bool, fence: Fence | None) -> None:
@@ -29,7 +29,7 @@ class Choosing:
         began anew, and newer than generation and step of one in memory.
         """
         origin = checkpoints.origin_of(checkpoint)
-        if origin is None:  # it will be refused, and that is said
+        if origin is None:  # verification will refuse and report it
             return not self._fresh and (newer_than is None or checkpoint.step > newer_than[1])
         mine = self._is_mine(origin)
         if (self._fresh and not mine) or self.in_doubt(checkpoint):
@@ -37,11 +37,11 @@ class Choosing:
         if newer_than is None:
             return True
         if not self._job and self._epoch is None:
-            return checkpoint.step > newer_than[1]  # nobody knows whose it is
+            return checkpoint.step > newer_than[1]  # its generation is unknown
         return mine and (origin.generation, checkpoint.step) > newer_than
 
     def in_doubt(self, checkpoint: Checkpoint) -> bool:
-        """Whether it may hold a corrupted state. What an earlier job has left is older than any
+        """Whether it may hold a corrupted state. A checkpoint of an earlier job is older than any
         generation of this one.
         """
         origin = checkpoints.origin_of(checkpoint) or Origin()
@@ -49,7 +49,7 @@ class Choosing:
         return in_doubt(self.doubts, generation=generation, step=checkpoint.step)
 
     def aside(self, directory: Path | None) -> list[str]:
-        """Names of what was set aside and would have been restored else."""
+        """Names of checkpoints that were set aside and could otherwise have been restored."""
         found = aside_in(directory) if directory is not None else []
         if not self._fresh or directory is None:
             return found
@@ -62,7 +62,7 @@ class Choosing:
 
     @property
     def why(self) -> str:
-        """Why something is in doubt."""
+        """Why there is a doubt."""
         return (
             f"saved after step {min(step for _, step in self.doubts)}, at which the replicas last"
             " agreed"
@@ -73,8 +73,9 @@ class Choosing:
         return self._fence.epoch if self._fence is not None else None
 
     def _is_mine(self, origin: Origin) -> bool:
-        """Whether this job saved it. Its name says so whatever the disk takes now; a job without
-        one goes by its epoch, and so does what was saved before names were recorded.
+        """Whether this job saved it. The checkpoint's manifest says so even if the disk fails now;
+        a job without a name goes by its epoch, and so do checkpoints from before names were
+        recorded.
         """
         if self._job and origin.job:
             return origin.job == self._job

@@ -1,9 +1,9 @@
-"""What one rank may do with the checkpoints of its job: who writes them, which may be restored,
-what has to go out of the way, and what it means that nothing is left. No torch here, and no state
-of a model.
+"""What one rank may do with the checkpoints of its job: whether it writes them, which may be
+restored, which are set aside, and what follows when none is left. No torch here, and no state of a
+model.
 
-``recovery.checkpoint.checkpointer`` goes by it, and so do simulated ranks
-(``harness.sim.rank.saves``); how a state comes to a disk and back is theirs.
+Used by ``recovery.checkpoint.checkpointer`` and by simulated ranks (``harness.sim.rank.saves``),
+each with its own way to bring a state to a disk and back.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from recovery.transport.wire import SetAside, Unrecoverable
 
 
 class Custody:
-    """Of one rank. ``directory``: None: it has none; ``job``: its name, "" if it has none;
-    ``fresh``: see ``recovery.checkpoint.files.choosing``; ``send``: to the supervisor.
+    """Custody of one rank. ``directory``: None for no checkpoints; ``job``: its name, "" if it has
+    none; ``fresh``: see ``recovery.checkpoint.files.choosing``; ``send``: to the supervisor.
 
-    ``forget``: has what is in doubt and held in memory let go of, and says whether none is left
+    ``forget``: releases doubtful checkpoints held in memory, and returns whether none is left
     there.
     """
 
@@ -50,20 +50,21 @@ class Custody:
         self._write = write
         self._send = send
         self._forget = forget
-        self._generation = 0  # the last that this rank joined
-        self._unsettled = False  # this rank has not put all that is in doubt out of the way
-        self._bad: set[str] = set()  # on disk, and said to be so in this restore
+        self._generation = 0  # the last generation that this rank joined
+        self._unsettled = False  # this rank has not set aside everything in doubt yet
+        self._bad: set[str] = set()  # on disk, and reported in this restore
 
     def joined(self, rank: int, generation: int) -> None:
-        """A new generation: its rank 0 is who writes now, and nobody of an earlier one. Raises
-        Fenced where somebody newer does.
+        """A new generation: its rank 0 writes now, and no rank of an earlier one. Raises Fenced
+        where a newer writer exists.
         """
         fence, follows = self.fence, generation == self._generation + 1
         self._generation = generation
         if fence is None:
             return
         if rank or not follows:
-            fence.give_up()  # a save that waits for its name is not of this generation's past
+            # a save that waits for its name is not part of this generation's history
+            fence.give_up()
         try:
             if rank == 0:
                 fence.take(generation)
@@ -71,11 +72,12 @@ class Custody:
             self._send(Unrecoverable(error=error.message))
             raise
         except OSError:
-            fence.give_up()  # a disk that takes nothing now: the next save tries again
+            fence.give_up()  # a disk that accepts nothing now: the next save tries again
 
     def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
-        """Restore none of those from now on: the state may have been corrupted before anybody
-        noticed. ``deletes``: this rank is to put them out of the way, by ``put_aside``.
+        """Restore none of the doubtful checkpoints from now on: the state may have been corrupted
+        before the corruption was noticed. ``deletes``: this rank has to set them aside, by
+        ``put_aside``.
         """
         self._unsettled = bool(doubts) and deletes
         if doubts:
@@ -84,8 +86,8 @@ class Custody:
     def put_aside(
         self, *, disk: Disk | None, guard: Guard, progress: Callable[[], None] | None = None
     ) -> None:
-        """Put out of the way what is in doubt, and tell the supervisor when all of it is. What
-        cannot be done now is tried again at each save, and by the next generation.
+        """Set aside what is in doubt, and report to the supervisor when all of it is. What fails
+        now is tried again at each save, and by the next generation.
         """
         if not self._unsettled:
             return
@@ -102,18 +104,18 @@ class Custody:
                     progress=progress,
                 )
             except (Fenced, OSError):
-                return  # whoever writes there now knows better, or it is tried again
+                return  # a newer writer takes care of it, or it is tried again
         if done:
             self._unsettled = False
             self._send(SetAside(doubts=list(choosing.doubts)))
 
     def restoring(self) -> None:
-        """Whether a checkpoint can be restored is found out anew."""
+        """A new restore begins: forget which checkpoints were refused."""
         self._bad = set()
 
     def refused(self, bad: Checkpoint, reason: str) -> None:
-        """One does not verify: said once in a restore, though it may be looked at twice, as one
-        that is newer than several in memory.
+        """A checkpoint does not verify: reported once per restore, though it may be read twice, as
+        one that is newer than several in memory.
         """
         if bad.name in self._bad:
             return
@@ -122,10 +124,10 @@ class Custody:
         self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
 
     def nothing_left(self, *, anew: bool, fresh: bool, where: str = "") -> str | None:
-        """Nothing was restored: None, initial values will do; else why not, which the supervisor is
-        told. ``anew``: it knows of no checkpoint that was ever saved; ``fresh``: this process still
-        holds the initial values. A job that was to begin with them does that once: what it has
-        saved since counts.
+        """Nothing was restored. None: initial values may be used; else the reason why not, which is
+        reported to the supervisor. ``anew``: the supervisor knows that no checkpoint was ever
+        saved; ``fresh``: this process still holds the initial values. A job that was to begin with
+        them does that once: what it has saved since counts.
         """
         lost = [*sorted(self._bad), *self.choosing.aside(self._directory)]
         if fresh and anew and not lost:
@@ -145,8 +147,8 @@ def writers(layout: Layout, *, sharded: bool) -> range:
 
 
 def agreement(step: int, *, every: int | None, world: int, shards: int) -> Agreement | None:
-    """What is known of the comparison of replicas, for retention; None: they are not compared.
-    ``step``: the last at which they were the same, ``every``: see Agreement, 0: never; ``world``:
-    the full size.
+    """What retention knows of the comparison of replicas; None: they are not compared. ``step``:
+    the last at which they were the same, ``every``: see Agreement, 0: never; ``world``: the full
+    size.
     """
     return None if every == 0 or world == shards else Agreement(step=step, every=every)

@@ -1,12 +1,12 @@
-"""Who may write in a checkpoint directory: the newest generation of the job that was started last,
-nobody before.
+"""Which process may write in a checkpoint directory: one of the newest generation of the job that
+was started last.
 
 The right is a file, ``fence.json``: the epoch (a number that each new job in the directory counts
 up), the generation, the job, and the jobs before it. Rank 0 of a generation takes it before the
-group forms. Whoever saves compares it before the first byte; and each rename and each deletion is
-done with a lock held (``flock``, which NFS passes on to its server), after one more look, so that a
-newer writer that has it knows that nothing of an older one follows. Where a file system has no
-locks, the looks alone have to do.
+group forms. A rank that saves compares it before the first byte; and each rename and each deletion
+is done with a lock held (``flock``, which NFS passes on to its server), after one more check, so
+that a newer writer that holds the lock knows that nothing of an older one follows. Where a file
+system has no locks, the checks alone have to do.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from chaos.errors import EXIT_FAIL, ChaosError
 from recovery.checkpoint.files import checkpoints
 
 FENCE, LOCK = "fence.json", ".fence.lock"
-LOCK_LIMIT_S = 2.0  # a writer that holds the lock for longer stands still
+LOCK_LIMIT_S = 2.0  # a writer that holds the lock for longer has stalled
 LOOK_S = 0.002
 MOST_PAST = 64  # jobs before this one that are remembered
 
 
 class Fenced(ChaosError):
-    """Somebody newer writes in the checkpoint directory."""
+    """A newer writer uses the checkpoint directory."""
 
     exit_code = EXIT_FAIL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Right:
-    """What the file says. ``past``: jobs whose right is over."""
+    """Content of the file. ``past``: jobs whose right is over."""
 
     epoch: int
     generation: int
@@ -47,10 +47,10 @@ class Right:
 
 
 class Fence:
-    """The right of one process. ``job``: the same for all processes of a job, "" for one that has
-    no name, which is taken for a new one whenever its generation is not newer.
+    """The right of one process. ``job``: the same for all processes of a job, "" for a job without
+    a name, which is taken for a new one whenever its generation is not newer.
 
-    Used by the training thread, and ``held`` by the thread that saves too.
+    Used by the training thread; ``held`` is also used by the thread that saves.
     """
 
     def __init__(self, directory: Path, job: str) -> None:
@@ -59,20 +59,20 @@ class Fence:
         self._mine: Right | None = None
         self._changed = threading.Condition()
         self._suspended = False
-        self.tenure = 0  # counts how often this process gave up writing
+        self.tenure = 0  # counts how often this process stopped writing
 
     @property
     def epoch(self) -> int | None:
-        """Of this job; None: not known, as the right could not be taken or seen."""
+        """Epoch of this job; None: unknown, as the right could not be taken or read."""
         return self._mine.epoch if self._mine is not None else None
 
     @property
     def suspended(self) -> bool:
-        """Whether this process has left its generation, and is in no other yet."""
+        """Whether this process has left its generation, and has not joined another one yet."""
         return self._suspended
 
     def take(self, generation: int) -> None:
-        """Become the one who writes. Raises Fenced when somebody newer does, and OSError."""
+        """Become the writer. Raises Fenced when a newer writer exists, and OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with self._locked(patient=False):
             now = self._read()
@@ -88,8 +88,8 @@ class Fence:
         self._have(mine)
 
     def see(self, generation: int) -> None:
-        """Write a part for whoever has taken it in this generation. Raises Fenced when somebody
-        newer has, OSError when nobody has.
+        """Write a part for the rank that has taken the right in this generation. Raises Fenced when
+        a newer writer has it, OSError when no rank has taken it.
         """
         now = self._read()
         self._refuse_if_past(now, generation)
@@ -100,8 +100,8 @@ class Fence:
         self._have(now)
 
     def enter(self, generation: int, *, takes: bool) -> int:
-        """Before the first byte of a save, by whoever ``takes`` the right for all or writes a part:
-        returns the epoch. Raises what ``take`` and ``see`` do.
+        """Called before the first byte of a save, by the rank that ``takes`` the right for all or
+        by one that writes a part; returns the epoch. Raises what ``take`` and ``see`` do.
         """
         mine = self._mine
         if mine is not None and mine.generation >= generation:
@@ -115,7 +115,7 @@ class Fence:
         return self.epoch or 0
 
     def look(self, generation: int) -> None:
-        """Raise Fenced when somebody newer writes; nothing else is told apart, nor done."""
+        """Raise Fenced when a newer writer exists; all other cases pass."""
         with suppress(OSError):
             now, mine = self._read(), self._mine
             self._refuse_if_past(now, generation)
@@ -123,15 +123,14 @@ class Fence:
                 raise self._refusal(now, generation)
 
     def suspend(self) -> None:
-        """This process has left its generation: nothing of it is renamed or deleted from now on,
-        until it has taken the right again (what it was about to put in place waits for that) or
-        given up.
+        """This process has left its generation: it renames and deletes nothing from now on, until
+        it has taken the right again (a pending rename waits for that) or given up.
         """
         with self._changed:
             self._suspended = True
 
     def give_up(self) -> None:
-        """This process writes no more, what waits included, until it takes the right anew."""
+        """Stop writing, pending renames included, until this process takes the right anew."""
         with self._changed:
             self.tenure += 1
         self._have(None)
@@ -144,9 +143,9 @@ class Fence:
         waits: bool = False,
         check: Callable[[], None] | None = None,
     ) -> Iterator[None]:
-        """Have the right for as long as the block lasts. ``tenure``: when what is to be renamed was
-        begun, None: now; ``waits``: while it is suspended, with calls of ``check``, which may
-        raise. Raises Fenced, and OSError when the lock cannot be had.
+        """Hold the right for as long as the block lasts. ``tenure``: when the files to be renamed
+        were begun, None: now; ``waits``: while the right is suspended, with calls of ``check``,
+        which may raise. Raises Fenced, and OSError when the lock cannot be acquired.
         """
         while True:
             with self._locked(patient=True), self._changed:
@@ -168,7 +167,7 @@ class Fence:
         if mine is None:
             raise Fenced("this process may not write checkpoints: it has left its generation")
         now = self._read()
-        if now is None:  # somebody cleaned up
+        if now is None:  # the file was deleted by a user or tool
             self._write(mine)
         elif (now.epoch, now.generation, now.job) != (mine.epoch, mine.generation, mine.job):
             raise self._refusal(now, mine.generation)
@@ -196,7 +195,7 @@ class Fence:
         return max((origin.epoch for origin in origins if origin is not None), default=0)
 
     def _read(self) -> Right | None:
-        """None: it is not there, or is no such file."""
+        """None: the file is missing, or is not a fence file."""
         try:
             raw = json.loads((self._directory / FENCE).read_bytes())
             past = tuple(str(job) for job in raw["past"])
@@ -212,8 +211,8 @@ class Fence:
             return None
 
     def _write(self, right: Right) -> None:
-        """Whole or not at all. It is not synced: after a loss of power nobody older is left to
-        write.
+        """Write the file whole or not at all. It is not synced: after a loss of power no older
+        writer is left.
         """
         told = {
             "epoch": right.epoch,
@@ -230,8 +229,8 @@ class Fence:
 
     @contextmanager
     def _locked(self, *, patient: bool) -> Iterator[None]:
-        """``patient``: raise TimeoutError when somebody else holds the lock for LOCK_LIMIT_S; else
-        go on without it, as whoever does that stands still and has to be fenced.
+        """``patient``: raise TimeoutError when another process holds the lock for LOCK_LIMIT_S;
+        else continue without it, since such a process has stalled and has to be fenced.
         """
         fd = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         deadline_s = time.monotonic() + LOCK_LIMIT_S
@@ -249,7 +248,7 @@ class Fence:
                         ) from None
                     time.sleep(LOOK_S)
                 except OSError:
-                    break  # no locks here
+                    break  # a file system without locks
             yield
         finally:
             os.close(fd)

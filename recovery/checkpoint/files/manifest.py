@@ -55,7 +55,9 @@ def stream_of(manifest: Mapping[str, Any], name: str) -> list[Piece]:
 
 
 def _refuse_extra_files(path: Path, known: set[str]) -> None:
-    """A reader that takes every data file of the directory would read what nobody vouches for."""
+    """Refuse files that no manifest lists: a reader that takes every data file of the directory
+    would read them.
+    """
     try:
         extra = sorted(set(os.listdir(path)) - known)
     except OSError as error:
@@ -65,7 +67,7 @@ def _refuse_extra_files(path: Path, known: set[str]) -> None:
 
 
 def _verify_size(path: Path, size: int, stream: Sequence[Piece]) -> None:
-    """The file is there with its size, and its pieces cover it, each byte once."""
+    """Check that the file has its size, and that its pieces cover each byte once."""
     end = 0
     for piece in sorted(p for p in stream if not p.where):
         if piece.offset != end:
@@ -97,13 +99,13 @@ def sealed(manifest: Mapping[str, Any]) -> bytes:
 def _is_sealed(raw: bytes, manifest: Mapping[str, Any]) -> bool:
     mark = f'"self": "{manifest.get("self")}", '.encode()
     if raw.count(mark) == 1 and _sum(raw.replace(mark, b"")) == manifest.get("self"):
-        # to the letter; one that somebody has set in another way may say the same all the same
+        # byte for byte; one that was reformatted by hand may still say the same
         return True
     return bool(manifest.get("self") == seal(manifest))
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """The checksum that a manifest is to carry as ``self``, hexadecimal."""
+    """The checksum that a manifest carries as ``self``, hexadecimal."""
     body = {key: value for key, value in manifest.items() if key != "self"}
     return _sum(json.dumps(body, sort_keys=True))
 

@@ -5,8 +5,8 @@ lies in the file itself, or, in a delta checkpoint, in the file of the same name
 checkpoint.
 
 The checksum is XXH3-128 (https://github.com/Cyan4973/xxHash): it finds torn writes, bit rot and
-mixed-up files at memory speed. It does not guard against forgery; nothing here does, since who can
-write the data can write the manifest.
+mixed-up files at memory speed. It does not guard against forgery, and neither does anything else
+here: a writer of the data can write the manifest too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class Piece(NamedTuple):
 
 
 Use = Callable[[int, memoryview], None]
-"""Called with a piece's number and its verified bytes, which it may not keep; by several threads.
+"""Called with a piece's number and its verified bytes, which it must not keep; from several
+threads.
 """
 
 
 def workers() -> int:
-    """Threads that read and check: one for each processor this process may use, at most 4 (a disk
-    is fed by then).
+    """Threads that read and check: one for each CPU this process may use, at most 4 (enough to keep
+    a disk busy).
     """
     return max(1, min(4, len(os.sched_getaffinity(0))))
 
@@ -139,7 +140,7 @@ def check(
     largest = max(piece.size for piece in pieces)
 
     def work(share: int) -> None:
-        """A run of pieces for each thread: the kernel reads ahead of whoever reads on and on."""
+        """One run of pieces per thread: the kernel reads ahead for sequential reads."""
         numbers = range(len(pieces) * share // count, len(pieces) * (share + 1) // count)
         with _Files(path_of) as files:
             buffer = memoryview(bytearray(largest))
@@ -161,7 +162,7 @@ def check(
         thread.start()
     work(0)
     for thread in others:
-        thread.join()  # each ends with the piece it is at
+        thread.join()  # each thread stops after its current piece
     if errors:
         raise errors[min(errors)]
 

@@ -1,10 +1,10 @@
 """Which checkpoints of a directory stay, which go, and which are set aside because their state is
 in doubt.
 
-The newest few of the lineage stay, and so does the newest of which the replicas are known to have
-agreed: a corruption may be older than all that were saved since, and then that one is the last that
-is good. What may hold a corrupted state is renamed, not deleted, and never restored; the first few
-are kept for whoever wants to look.
+The newest few of the lineage stay, and so does the newest that the replicas are known to have
+agreed on: a corruption may be older than all that were saved since, and then that one is the last
+good one. A checkpoint that may hold a corrupted state is renamed, not deleted, and never restored;
+the first few are kept for inspection.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_ASIDE = 3  # set-aside checkpoints that are kept in a directory
 _ASIDE = re.compile(r"^doubtful-(step-(\d{8}))-\d+-\d+$")
 
 Refused = Callable[[Checkpoint, str], None]
-"""Hears of a checkpoint that the disk would not give up, and why; it stays whole, and is tried
-again next time.
+"""Called with a checkpoint that the disk failed to delete, and the reason; it stays whole, and is
+tried again next time.
 """
 
 
@@ -60,11 +60,11 @@ def prune(
 ) -> list[Checkpoint]:
     """Delete all but the newest ``keep`` of the lineage, the newest that was ``agreed`` on (None:
     replicas are not compared) with the one to be agreed on next, and what those refer to; returns
-    what is gone.
+    what was deleted.
 
-    Nothing goes unless one that stays is good: named in ``recorded``, as whoever wrote it says, or
-    else verified. ``progress``: called while one is read, and after each file that is deleted.
-    Nothing goes either while it is not known when the replicas last agreed. Raises what ``guard``
+    Nothing is deleted unless one that stays is good: named in ``recorded``, by the word of its
+    writer, or else verified. ``progress``: called while one is read, and after each file that is
+    deleted. Nothing is deleted either while the last agreement is unknown. Raises what ``guard``
     raises.
     """
     own, abandoned = checkpoints.by_lineage(directory)
@@ -125,7 +125,7 @@ def set_aside(
 
 
 def aside_in(directory: Path) -> list[str]:
-    """Names of what was set aside, oldest step first."""
+    """Names of checkpoints that were set aside, oldest step first."""
     if not directory.is_dir():
         return []
     found = (_ASIDE.match(path.name) for path in directory.iterdir())
@@ -150,7 +150,7 @@ def _delete(
             (disk or _silent)("delete", checkpoint.path)
             remove(trash, progress)
             with guard():
-                checkpoint.path.rename(trash)  # so that it is there whole or not at all
+                checkpoint.path.rename(trash)  # so that a reader finds the whole checkpoint or none
         except OSError as error:
             if refused is not None:
                 refused(checkpoint, checkpoints.first_line(error))
@@ -174,4 +174,4 @@ def _is_good(
 
 
 def _silent(what: str, path: Path) -> None:
-    """A disk of which nobody wants to hear."""
+    """Ignores what the disk failed to delete."""

@@ -1,8 +1,8 @@
-"""One attempt to save a checkpoint, and what is said of it. A failed save is reported and never
-ends training.
+"""One attempt to save a checkpoint, and its report. A failed save is reported and never ends
+training.
 
-The next interval is the next attempt: the job goes on with the checkpoints it has, none of which is
-given up for one that is not there.
+The next interval is the next attempt: the job continues with the checkpoints it has, none of which
+is given up for a missing one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Write(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What retention did. ``kept``: (checkpoint, why) of those that the disk did not give up, None:
-    of all.
+    """What retention did. ``kept``: (checkpoint, reason) of those that the disk failed to delete,
+    None for all.
     """
 
     gone: tuple[Checkpoint, ...] = ()
@@ -65,8 +65,8 @@ class Saving:
         self._clock_s = clock_s
 
     def begin(self, step: int, *, whole: bool = True) -> float:
-        """Say that a save begins; returns the time. ``whole``: not only a part of one, that another
-        rank commits.
+        """Report that a save begins; returns the time. ``whole``: not only a part of one, which
+        another rank commits.
         """
         name = name_of(step)
         if not whole:
@@ -84,8 +84,7 @@ class Saving:
         since_s: float,
         passes: tuple[type[BaseException], ...] = (),
     ) -> bool:
-        """Save; whatever goes wrong is reported and swallowed, but for errors of the kinds in
-        ``passes``.
+        """Save; every error is reported and swallowed, but for errors of the kinds in ``passes``.
 
         Returns whether the checkpoint is committed.
         """
@@ -102,8 +101,8 @@ class Saving:
         passes: tuple[type[BaseException], ...] = (),
         blocked_s: float | None = None,
     ) -> Outcome:
-        """As ``attempt``, with nothing said yet: safe on any thread. ``blocked_s``: None where all
-        of it was.
+        """As ``attempt``, without a report: safe on any thread. ``blocked_s``: None where training
+        waited for all of it.
         """
         saved, error = None, ""
         try:
@@ -117,7 +116,7 @@ class Saving:
         return Outcome(step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error)
 
     def report(self, outcome: Outcome, *, whole: bool = True) -> None:
-        """Say how a save ended, and what retention did after it. ``whole``: see ``begin``."""
+        """Report how a save ended, and what retention did after it. ``whole``: see ``begin``."""
         step, name = outcome.step, name_of(outcome.step)
         if not whole:
             self._part(
@@ -155,7 +154,7 @@ class Saving:
         )
 
     def prune(self, directory: Path, keep: int, **more: Any) -> None:
-        """Delete what retention says; what the disk does not give up stays, and is reported.
+        """Delete what retention decides; what the disk fails to delete stays, and is reported.
         ``more``: of ``recovery.checkpoint.files.retention.prune``.
         """
         self._report_pruned(pruned(directory, keep, **more))
@@ -170,8 +169,8 @@ class Saving:
         guard: Guard = nullcontext,
         progress: Callable[[], None] | None = None,
     ) -> bool:
-        """Put checkpoints out of the way that may hold a corrupted state, and say so and ``why``.
-        Whether none is left there.
+        """Set aside checkpoints that may hold a corrupted state, and report it with ``why``.
+        Returns whether all of them are.
         """
         left = list[Checkpoint]()
 
@@ -199,12 +198,12 @@ class Saving:
 
 
 def pruned(directory: Path, keep: int, **more: Any) -> Pruned:
-    """Delete what retention says, with nothing said yet."""
+    """Delete what retention decides, without a report."""
     kept: list[tuple[Checkpoint | None, str]] = []
     try:
         gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), **more)
     except Fenced:
-        return Pruned()  # it is for somebody else to say what goes
+        return Pruned()  # another process decides what goes
     except OSError as error:
         return Pruned(kept=((None, first_line(error)),))
     return Pruned(gone=tuple(gone), kept=tuple(kept))

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from recovery.checkpoint.memory.talk import TalkError
+from recovery.checkpoint.memory.protocol import ProtocolError
 
 MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
 TURN_S = 0.1
 
 
 class Acceptor:
-    """Accepts from ``listener`` until it is stopped. ``serve``: answers one connection to its end,
-    on a thread of its own; ``patient``: a connection above MAX_CONNECTIONS waits, and is not turned
-    away; ``say``: called with what goes wrong.
+    """Accepts from ``listener`` until it is stopped. ``serve``: handles one connection to its end,
+    on a thread of its own; ``patient``: a connection above MAX_CONNECTIONS waits instead of being
+    rejected; ``say``: called with errors.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Acceptor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no longer; connections that are open go on."""
+        """Stop listening; open connections continue."""
         self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -71,7 +71,7 @@ class Acceptor:
         try:
             with sock:
                 self._serve(sock)
-        except (OSError, TalkError) as error:
+        except (OSError, ProtocolError) as error:
             self._say(f"a connection ended: {type(error).__name__}: {error}")
         finally:
             self._slots.release()

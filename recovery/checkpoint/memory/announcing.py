@@ -1,10 +1,10 @@
-"""How keepers tell all others what they hold: along a tree, over few connections that stay open for
-a while.
+"""How keepers announce what they hold to all others: along a tree, over few connections that stay
+open for a while.
 
-The others stand in a ring after the one that tells. It speaks to those 1, 2, 4, 8 ... places on,
-each of which passes the word on, in the same way, to all before the next of these: of n keepers
-each hears it once, after log2(n) hops at the most, and each ever speaks to log2(n) others. What
-waits for the same keeper travels together, and only the newest word of each.
+The others form a ring after the sender. It sends to those 1, 2, 4, 8 ... places on, each of which
+passes the note on, in the same way, to all before the next of these: of n keepers each receives it
+once, after log2(n) hops at the most, and each only ever sends to log2(n) others. Notes that wait
+for the same keeper travel together, and only the newest from each.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from socket import socket
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers
-from recovery.checkpoint.memory.talk import Kept, Note, Notes, TalkError
+from recovery.checkpoint.memory.protocol import Kept, Note, Notes, ProtocolError
 
-IDLE_S = 5.0  # then a connection is closed: the next word may be long in coming
+IDLE_S = 5.0  # after this a connection is closed: the next note may be long in coming
 CLOSE_LIMIT_S = 5.0
 
-Heard = Callable[[int, Kept], None]
+AnswerHandler = Callable[[int, Kept], None]
 Failed = Callable[[int, Exception], None]
 
 
 def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Whom to tell, each with those that it passes the word on to; ``nodes``: in the order of the
-    ring.
+    """Direct receivers, each with the nodes that it passes the note on to; ``nodes``: in the order
+    of the ring.
     """
     start, size = 0, 1
     while start < len(nodes):
@@ -37,8 +37,8 @@ def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 class Line:
-    """What is told to one keeper, by a thread of its own, in order. ``told``: called with what it
-    answers, or with why there was no answer and what was not told.
+    """Sends notes to one keeper, on a thread of its own, in order. ``told``: called with its
+    answer, or with the error and the undelivered notes.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Line:
         self._thread.start()
 
     def say(self, note: Note) -> Future[None]:
-        """Done when the other side has heard it, or cannot."""
+        """Queue a note; done when the other side has it, or cannot get it."""
         future: Future[None] = Future()
         self._waiting.put((note, future))
         return future
 
     def close(self) -> None:
-        """End it, after what waits."""
+        """Close after sending what waits."""
         self._waiting.put(None)
 
     def await_end(self, limit_s: float) -> None:
-        """After ``close``, wait until nothing is told any more."""
+        """After ``close``, wait until nothing is sent any more."""
         self._thread.join(limit_s)
 
     def _run(self) -> None:
@@ -84,7 +84,7 @@ class Line:
         self._hang_up()
 
     def _take(self) -> list[tuple[Note, Future[None]] | None]:
-        """All that waits; waits for something to."""
+        """All waiting notes; blocks until there is one."""
         letters: list[tuple[Note, Future[None]] | None] = []
         while not letters:
             try:
@@ -99,14 +99,14 @@ class Line:
         outcome: Kept | Exception
         try:
             outcome = self._ask(Notes(notes=tuple(notes)))
-        except (OSError, TalkError) as error:
+        except (OSError, ProtocolError) as error:
             self._hang_up()
             outcome = error
         self._told(self._node, notes, outcome)
 
     def _ask(self, notes: Notes) -> Kept:
-        """Over the connection there is, or once over a new one: the keeper may have closed it
-        since, or be another.
+        """Use the existing connection, or one new one: the keeper may have closed it since, or been
+        replaced.
         """
         at = self._peers.addresses.get(self._node)
         if at != self._at:
@@ -115,8 +115,8 @@ class Line:
         for fresh in [True] if self._sock is None else [False, True]:
             try:
                 self._sock = self._sock or self._peers.open(self._node)
-                talk.send(self._sock, notes)
-                answer, _ = talk.receive_answer(self._sock, limit_s=ASK_LIMIT_S)
+                protocol.send(self._sock, notes)
+                answer, _ = protocol.receive_answer(self._sock, limit_s=ASK_LIMIT_S)
                 break
             except (BrokenPipeError, ConnectionResetError):
                 self._hang_up()
@@ -124,7 +124,7 @@ class Line:
                     raise
         if isinstance(answer, Kept):
             return answer
-        raise TalkError("not an answer to notes")
+        raise ProtocolError("not an answer to notes")
 
     def _hang_up(self) -> None:
         if self._sock is not None:
@@ -133,11 +133,11 @@ class Line:
 
 
 class Announcer:
-    """Thread-safe. ``heard``: told what a keeper answers; ``failed``: which one does not,
-    and why.
+    """Thread-safe. ``heard``: called with a keeper's answer; ``failed``: called with a keeper that
+    does not answer, and the reason.
     """
 
-    def __init__(self, peers: Peers, *, heard: Heard, failed: Failed) -> None:
+    def __init__(self, peers: Peers, *, heard: AnswerHandler, failed: Failed) -> None:
         self._peers = peers
         self._heard = heard
         self._failed = failed
@@ -146,19 +146,19 @@ class Announcer:
         self._lock = threading.Lock()
 
     def announce(self, note: Note, nodes: Sequence[int]) -> list[Future[None]]:
-        """Have all of these hear it; done when those have that it is told to from here. ``nodes``:
-        by the ring.
+        """Announce to all of these; done when the direct receivers have it. ``nodes``: by the
+        ring.
         """
         return [
             self._say(head, note.model_copy(update={"on": rest})) for head, rest in branches(nodes)
         ]
 
     def tell(self, note: Note, node: int) -> Future[None]:
-        """Have one hear it."""
+        """Send to one keeper."""
         return self._say(node, note)
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop announcing."""
         with self._lock:
             self._closed = True
             lines = list(self._lines.values())
@@ -182,5 +182,5 @@ class Announcer:
             self._heard(node, outcome)
             return
         self._failed(node, outcome)
-        for note in notes:  # whom it would have told
+        for note in notes:  # the nodes it would have passed them on to
             self.announce(note, note.on)

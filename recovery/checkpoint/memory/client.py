@@ -1,5 +1,5 @@
-"""A rank's side: offer parts of checkpoints to the keeper of its node, ask what there is, and get
-it back.
+"""A rank's side: offers parts of checkpoints to the keeper of its node, lists what keepers hold,
+and fetches parts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.files import MemoryFile, view
 from recovery.checkpoint.memory.header import Header, Key
 from recovery.checkpoint.memory.peers import ASK_LIMIT_S, CONNECT_LIMIT_S, transfer_limit_s
-from recovery.checkpoint.memory.talk import (
+from recovery.checkpoint.memory.protocol import (
     Answer,
     Ask,
     Coming,
@@ -25,19 +25,19 @@ from recovery.checkpoint.memory.talk import (
     Held,
     Kept,
     Offer,
+    ProtocolError,
     Refused,
-    TalkError,
 )
 
 RETRY_S = 0.01
-SILENCE_S = 60.0  # of a keeper that gets a part from another node
+SILENCE_S = 60.0  # of a keeper that receives a part from another node
 LOOK_MS = 50
-# other keepers are asked all at once
-LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + talk.HELLO_LIMIT_S
+# all other keepers are asked at once
+LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + protocol.HELLO_LIMIT_S
 
 
 class KeeperError(Exception):
-    """The keeper cannot be reached, or says no; the message says why."""
+    """The keeper cannot be reached, or refuses; the message says why."""
 
 
 class KeeperClient:
@@ -53,9 +53,12 @@ class KeeperClient:
 
     def offer(self, header: Header, fd: int, *, connect_s: float = 0.0) -> Kept:
         """Have a part kept, and copied to another node if there is one. Raises KeeperError."""
-        # The keeper's own limits end a copy; this one is only for a keeper that is stuck itself.
+        # The keeper's own limits end a copy; this limit is only for a keeper that is stuck itself.
         limit_s = (
-            CONNECT_LIMIT_S + talk.HELLO_LIMIT_S + ASK_LIMIT_S + 2 * transfer_limit_s(header.bytes)
+            CONNECT_LIMIT_S
+            + protocol.HELLO_LIMIT_S
+            + ASK_LIMIT_S
+            + 2 * transfer_limit_s(header.bytes)
         )
         answer, _ = self._ask(Offer(header=header), [fd], limit_s, connect_s)
         if not isinstance(answer, Kept):
@@ -63,15 +66,15 @@ class KeeperClient:
         return answer
 
     def listing(self, *, connect_s: float) -> Held:
-        """What all keepers hold that can be reached. Raises KeeperError."""
+        """What all reachable keepers hold. Raises KeeperError."""
         answer, _ = self._ask(Ask(), [], LIST_LIMIT_S, connect_s)
         if not isinstance(answer, Held):
             raise KeeperError("the keeper gave no answer to a question")
         return answer
 
     def forget(self, step: int, before: int, *, connect_s: float) -> list[Key]:
-        """Have all keepers let go of what generations ``before`` this one saved after ``step``;
-        what is gone.
+        """Have all keepers release what generations before ``before`` saved after ``step``; returns
+        what was released.
 
         Raises KeeperError.
         """
@@ -86,9 +89,9 @@ class KeeperClient:
         progress: Callable[[], None] = lambda: None,
         limit_s: float = SILENCE_S,
     ) -> tuple[Header, MemoryFile]:
-        """Get a part, which the caller has to verify and close. ``progress``: called as it comes;
-        ``limit_s``: the longest time in which nothing of it does. Raises KeeperError, what
-        ``check`` raises.
+        """Get a part, which the caller has to verify and close. ``progress``: called as it arrives;
+        ``limit_s``: longest time without any of it arriving. Raises KeeperError, what ``check``
+        raises.
         """
         answer, fd = self._ask(Fetch(key=key), [], limit_s, connect_s, progress)
         if not isinstance(answer, Found) or fd is None:
@@ -105,7 +108,7 @@ class KeeperClient:
 
     def _ask(
         self,
-        message: talk.Request,
+        message: protocol.Request,
         fds: list[int],
         limit_s: float,
         connect_s: float,
@@ -115,9 +118,9 @@ class KeeperClient:
             try:
                 answer, fd = self._try(message, fds, limit_s, connect_s, progress)
             except BaseException as error:
-                # an answer may still come, which the next request must not take for its own
+                # an answer may still arrive, which must not be taken for that of the next request
                 self._drop()
-                if not isinstance(error, OSError | TalkError):
+                if not isinstance(error, OSError | ProtocolError):
                     raise
                 raise KeeperError(
                     f"the keeper of this node: {error or type(error).__name__}"
@@ -128,25 +131,23 @@ class KeeperClient:
 
     def _try(
         self,
-        message: talk.Request,
+        message: protocol.Request,
         fds: list[int],
         limit_s: float,
         connect_s: float,
         progress: Callable[[], None] | None,
     ) -> tuple[Answer, int | None]:
-        """Over the connection there is, or once over a new one: the keeper may be another one
-        since.
-        """
+        """Use the existing connection, or one new one: the keeper may have been replaced since."""
         for again in (True, False):
             fresh = self._sock is None
             sock = self._sock = self._sock or self._connect(connect_s)
             try:
                 sock.settimeout(limit_s)
-                talk.send(sock, message, fds)
+                protocol.send(sock, message, fds)
                 while True:
                     if progress is not None:
                         self._await(sock, limit_s)
-                    answer, fd = talk.receive_answer(sock, limit_s=limit_s)
+                    answer, fd = protocol.receive_answer(sock, limit_s=limit_s)
                     if progress is None or not isinstance(answer, Coming):
                         return answer, fd
                     progress()
@@ -174,8 +175,8 @@ class KeeperClient:
             try:
                 sock.settimeout(CONNECT_LIMIT_S)
                 sock.connect("\0" + self._name)
-                if not talk.same_user(sock):
-                    raise TalkError("another user listens in its place")
+                if not protocol.same_user(sock):
+                    raise ProtocolError("another user listens in its place")
                 return sock
             except ConnectionRefusedError:
                 sock.close()

@@ -1,5 +1,5 @@
-"""Anonymous memory files: bytes that several processes share by a descriptor and that outlive
-whoever wrote them.
+"""Anonymous memory files: bytes that several processes share by a descriptor and that outlive the
+process that wrote them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class MemoryFile:
     data: memoryview
 
     def close(self) -> None:
-        """Let the memory go, if nobody else holds the file; a mapping still in use stays until it
-        is not.
+        """Release the memory, unless another process holds the file; a mapping in use stays until
+        it is released.
         """
         try:
             self.data.release()
         except BufferError:
-            pass  # a tensor still looks at it
+            pass  # a tensor still uses it
         os.close(self.fd)
 
     def detach(self) -> int:
@@ -56,8 +56,8 @@ def create(size: int, *, name: str) -> MemoryFile:
 
 
 def view(fd: int, progress: Callable[[], None] | None = None) -> MemoryFile:
-    """A file that came from elsewhere, to be read; its descriptor is then ours. ``progress``:
-    called every 32 MB. Raises OSError.
+    """Map a file received from another process for reading; its descriptor is then ours.
+    ``progress``: called every 32 MB. Raises OSError.
     """
     file = MemoryFile(fd=fd, data=_mapped(fd, max(1, os.fstat(fd).st_size), write=False))
     _advise(file, _MADV_POPULATE_READ, progress)
@@ -84,6 +84,6 @@ def _advise(file: MemoryFile, advice: int, progress: Callable[[], None] | None =
 
 
 def _mapped(fd: int, size: int, *, write: bool) -> memoryview:
-    # Private where it is only read: what a reader does to it by mistake reaches nobody.
+    # Private where it is only read: an erroneous write by a reader reaches no other process.
     access = mmap.ACCESS_WRITE if write else mmap.ACCESS_COPY
     return memoryview(mmap.mmap(fd, size, access=access))

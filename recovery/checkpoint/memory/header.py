@@ -1,5 +1,5 @@
-"""What describes one part of a checkpoint in memory: whose it is, where its tensors lie, what its
-bytes must be.
+"""Describes one part of a checkpoint in memory: its job, the layout of its tensors, the checksums
+of its bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_STEP = 10**12
 _PREFIX = "memory-"
 
 Moment = tuple[int, int]
-"""(generation, step): orders checkpoints. What a later generation saved is the truth, whatever its
+"""(generation, step): orders checkpoints. A later generation's checkpoint counts, whatever its
 step: it may have gone back on purpose.
 """
 
@@ -45,7 +45,7 @@ class Key(_Strict):
 
     @property
     def moment(self) -> Moment:
-        """Of the whole checkpoint."""
+        """Moment of the whole checkpoint."""
         return self.generation, self.step
 
     @property
@@ -70,9 +70,9 @@ class Part(_Strict):
 
 
 class Header(_Strict):
-    """``job``: of which run; ``bytes``: of the data; ``sums``: checksum of each ``piece_bytes`` of
-    it (XXH3-128: it finds corruption, not forgery); ``scalars``: the rest of the state; ``seat``,
-    ``buffer``: whose memory it is, and which.
+    """``job``: the run it belongs to; ``bytes``: of the data; ``sums``: checksum of each
+    ``piece_bytes`` of it (XXH3-128: it finds corruption, not forgery); ``scalars``: the rest of the
+    state; ``seat``, ``buffer``: the process that owns the memory, and which of its buffers.
     """
 
     version: Literal[1] = 1
@@ -99,7 +99,7 @@ class Header(_Strict):
 
 
 def name_of(step: int) -> str:
-    """What a checkpoint in memory is called in events; one on disk is called otherwise."""
+    """Name of a checkpoint in memory in events; distinct from those on disk."""
     return f"{_PREFIX}step-{step:08d}"
 
 
@@ -127,8 +127,8 @@ def mismatch(
     *,
     numbers: range | None = None,
 ) -> str | None:
-    """Which bytes are not what the header says, or None. ``numbers``: of the pieces to look at, all
-    if left out.
+    """Which bytes differ from the header's checksums, or None. ``numbers``: of the pieces to check,
+    default: all.
     """
     if len(data) < header.bytes:
         return f"{len(data)} bytes, not {header.bytes}"
@@ -143,7 +143,7 @@ def mismatch(
 
 
 def complete(keys: Iterable[Key], *, copies: int = 1) -> list[Moment]:
-    """Checkpoints of which every shard is there at least ``copies`` times, oldest first."""
+    """Checkpoints of which every shard is held at least ``copies`` times, oldest first."""
     found: dict[tuple[Moment, int], list[int]] = defaultdict(list)
     for key in keys:
         found[key.moment, key.shards].append(key.shard)
@@ -156,5 +156,5 @@ def complete(keys: Iterable[Key], *, copies: int = 1) -> list[Moment]:
 
 
 def shards_at(keys: Sequence[Key], moment: Moment) -> int:
-    """Of how many shards the checkpoint of a moment is."""
+    """Number of shards of the checkpoint of a moment."""
     return next(key.shards for key in keys if key.moment == moment)

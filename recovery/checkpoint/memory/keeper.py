@@ -2,9 +2,9 @@
 a peer node.
 
 ``python -m recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any cold start;
-the second is not used), or a fork of the process that forks ranks, which is there in milliseconds.
-It ends with its supervisor. Each connection has a thread; what is wrong with a request is answered
-or logged, and ends nothing but that connection.
+the second is not used), or a fork of the fork server, which starts within milliseconds. It ends
+with its supervisor. Each connection has a thread; a bad request is answered or logged, and ends
+only that connection.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recovery.checkpoint.memory import KEPT, talk
+from recovery.checkpoint.memory import KEPT, protocol
 from recovery.checkpoint.memory.accepting import MAX_CONNECTIONS, Acceptor
 from recovery.checkpoint.memory.announcing import Announcer
 from recovery.checkpoint.memory.header import Key
-from recovery.checkpoint.memory.holdings import Holdings, Refusal
+from recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
 from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
-from recovery.checkpoint.memory.talk import (
+from recovery.checkpoint.memory.protocol import (
     Ask,
     Coming,
     Fetch,
@@ -39,32 +39,32 @@ from recovery.checkpoint.memory.talk import (
     Note,
     Notes,
     Offer,
+    ProtocolError,
     Put,
     Refused,
-    TalkError,
 )
 from recovery.process.output import say
 from recovery.process.processes import die_with, redirect_output
 from recovery.transport.wire import Channel, Extra, WireError
 
 KEEPER = b'{"be":"keeper"'
-"""What a KeeperConfig begins with, as JSON."""
+"""First field of a KeeperConfig, as JSON."""
 TOPIC = "keeper"
 PEERS_TOPIC = "peers"
-# of a version: how many notes a keeper may send; above them stands which keeper it is
+# bits of a version that count a keeper's notes; the bits above number the keeper
 NOTES_BITS = 40
 LOOK_MS = 60_000
 CLOSE_LIMIT_S = 5.0
-REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
+REQUEST_LIMIT_S = 10.0  # for one message to arrive whole, once it has begun
 
 
 class KeeperConfig(BaseModel):
-    """What a keeper is told at birth. ``parent``: pid that must be its parent; ``name``: of its
-    socket in the abstract namespace, which leaves no file; ``token``: hexadecimal, of the run;
+    """Configuration of a keeper. ``parent``: pid that must be its parent; ``name``: of its socket
+    in the abstract namespace, which leaves no file; ``token``: hexadecimal, of the run;
     ``limit_bytes``: of all it holds; ``keep``: complete checkpoints it keeps; ``replicate``:
     whether another node gets a copy; ``nodes``: of the job; ``number``: higher than that of any
-    keeper the job had before; ``peers``: where the other keepers are; ``log``: where it writes what
-    it refuses.
+    keeper the job had before; ``peers``: addresses of the other keepers; ``log``: where it logs
+    refusals.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,7 +91,7 @@ class Keeper:
     def __init__(self, config: KeeperConfig) -> None:
         self._config = config
         self._token = bytes.fromhex(config.token)
-        self._holdings = Holdings(
+        self._store = KeeperStore(
             job=config.job,
             limit_bytes=config.limit_bytes,
             keep=config.keep,
@@ -113,25 +113,25 @@ class Keeper:
         )
 
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
-        """The other keepers are there now, and perhaps new: say what is here, and give the
-        successor what it lacks; the thread returned ends when that is done.
+        """Take the current list of other keepers, some perhaps new: announce what is here, and give
+        the successor what it lacks; the thread returned ends when that is done.
         """
         changed = self._peers.know(addresses)
         for node in changed:
             with self._lock:
                 self._versions.pop(node, None)
-            self._holdings.heard(node, ())
+            self._store.heard(node, ())
         thread = threading.Thread(target=self._copy_again, args=(changed,), daemon=True)
         thread.start()
         return thread
 
     def update(self, changes: dict[int, Address | None]) -> None:
-        """As ``know``, but only what is new; None: it is gone."""
+        """As ``know``, with changes only; None: that keeper is gone."""
         known = {**self._peers.addresses, **changes}
         self.know({node: address for node, address in known.items() if address is not None})
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._announcer.close()
         for acceptor in self._acceptors:
             acceptor.stop()
@@ -141,33 +141,33 @@ class Keeper:
     # ---- connections
 
     def _serve_rank(self, sock: socket.socket) -> None:
-        if not talk.same_user(sock):
-            raise TalkError("a process of another user was turned away")
+        if not protocol.same_user(sock):
+            raise ProtocolError("a process of another user was turned away")
         while _awaited(sock):
-            got = talk.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
+            got = protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
             if got is None:
                 return
             ask, fd = got
             if isinstance(ask, Offer) and fd is not None:
-                talk.send(sock, self._take(ask, fd))
+                protocol.send(sock, self._take(ask, fd))
                 continue
             if fd is not None:
                 os.close(fd)
             if isinstance(ask, Ask):
-                here = self._holdings.held()
+                here = self._store.held()
                 held, lost = self._peers.held()
-                talk.send(sock, Held(nodes={self._config.node: here, **held}, lost=lost))
+                protocol.send(sock, Held(nodes={self._config.node: here, **held}, lost=lost))
             elif isinstance(ask, Fetch):
                 self._hand_over(sock, ask.key)
             elif isinstance(ask, Forget):
-                talk.send(sock, self._forget(ask))
+                protocol.send(sock, self._forget(ask))
             else:
-                raise TalkError(f"a rank may not send {type(ask).__name__}")
+                raise ProtocolError(f"a rank may not send {type(ask).__name__}")
 
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        talk.admit(sock, self._token)
-        while (got := talk.receive_ask(sock, limit_s=REQUEST_LIMIT_S)) is not None:
+        protocol.admit(sock, self._token)
+        while (got := protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)) is not None:
             self._answer_peer(sock, got[0])
 
     def _answer_peer(self, sock: socket.socket, ask: Any) -> None:
@@ -176,103 +176,103 @@ class Keeper:
         elif isinstance(ask, Notes):
             for note in ask.notes:
                 self._hear(note.node, note)
-                # those may not have heard what is no news here
+                # those may not know what this keeper knows already
                 self._announcer.announce(note, note.on)
-            talk.send(sock, self._kept())
+            protocol.send(sock, self._kept())
         elif isinstance(ask, Ask):
-            talk.send(sock, Held(nodes={self._config.node: self._holdings.held()}))
+            protocol.send(sock, Held(nodes={self._config.node: self._store.held()}))
         elif isinstance(ask, Forget):
-            talk.send(sock, Kept(held=self._holdings.forget(ask.step, ask.before)))
+            protocol.send(sock, Kept(held=self._store.forget(ask.step, ask.before)))
         elif isinstance(ask, Fetch):
-            with self._holdings.lent(ask.key) as entry:
+            with self._store.lent(ask.key) as entry:
                 if entry is None:
-                    talk.send(sock, Refused(reason=f"{ask.key.label} is not here"))
+                    protocol.send(sock, Refused(reason=f"{ask.key.label} is not here"))
                 else:
-                    talk.send(sock, Found(header=entry.header))
-                    talk.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
+                    protocol.send(sock, Found(header=entry.header))
+                    protocol.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
         else:
-            raise TalkError(f"a keeper may not send {type(ask).__name__}")
+            raise ProtocolError(f"a keeper may not send {type(ask).__name__}")
 
-    # ---- what they hold
+    # ---- what other keepers hold
 
     def _note(self) -> Note:
         """What is here now."""
         with self._lock:
             self._version += 1
-            return Note(node=self._config.node, version=self._version, held=self._holdings.held())
+            return Note(node=self._config.node, version=self._version, held=self._store.held())
 
     def _kept(self) -> Kept:
         note = self._note()
         return Kept(held=note.held, version=note.version)
 
     def _hear(self, node: int, said: Note | Kept) -> None:
-        """What a keeper holds, unless something newer is known."""
+        """Note what a keeper holds, unless a newer note is known."""
         with self._lock:
             if said.version <= self._versions.get(node, 0) or node == self._config.node:
                 return
             self._versions[node] = said.version
-            self._holdings.heard(node, said.held)
+            self._store.heard(node, said.held)
 
     def _miss(self, node: int, error: Exception) -> None:
-        self._holdings.heard(node, ())
+        self._store.heard(node, ())
         self._say(f"node {node} does not answer: {error}")
 
     def _announce(self, nodes: Sequence[int]) -> None:
-        """Have others know what is here."""
+        """Announce what is here to the others."""
         wait(self._announcer.announce(self._note(), nodes), ASK_LIMIT_S)
 
-    # ---- what they want
+    # ---- requests
 
     def _take(self, offer: Offer, fd: int) -> Kept | Refused:
         """Keep a part, and have it copied; answered when both are done."""
         header = offer.header
         try:
-            self._holdings.add(header, fd, copy=False)
+            self._store.add(header, fd, copy=False)
         except Refusal as error:
             os.close(fd)
             self._say(f"refused {header.key.label}: {error}")
             return Refused(reason=str(error))
         copies, alone = self._copy(header.key)
-        released = self._holdings.take_released(header.seat)
-        return Kept(held=self._holdings.held(), released=released, copies=copies, alone=alone)
+        released = self._store.take_released(header.seat)
+        return Kept(held=self._store.held(), released=released, copies=copies, alone=alone)
 
     def _copy(self, key: Key) -> tuple[tuple[int, ...], str]:
-        """Have another node hold it too, and all others know; returns who does, or why nobody."""
+        """Send a copy to another node, and announce it; returns which nodes hold one, or why none
+        does.
+        """
         successor = self._peers.successor() if self._config.replicate else None
         copies: tuple[int, ...] = ()
         alone = ""
         if successor is not None:
-            with self._holdings.lent(key) as entry:
+            with self._store.lent(key) as entry:
                 try:
                     if entry is not None:
                         self._hear(successor, self._peers.put(successor, entry, self._note()))
                         copies = (successor,)
-                except (OSError, TalkError) as error:
+                except (OSError, ProtocolError) as error:
                     alone = f"node {successor}: {error}"
-                    if isinstance(error, OSError):  # it is gone, and what it held with it
-                        self._holdings.heard(successor, ())
+                    if isinstance(error, OSError):  # the keeper is gone, and what it held with it
+                        self._store.heard(successor, ())
                     self._say(f"no copy of {key.label}: {alone}")
         self._announce([node for node in self._peers.ring() if node != successor])
         return copies, alone
 
     def _copy_again(self, changed: Sequence[int]) -> None:
-        """``changed``: nodes whose keepers may know nothing yet, nor whom to pass anything
-        on to.
-        """
+        """``changed``: nodes whose keepers may know nothing yet, and cannot pass notes on."""
         note = self._note()
         new = [node for node in self._peers.nodes() if node in changed and note.held]
         wait([self._announcer.tell(note, node) for node in new], ASK_LIMIT_S)
         successor = self._peers.successor() if self._config.replicate else None
         if successor is None:
             return
-        there = self._holdings.known_at(successor)
-        for key in self._holdings.own():
+        there = self._store.known_at(successor)
+        for key in self._store.own():
             if key not in there:
                 self._copy(key)
 
     def _forget(self, ask: Forget) -> Kept:
-        """Everywhere; a keeper that does not answer is lost, and so is what it held."""
-        gone = set(self._holdings.forget(ask.step, ask.before))
+        """Release everywhere; a keeper that does not answer is lost, and so is what it held."""
+        gone = set(self._store.forget(ask.step, ask.before))
         elsewhere, lost = self._peers.forget(ask.step, ask.before)
         for node, why in lost.items():
             self._say(f"node {node} was not told what is doubtful: {why}")
@@ -283,42 +283,42 @@ class Keeper:
         header = put.header
         try:
             self._hear(put.note.node, put.note)
-            self._holdings.would_take(header)
-            talk.send(sock, Kept())  # go on: now the data
+            self._store.would_take(header)
+            protocol.send(sock, Kept())  # go on: now the data
             memory = receive_part(sock, header)
             fd = memory.detach()
             try:
-                self._holdings.add(header, fd, copy=True)
+                self._store.add(header, fd, copy=True)
             except Refusal:
                 os.close(fd)
                 raise
-        except (Refusal, TalkError) as error:
+        except (Refusal, ProtocolError) as error:
             self._say(f"refused a copy of {header.key.label}: {error}")
-            talk.send(sock, Refused(reason=str(error)))
+            protocol.send(sock, Refused(reason=str(error)))
             return
-        talk.send(sock, self._kept())
+        protocol.send(sock, self._kept())
 
     def _hand_over(self, sock: socket.socket, key: Key) -> None:
         """Give a rank the descriptor of a part, of this node or fetched from another."""
-        with self._holdings.lent(key) as entry:
+        with self._store.lent(key) as entry:
             if entry is not None:
-                talk.send(sock, Found(header=entry.header), [entry.fd])
+                protocol.send(sock, Found(header=entry.header), [entry.fd])
                 return
         reasons = []
         for node in self._peers.nodes():
             try:
                 header, memory = self._peers.fetch(
-                    node, key, progress=partial(talk.send, sock, Coming())
+                    node, key, progress=partial(protocol.send, sock, Coming())
                 )
-            except (OSError, TalkError) as error:
+            except (OSError, ProtocolError) as error:
                 reasons.append(f"node {node}: {error}")
                 continue
             try:
-                talk.send(sock, Found(header=header), [memory.fd])
+                protocol.send(sock, Found(header=header), [memory.fd])
             finally:
                 memory.close()
             return
-        talk.send(
+        protocol.send(
             sock,
             Refused(reason=f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"])),
         )
@@ -328,7 +328,7 @@ class Keeper:
 
 
 def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
-    """Keep until the supervisor's side of ``channel`` closes; never returns."""
+    """Run a keeper until the supervisor's side of ``channel`` closes; never returns."""
     die_with(config.parent)
     if config.log is not None:
         redirect_output(config.log)
@@ -354,7 +354,7 @@ def _obey(keeper: Keeper, message: Any) -> None:
 
 
 def _awaited(sock: socket.socket) -> bool:
-    """Wait for the next request, however long a rank trains between two."""
+    """Wait for the next request, for as long as a rank trains between two."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while not poll.poll(LOOK_MS):

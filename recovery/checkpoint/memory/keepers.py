@@ -1,5 +1,5 @@
-"""The supervisor's side: one keeper a node, and another one as soon as one is gone and its node
-takes it.
+"""The supervisor's side: starts one keeper per node, and replaces a keeper that ends, as soon as
+its node takes another.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from chaos.errors import InfrastructureError
-from recovery.checkpoint.memory.housing import Housing
 from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
+from recovery.checkpoint.memory.keeper_host import KeeperHost
 from recovery.checkpoint.memory.peers import Address
 from recovery.process.local import Exited, Said
 from recovery.transport.wire import Extra
@@ -38,12 +38,12 @@ class Started(BaseModel):
 
 
 class Keepers:
-    """``housing``: where they live; it is closed with this. Raises InfrastructureError."""
+    """``keeper_host``: where keepers run; it is closed with this. Raises InfrastructureError."""
 
     def __init__(
-        self, housing: Housing, *, job: str, nodes: int, limit_bytes: int, replicate: bool
+        self, keeper_host: KeeperHost, *, job: str, nodes: int, limit_bytes: int, replicate: bool
     ) -> None:
-        self._housing = housing
+        self._keeper_host = keeper_host
         self._job = job
         self._nodes = nodes
         self._limit_bytes = limit_bytes
@@ -64,22 +64,22 @@ class Keepers:
                 self._start(node)
             self._await(range(nodes))
         except BaseException:
-            self._housing.close()
+            self._keeper_host.close()
             raise
 
     def socket_of(self, node: int) -> str:
-        """Name of the abstract socket by which ranks of a node reach its keeper, whichever keeps
-        there.
+        """Name of the abstract socket by which ranks of a node reach its keeper, also after a
+        replacement.
         """
         return f"{self._place}-{node}"
 
     def keeper_of(self, node: int) -> str:
-        """Its process's name now."""
+        """Name of its current process."""
         return self._keeper[node]
 
     def owns(self, process: str) -> bool:
-        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE
-        are known.
+        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE are
+        remembered.
         """
         return process in self._node_of
 
@@ -88,23 +88,23 @@ class Keepers:
         return self._pids[process]
 
     def node_of(self, process: str) -> int:
-        """The node that it keeps, or kept, on; see ``owns``."""
+        """The node that it runs, or ran, on; see ``owns``."""
         return self._node_of[process]
 
     def signal(self, process: str, signum: int) -> None:
-        """Through the pidfd."""
-        self._housing.signal(process, signum)
+        """Signal a keeper through its pidfd."""
+        self._keeper_host.signal(process, signum)
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on it."""
-        return self._housing.os_state(process)
+        """The process state as the kernel reports it."""
+        return self._keeper_host.os_state(process)
 
     def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
-        """Starts and ends since the last look; whoever ended has a successor, which begins
+        """Starts and exits since the last call; a keeper that ended is replaced by one that begins
         empty.
         """
         changed: set[int] = set()
-        for report in self._housing.wait(timeout_s):
+        for report in self._keeper_host.wait(timeout_s):
             if isinstance(report, Exited):
                 self._news.append(report)
                 node = self._node_of[report.process]
@@ -125,9 +125,9 @@ class Keepers:
         if changed and not self._ending:
             self._introduce(changed)
         for node in sorted(self._lacking) if not self._ending else ():
-            if self._housing.takes(node):
+            if self._keeper_host.takes(node):
                 self._start(node)
-        # whoever hears the news asks for their pids
+        # receivers of the report ask for their pids
         while len(self._gone) > KEPT_GONE + len(self._news):
             oldest = self._gone.popleft()
             del self._pids[oldest], self._node_of[oldest]
@@ -135,14 +135,14 @@ class Keepers:
         return news
 
     def end(self, limit_s: float = END_LIMIT_S) -> list[Exited]:
-        """Kill all and wait for their ends; nobody follows them."""
+        """Kill all and wait for their exits; they are not replaced."""
         self._ending = True
         for process in self._keeper.values():
-            self._housing.signal(process, signal.SIGKILL)
+            self._keeper_host.signal(process, signal.SIGKILL)
         exits: list[Exited] = []
         deadline_s = time.monotonic() + limit_s
         while (
-            any(self._housing.alive(name) for name in self._keeper.values())
+            any(self._keeper_host.alive(name) for name in self._keeper.values())
             and time.monotonic() < deadline_s
         ):
             exits += [news for news in self.look(0.1) if isinstance(news, Exited)]
@@ -150,7 +150,7 @@ class Keepers:
 
     def close(self) -> dict[int, str]:
         """End all; what could not be removed, as ``Children.close``."""
-        return self._housing.close()
+        return self._keeper_host.close()
 
     def _start(self, node: int) -> None:
         process = f"k{self._count}"
@@ -166,10 +166,10 @@ class Keepers:
             limit_bytes=self._limit_bytes,
             replicate=self._replicate,
             peers=self._peers(),
-            host=self._housing.address(node),
+            host=self._keeper_host.address(node),
         )
         try:
-            pid = self._housing.start(process, config)
+            pid = self._keeper_host.start(process, config)
         except ConnectionError:
             return  # its node is lost, and lacks a keeper until it is back
         self._lacking.discard(node)
@@ -178,14 +178,14 @@ class Keepers:
 
     def _peers(self) -> dict[int, Address]:
         return {
-            node: (self._housing.address(node), self._ports[name])
+            node: (self._keeper_host.address(node), self._ports[name])
             for node, name in self._keeper.items()
             if name in self._ports
         }
 
     def _introduce(self, changed: Collection[int]) -> None:
-        """Tell new keepers where all others are, and the others who is new and who is gone, all in
-        one message each.
+        """Send new keepers the addresses of all others, and the others the changes, in one message
+        each.
         """
         peers = {str(node): list(address) for node, address in self._peers().items()}
         news = {str(node): peers.get(str(node)) for node in changed}
@@ -193,14 +193,14 @@ class Keepers:
             if process in self._ports:
                 told = peers if node in changed else news
                 others = {n: address for n, address in told.items() if n != str(node)}
-                self._housing.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
+                self._keeper_host.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
 
     def _await(self, nodes: Sequence[int]) -> None:
         deadline_s = time.monotonic() + START_LIMIT_S
         while lacking := [node for node in nodes if self._keeper.get(node) not in self._ports]:
             if lost := [node for node in lacking if node not in self._keeper]:
                 raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
-            for report in self._housing.wait(0.1):
+            for report in self._keeper_host.wait(0.1):
                 if isinstance(report, Said):
                     self._ports[report.process] = int(report.message.payload["port"])
                 elif isinstance(report, Exited):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.files import MemoryFile, create, populate
 from recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
-from recovery.checkpoint.memory.holdings import Entry
-from recovery.checkpoint.memory.talk import (
+from recovery.checkpoint.memory.keeper_store import Entry
+from recovery.checkpoint.memory.protocol import (
     Ask,
     Fetch,
     Forget,
@@ -23,15 +23,16 @@ from recovery.checkpoint.memory.talk import (
     Held,
     Kept,
     Note,
+    ProtocolError,
     Put,
-    TalkError,
 )
 
 CONNECT_LIMIT_S = 2.0
 ASK_LIMIT_S = 2.0
-SEND_LIMIT_S = 10.0  # for the other side to take or give some bytes more, not for all of them
+SEND_LIMIT_S = 10.0  # for the other side to take or send some more bytes, not all of them
 SHUN_S = (
-    # a node that did not answer in time is not asked again for so long: each save would wait for it
+    # a node that did not answer in time is not asked again for this long: each save would wait for
+    # it
     10.0
 )
 AT_ONCE = 16  # nodes that are asked
@@ -41,7 +42,7 @@ Address = tuple[str, int]
 
 
 def transfer_limit_s(size: int) -> float:
-    """Within which so many bytes have to come."""
+    """Time limit for a transfer of that many bytes."""
     return SEND_LIMIT_S + size / MIN_RATE
 
 
@@ -56,9 +57,7 @@ class Peers:
         self._lock = threading.Lock()
 
     def know(self, addresses: Mapping[int, Address]) -> list[int]:
-        """Where they are from now on; those that are there anew, and those that are not there any
-        more.
-        """
+        """Note the addresses of all keepers; returns the new nodes, and those that are gone."""
         with self._lock:
             before, self._addresses = self._addresses, dict(addresses)
             self._shunned = {}
@@ -66,28 +65,28 @@ class Peers:
 
     @property
     def addresses(self) -> dict[int, Address]:
-        """Where they are."""
+        """Addresses of the other keepers."""
         with self._lock:
             return dict(self._addresses)
 
     def ring(self) -> list[int]:
-        """All others, from the next one on."""
+        """All other nodes, from the next one on."""
         nodes = self.nodes()
         return [n for n in nodes if n > self._node] + [n for n in nodes if n < self._node]
 
     def nodes(self) -> list[int]:
-        """All others."""
+        """All other nodes."""
         with self._lock:
             return sorted(set(self._addresses) - {self._node})
 
     def successor(self) -> int | None:
-        """The node that holds copies of this one's: the next one in a ring of all; None: there is
-        no other.
+        """The node that holds copies of this one's parts: the next one in a ring of all; None:
+        there is no other.
         """
         return next(iter(self.ring()), None)
 
     def held(self) -> tuple[dict[int, tuple[Key, ...]], dict[int, str]]:
-        """What they hold, and who does not answer and why; all are asked at once."""
+        """What they hold, and which do not answer and why; all are asked at once."""
         held: dict[int, tuple[Key, ...]] = {}
         lost: dict[int, str] = {}
         for node, answer in self._ask_all(self._ask_held):
@@ -98,25 +97,27 @@ class Peers:
         return held, lost
 
     def put(self, node: int, entry: Entry, note: Note) -> Kept:
-        """Send a copy, and say what is held here. Raises TalkError when it is refused, OSError."""
+        """Send a copy, and report what is held here. Raises ProtocolError when it is refused,
+        OSError.
+        """
         header = entry.header
         with self._connect(node) as sock:
-            talk.send(sock, Put(note=note, header=header))
-            # a full keeper says so before the data
-            ready, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
-            if isinstance(ready, talk.Refused):
-                raise TalkError(ready.reason)
-            talk.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
-            answer, _ = talk.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
+            protocol.send(sock, Put(note=note, header=header))
+            # a full keeper refuses before the data are sent
+            ready, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            if isinstance(ready, protocol.Refused):
+                raise ProtocolError(ready.reason)
+            protocol.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
+            answer, _ = protocol.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
         if isinstance(answer, Kept):
             return answer
-        raise TalkError(
-            answer.reason if isinstance(answer, talk.Refused) else "not an answer to a copy"
+        raise ProtocolError(
+            answer.reason if isinstance(answer, protocol.Refused) else "not an answer to a copy"
         )
 
     def forget(self, step: int, before: int) -> tuple[set[Key], dict[int, str]]:
-        """Have all let go of what is doubtful; what is gone, and who was not told and why. All are
-        told at once.
+        """Have all release what is doubtful; returns what was released, and which nodes could not
+        be reached and why. All are asked at once.
         """
         gone: set[Key] = set()
         lost: dict[int, str] = {}
@@ -129,27 +130,27 @@ class Peers:
 
     def _forget(self, node: int, step: int, before: int) -> tuple[Key, ...]:
         with self._connect(node) as sock:
-            talk.send(sock, Forget(step=step, before=before))
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            protocol.send(sock, Forget(step=step, before=before))
+            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
         if isinstance(answer, Kept):
             return answer.held
-        raise TalkError("not an answer")
+        raise ProtocolError("not an answer")
 
     def fetch(
         self, node: int, key: Key, *, progress: Callable[[], None]
     ) -> tuple[Header, MemoryFile]:
-        """Get a part into a memory file of our own, however long that takes as long as it gets on;
-        whoever restores it checks it. ``progress``: called as it gets on. Raises TalkError,
-        OSError, what ``progress`` raises.
+        """Get a part into a memory file of this process, without a time limit as long as bytes
+        arrive; the rank that restores it checks it. ``progress``: called as bytes arrive. Raises
+        ProtocolError, OSError, what ``progress`` raises.
         """
         progress()
         with self._connect(node, restoring=True) as sock:
-            talk.send(sock, Fetch(key=key))
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            protocol.send(sock, Fetch(key=key))
+            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if not isinstance(answer, Found):
-                raise TalkError(
+                raise ProtocolError(
                     answer.reason
-                    if isinstance(answer, talk.Refused)
+                    if isinstance(answer, protocol.Refused)
                     else "not an answer to a fetch"
                 )
             return answer.header, receive_part(sock, answer.header, progress=progress)
@@ -157,12 +158,12 @@ class Peers:
     def _ask_all(
         self, ask: Callable[[int], tuple[Key, ...]]
     ) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
-        """Each other node with what it answers, or why it does not."""
+        """Each other node with its answer, or the error."""
 
         def answer(node: int) -> tuple[Key, ...] | str:
             try:
                 return ask(node)
-            except (OSError, TalkError) as error:
+            except (OSError, ProtocolError) as error:
                 return str(error) or type(error).__name__
 
         if nodes := self.nodes():
@@ -171,15 +172,15 @@ class Peers:
 
     def _ask_held(self, node: int) -> tuple[Key, ...]:
         with self._connect(node, restoring=True) as sock:
-            talk.send(sock, Ask())
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+            protocol.send(sock, Ask())
+            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
         if isinstance(answer, Held):
             return answer.nodes.get(node, ())
-        raise TalkError("not an answer to a list")
+        raise ProtocolError("not an answer to a list")
 
     @contextmanager
     def _connect(self, node: int, *, restoring: bool = False) -> Iterator[socket.socket]:
-        """``restoring``: it is worth the wait, whatever happened a moment ago."""
+        """``restoring``: connect even to a node that failed a moment ago."""
         try:
             with self.open(node, restoring=restoring) as sock:
                 yield sock
@@ -188,7 +189,7 @@ class Peers:
             raise
 
     def open(self, node: int, *, restoring: bool = False) -> socket.socket:
-        """A connection, both ends proven. Raises TalkError, OSError."""
+        """An authenticated connection. Raises ProtocolError, OSError."""
         with self._lock:
             address = self._addresses.get(node)
             shunned = time.monotonic() < self._shunned.get(node, 0.0)
@@ -200,7 +201,7 @@ class Peers:
             sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                talk.enter(sock, self._token)
+                protocol.enter(sock, self._token)
             except BaseException:
                 sock.close()
                 raise
@@ -217,9 +218,9 @@ class Peers:
 def receive_part(
     sock: socket.socket, header: Header, *, progress: Callable[[], None] | None = None
 ) -> MemoryFile:
-    """Read a part's data into a memory file. ``progress``: it is wanted however long it takes,
-    called after each PIECE_BYTES; None: the data are worth a limited wait for all of them, and are
-    checked. Raises TalkError, OSError.
+    """Read a part's data into a memory file. ``progress``: wait as long as bytes arrive, with a
+    call after each PIECE_BYTES; None: wait a limited time for all of them, and check them. Raises
+    ProtocolError, OSError.
     """
     memory = create(header.bytes, name="copy")
     some = header.bytes if progress is None else PIECE_BYTES
@@ -227,12 +228,12 @@ def receive_part(
         populate(memory, progress)
         for start in range(0, header.bytes, some or 1):
             data = memory.data[start : min(start + some, header.bytes)]
-            talk.receive_into(sock, data, limit_s=transfer_limit_s(len(data)))
+            protocol.receive_into(sock, data, limit_s=transfer_limit_s(len(data)))
             if progress is not None:
                 progress()
         wrong = mismatch(header, memory.data) if progress is None else None
         if wrong is not None:
-            raise TalkError(f"{header.key.label} came damaged: {wrong}")
+            raise ProtocolError(f"{header.key.label} came damaged: {wrong}")
     except BaseException:
         memory.close()
         raise

@@ -1,7 +1,7 @@
-"""Asynchronous saves: the state is copied to host memory, which is all that training waits for, and
-written from there by a thread of its own while training goes on.
+"""Asynchronous saves: training waits only while the state is copied to host memory; a separate
+thread writes from there while training goes on.
 
-One save at a time; the memory for the copy is taken once and used again.
+One save at a time; the memory for the copy is allocated once and reused.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from recovery.checkpoint.saves.chunks import Chunk
 from recovery.state import strides
 from recovery.state.strides import Progress, quiet
 
-BLOCK_BYTES = 1 << 30  # of memory that is taken at once; larger only for a tensor that is
+BLOCK_BYTES = 1 << 30  # of memory allocated at once; more only for a larger tensor
 SYNC_BYTES = 256 << 20  # copied from a GPU between two waits for it
 LOOK_S = 0.05
 
 
 class Snapshot:
     """Host memory that holds a copy of chunks: pinned where they come from a GPU, in huge pages
-    where there are any.
+    where available.
     """
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
 
     def prepare(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> None:
-        """Get the memory now. The first touch of fresh memory takes several times as long as a
+        """Allocate the memory now. The first touch of fresh memory takes several times as long as a
         copy.
         """
         sizes = [end for _, end in _packed(chunks)]
         if len(sizes) > len(self._blocks) or any(
             size > len(block) for size, block in zip(sizes, self._blocks, strict=False)
         ):
-            self._blocks = []  # what there was goes before more is taken
+            self._blocks = []  # old memory is released before more is allocated
             pinned = any(chunk.data.is_cuda for chunk in chunks)
             self._blocks = [_memory(size, pinned=pinned, progress=progress) for size in sizes]
 
     def take(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> list[Chunk]:
-        """Copies of them, which are good until the next call. ``progress``: called every 32 MB."""
+        """Copies of the chunks, valid until the next call. ``progress``: called every 32 MB."""
         self.prepare(chunks, progress)
         copies, since = list[Chunk](), 0
         for block, (offsets, _) in zip(self._blocks, _packed(chunks), strict=False):
@@ -98,7 +98,7 @@ def _memory(size: int, *, pinned: bool, progress: Progress) -> Tensor:
         try:
             mapped.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            pass  # a kernel without them; small pages do too
+            pass  # a kernel without huge pages; small pages work too
     memory = torch.frombuffer(mapped, dtype=torch.uint8)[:size]
     for (part,) in strides.strides(memory):
         part.zero_()
@@ -107,7 +107,7 @@ def _memory(size: int, *, pinned: bool, progress: Progress) -> Tensor:
 
 
 class Background:
-    """Does one piece of work at a time on a thread of its own. Used by one thread."""
+    """Runs one piece of work at a time on a separate thread. Used by one thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -115,11 +115,11 @@ class Background:
         self._moves = 0
 
     def moved(self) -> None:
-        """The work shows a sign of life; by any thread."""
+        """The work shows a sign of life; called by any thread."""
         self._moves += 1
 
     def seen_by(self, check: Callable[[], None]) -> Callable[[], None]:
-        """``check``, each call of which shows that the work goes on."""
+        """Wraps ``check``: each call of it shows that the work goes on."""
 
         def checked() -> None:
             self.moved()
@@ -133,7 +133,7 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], Outcome]) -> None:
-        """Begin; the outcome of the work before must have been taken."""
+        """Begin; the outcome of earlier work must have been taken."""
 
         def run() -> None:
             self._outcome = work()
@@ -142,8 +142,8 @@ class Background:
         self._thread.start()
 
     def wait(self, limit_s: float, progress: Progress | None = None) -> bool:
-        """Whether it has ended, after waiting so long for it; with ``progress``, so long from one
-        sign of life to the next: it is called with each.
+        """Whether the work has ended, after waiting up to the limit; with ``progress``, the limit
+        is the time between signs of life, and it is called with each.
         """
         moves, until_s = self._moves, time.monotonic() + limit_s
         while self._thread is not None and self.busy:

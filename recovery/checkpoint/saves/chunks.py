@@ -23,7 +23,7 @@ SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is
 class Chunk:
     """A box of a named tensor. ``shape``: of the whole tensor; ``at``, ``size``: the box in it, one
     number a dimension; ``data``: the box itself, a live reference; ``replicated``: every rank holds
-    the same; ``learned``: it can hold a NaN or an infinity only by mistake.
+    the same; ``learned``: a NaN or an infinity in it is an error.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Chunk:
 
 
 def chunks_of(tensors: Mapping[str, Tensor], learned: Collection[str] | None = None) -> list[Chunk]:
-    """What this rank holds of each tensor, in the given order: of a DTensor its local shard, else
-    all of it. ``learned``: those that are to be finite; all, without it.
+    """This rank's part of each tensor, in the given order: of a DTensor its local shard, else all
+    of it. ``learned``: those that have to be finite; default: all.
     """
     chunks = [_chunk(name, tensor) for name, tensor in tensors.items()]
     return (
@@ -77,8 +77,8 @@ def _chunk(name: str, tensor: Tensor) -> Chunk:
 
 
 def share(chunks: Sequence[Chunk], writer: int, writers: int) -> list[Chunk]:
-    """What of them ``writer`` of ``writers`` writes: of a replicated tensor its rows (small ones go
-    to the first), of a sharded one all it holds.
+    """The chunks that ``writer`` of ``writers`` writes: of a replicated tensor its rows (small ones
+    go to the first), of a sharded one all it holds.
     """
     mine = []
     for chunk in chunks:
@@ -94,14 +94,12 @@ def share(chunks: Sequence[Chunk], writer: int, writers: int) -> list[Chunk]:
 
 
 def flat(tensor: Tensor) -> Tensor | None:
-    """The bytes of a tensor as a view of its memory, None where they do not lie one after the other
-    in order.
-    """
+    """The bytes of a tensor as a view of its memory, None where they are not contiguous."""
     return tensor.reshape(-1).view(torch.uint8) if tensor.is_contiguous() else None
 
 
 def on_host(tensor: Tensor, progress: Progress = quiet) -> memoryview:
-    """The bytes of a tensor: its own memory if that is the host's and in order, else a copy."""
+    """The bytes of a tensor: its own memory if that is on the host and contiguous, else a copy."""
     own = own_memory(tensor)
     if own is not None:
         return own
@@ -110,7 +108,7 @@ def on_host(tensor: Tensor, progress: Progress = quiet) -> memoryview:
 
 
 def not_finite(chunk: Chunk, progress: Progress = quiet) -> bool:
-    """Whether it holds a NaN or an infinity, and should not."""
+    """Whether it holds a NaN or an infinity by error."""
     data = chunk.data
     if not chunk.learned or not (data.is_floating_point() or data.is_complex()):
         return False
@@ -123,10 +121,10 @@ def not_finite(chunk: Chunk, progress: Progress = quiet) -> bool:
 
 
 def first_not_finite(chunks: Sequence[Chunk], progress: Progress = quiet) -> str | None:
-    """The name of the first that holds one, None: none does."""
+    """Name of the first chunk that is not finite, None: all are."""
     return next((chunk.name for chunk in chunks if not_finite(chunk, progress)), None)
 
 
 def described(chunks: Sequence[Chunk]) -> dict[str, dict[str, Any]]:
-    """The manifest's table of tensors, without places: name -> dtype and shape."""
+    """The manifest's table of tensors, without offsets: name -> dtype and shape."""
     return {chunk.name: {"dtype": chunk.dtype, "shape": list(chunk.shape)} for chunk in chunks}

@@ -1,8 +1,8 @@
 """Delta checkpoints: pieces that an older checkpoint holds already are referred to instead of
 written again.
 
-What is the same is told by size and checksum alone, so it does not matter who wrote the older one,
-or in which lineage; a reference always leads straight to the checkpoint that holds the bytes.
+Equality is decided by size and checksum alone, so it does not matter which rank wrote the older
+one, or in which lineage; a reference always leads straight to the checkpoint that holds the bytes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def base_of(directory: Path, step: int, writer: int, every: int) -> tuple[Known 
     if every <= 1:
         return None, 0
     lineage, _ = checkpoints.by_lineage(directory)
-    # One that did not verify is no ground to build on: what is referred to may be just what is
-    # damaged.
+    # Nothing is built on a checkpoint that did not verify: the bytes referred to may be the damaged
+    # ones.
     older = next((c for c in lineage if c.step < step and not checkpoints.is_refused(c)), None)
     if older is None:
         return None, 0
@@ -36,7 +36,7 @@ def base_of(directory: Path, step: int, writer: int, every: int) -> tuple[Known 
             return None, 0
         stream = stream_of(manifest, file_of(writer))
     except CorruptCheckpoint:
-        return None, 0  # what is damaged is no ground to build on
+        return None, 0  # nothing is built on a damaged checkpoint
     return _known(older, stream), delta
 
 
@@ -51,7 +51,7 @@ def _known(older: Checkpoint, stream: list[Piece]) -> Known:
 
 
 def missing(directory: Path, streams: Mapping[str, Sequence[Piece]]) -> str | None:
-    """A file that some piece refers to and that is not there (any more), or None."""
+    """A referenced file that does not exist (any more), or None."""
     wanted = {
         (piece.where, name) for name, stream in streams.items() for piece in stream if piece.where
     }

@@ -1,7 +1,6 @@
-"""Writes what one rank has to write of a checkpoint: one file, in one pass from the tensors' own
-memory.
+"""Writes one rank's part of a checkpoint: one file, in one pass from the tensors' own memory.
 
-Checksums, and whether the values are finite, are worked out on another thread meanwhile; nothing is
+Checksums, and whether the values are finite, are computed on another thread meanwhile; nothing is
 read back.
 """
 
@@ -22,7 +21,7 @@ from recovery.state.strides import Progress, quiet
 from recovery.transport.atomic_rename import await_writeback, begin_writeback
 
 MOST_AT_ONCE = 1024  # buffers given to the kernel in one call: IOV_MAX of Linux
-LOOK_BYTES = 1 << 20  # looked at by one task
+LOOK_BYTES = 1 << 20  # checked by one task
 BATCH_BYTES = 8 << 20  # written at once, and at least two in a file, so that progress shows
 Known = Callable[[int, str], Piece | None]
 """Size and checksum of a piece -> where an older checkpoint holds the same bytes, or None."""
@@ -58,11 +57,11 @@ def write_part(
     progress: Progress = quiet,
 ) -> Part:
     """Write and sync ``chunks``; ``tensors``: dtype and shape of every tensor of the state;
-    ``known``: what need not be written again; ``progress``: called, by any thread, at least every
-    32 MB that are copied, looked at or written.
+    ``known``: finds bytes that are stored already; ``progress``: called, by any thread, at least
+    every 32 MB that are copied, checked or written.
 
     Raises OSError when the disk refuses, RuntimeError for a state that is not finite: restoring it
-    would help nobody.
+    would be useless.
     """
     offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
     path = staging / file_of(writer)
@@ -193,7 +192,7 @@ def _write_all(fd: int, parts: Sequence[memoryview], offset: int) -> None:
     if len(parts) > MOST_AT_ONCE:
         parts = [memoryview(b"".join(parts))]
     done = os.pwritev(fd, parts, offset)
-    if done < total:  # the kernel may take less than it is given, and says why at the next call
+    if done < total:  # the kernel may take less than it is given; the next call says why
         rest = memoryview(b"".join(parts))
         while done < total:
             done += os.pwrite(fd, rest[done:], offset + done)

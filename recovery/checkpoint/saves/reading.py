@@ -1,13 +1,13 @@
-"""Verified restore: nothing live is touched before everything that is wanted has been read and
+"""Verified restore: live state is untouched until everything that is wanted has been read and
 checked.
 
 A fresh process holds initial values that nothing else could bring back, and a checkpoint may turn
 out bad at its last byte. So all wanted pieces are read twice: first to check them, then, from the
-page cache, into the tensors, checked again. That takes less time than it looks (the first pass is
+page cache, into the tensors, checked again. That takes less time than it seems (the first pass is
 as fast as the disk) and no memory of its own.
 
-Wanted are boxes of global tensors, and so are saved chunks: what was saved by four ranks is loaded
-by one, two or eight alike.
+Wanted ranges are boxes of global tensors, and so are saved chunks: what four ranks saved can be
+loaded by one, two or eight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recovery.state.optimizer_state import Slots
 from recovery.state.state import TrainState
 
 NAMED = 3  # differences that an error names
-SMALL_BYTES = 64 << 10  # what copies no more takes longer to call than to run
+SMALL_BYTES = 64 << 10  # for smaller copies the call takes longer than the copy
 
 
 class CheckpointMismatch(ChaosError):
@@ -53,8 +53,8 @@ class HalfLoaded(ChaosError):
 
 @dataclass(kw_only=True)
 class _Stream:
-    """What is wanted of one file. ``wanted``: (start, target), the target being flat bytes of that
-    place on.
+    """The wanted parts of one file. ``wanted``: (start, target), the target being flat bytes from
+    that place on.
     """
 
     pieces: list[Piece]
@@ -63,8 +63,8 @@ class _Stream:
 
     @cached_property
     def targets(self) -> dict[int, list[tuple[Tensor, int, int]]]:
-        """Number of a piece -> what it fills: (target, start in the piece, bytes). All that is
-        wanted is known.
+        """Number of a piece -> what it fills: (target, start in the piece, bytes). Call it when all
+        wanted parts are known.
         """
         found: dict[int, list[tuple[Tensor, int, int]]] = {}
         for start, target in self.wanted:
@@ -80,8 +80,8 @@ class _Stream:
 
 
 class Reading:
-    """The restore of some chunks from one checkpoint, in three acts: made (names, types and shapes
-    are compared), ``verify``, ``load``. ``progress``: called while it goes on. Raises
+    """The restore of some chunks from one checkpoint, in three steps: construction (compares names,
+    types and shapes), ``verify``, ``load``. ``progress``: called meanwhile. Raises
     CorruptCheckpoint and CheckpointMismatch.
     """
 
@@ -115,7 +115,7 @@ class Reading:
         return dict(self.manifest["scalars"])
 
     def verify(self) -> None:
-        """Check every piece that holds something wanted. Raises CorruptCheckpoint."""
+        """Check every piece that holds a wanted part. Raises CorruptCheckpoint."""
         for name, stream in self._streams.items():
             numbers = sorted(stream.targets)
             chosen = [stream.pieces[number] for number in numbers]
@@ -156,11 +156,9 @@ class Reading:
         )
 
     def _want(self, chunk: Chunk, entry: Mapping[str, Any]) -> None:
-        """Find what the chunk consists of. Raises CorruptCheckpoint when something of it is
-        nowhere.
-        """
+        """Find the parts of a chunk. Raises CorruptCheckpoint when a part is missing."""
         saved = entry["chunks"]
-        if _is_whole(chunk, saved):  # as most are: saved in one, and wanted as it was
+        if _is_whole(chunk, saved):  # the usual case: saved in one chunk, and wanted as a whole
             origin = (0,) * len(chunk.shape)
             self._take(chunk, flat(chunk.data), saved[0], origin, origin, chunk.size)
             return
@@ -254,7 +252,7 @@ def refuse_foreign(
 
 
 def refuse_other_scalars(name: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """As ``refuse_foreign``, for what is no tensor. ``here``: TrainState.scalars()."""
+    """As ``refuse_foreign``, for values that are not tensors. ``here``: TrainState.scalars()."""
     if saved["seed"] != here["seed"]:
         raise CheckpointMismatch(
             f"{name} is of a job of seed {saved['seed']}, this one has seed {here['seed']}",
@@ -307,8 +305,8 @@ def planned(
 
 
 def _rules(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be the same there and here. The type of the optimizer is not known of older
-    checkpoints, whose slots tell it instead.
+    """What must be the same in checkpoint and process. Older checkpoints do not name the type of
+    the optimizer, whose slots are compared instead.
     """
     optimizer = scalars.get("optimizer")
     groups = scalars["lr"] if optimizer is None else optimizer["groups"]

@@ -1,8 +1,8 @@
-"""Parts of one checkpoint, written by several ranks at the same time, become one.
+"""Joins parts of one checkpoint that several ranks write at the same time.
 
-Each rank puts its data file and then a record of it into the staging directory that step and
-generation name; the first one waits for all records and commits. Only the file system is used, so a
-save is no collective: ranks that have written their part train on.
+Each rank puts its data file and then a record of it into the staging directory of that step and
+generation; the first one waits for all records and commits. Only the file system is used, so a save
+is no collective: ranks that have written their part train on.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
 
 
 class Shown:
-    """Progress with a part, also where the waiting writer 0 can see it: the file's time is set, at
-    most once in SHOW_S. A part does not grow while it is hashed, synced, or the same as before. By
-    any thread.
+    """Progress with a part, which the waiting writer 0 can see as well: the file's time is set, at
+    most once in SHOW_S. A part does not grow while it is hashed, synced, or the same as before.
+    Called by any thread.
     """
 
     def __init__(self, part: Path, progress: Callable[[], None]) -> None:
@@ -57,13 +57,13 @@ class Shown:
         self._progress()
         if (now_s := time.monotonic()) >= self._due_s:
             self._due_s = now_s + SHOW_S
-            with suppress(OSError):  # it may not be there yet
+            with suppress(OSError):  # it may not exist yet
                 os.utime(self._part)
 
 
 def give_up(note: Path, why: str) -> None:
-    """Tell the rank that waits not to; a disk that takes not even that makes it wait its time.
-    ``note``: see ``recovery.checkpoint.files.checkpoints.refusal_of``.
+    """Tell the rank that waits to stop; if the disk cannot store even that, it waits until its
+    limit. ``note``: see ``recovery.checkpoint.files.checkpoints.refusal_of``.
     """
     hidden = note.with_name(f"{note.name}-{os.getpid()}")
     try:
@@ -83,8 +83,8 @@ def gather(
     still: Callable[[], None] = lambda: None,
 ) -> list[Part]:
     """Wait for the parts of the other writers (1 and up), and read them; the records are removed.
-    ``timeout_s``: in which a part does not change (see ``Shown``); ``note_of``: where a writer says
-    that it gave up; ``still``: asked now and then whether waiting makes sense, and may raise.
+    ``timeout_s``: without a change of the part (see ``Shown``); ``note_of``: where a writer reports
+    that it gave up; ``still``: called repeatedly, raises when waiting has become pointless.
 
     Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` and ``still``
     raise.
@@ -155,7 +155,7 @@ def _record(writer: int) -> str:
 
 
 def _look_of(path: Path) -> tuple[int, int]:
-    """Size and time, by which a change shows."""
+    """Size and time, which show a change."""
     try:
         found = path.stat()
     except OSError:

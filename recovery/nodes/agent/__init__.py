@@ -1,1 +1,1 @@
-"""The agent of one node: its processes, and its way to the coordinator."""
+"""The agent of one node: its processes, and its connection to the coordinator."""

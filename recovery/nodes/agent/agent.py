@@ -1,8 +1,9 @@
-"""The agent of one node: starts and watches its processes for a coordinator, which it dials.
+"""The agent of one node: connects to a coordinator, and starts and watches the node's processes for
+it.
 
-Away from the coordinator it goes on alone: processes train on, and what they say and how they end
-is kept and told later, in order. It ends when the coordinator says so, or has been away for the
-lease; its processes end with it.
+Without its coordinator it continues alone: processes train on, and their messages and exits are
+kept and sent later, in order. It ends when the coordinator says so, or has been away for the lease;
+its processes end with it.
 """
 
 from __future__ import annotations
@@ -36,21 +37,22 @@ LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
 SILENT_S = (
-    # the coordinator asks for the time every second; a cut network may keep a connection dead for
-    # long
+    # the coordinator sends a clock query every second; a cut network may keep a dead connection
+    # open for long
     3.0
 )
 STRAYS_EVERY_S = 2.0
-ASLEEP_S = 1.0  # between two turns: it is not the coordinator that was silent
+# between two turns: after a longer gap the agent slept, and the coordinator was not silent
+ASLEEP_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one
-    from which it reaches the coordinator; ``scratch``: directory for event logs and outputs;
-    ``lease_s``: how long it goes on without a coordinator; ``devices``: as torch names them;
-    ``coordinator_boot``: of its machine: if that is this one too, what ranks share with their agent
-    lies in files, so that nothing they wrote is lost with the node.
+    """Configuration of an agent. ``coordinator``: its address; ``address``: of this node, "": the
+    one from which it reaches the coordinator; ``scratch``: directory for event logs and outputs;
+    ``lease_s``: how long it continues without a coordinator; ``devices``: as torch names them;
+    ``coordinator_boot``: boot id of its machine: if it is this machine's too, memory that ranks
+    share with their agent lies in files, so that nothing they wrote is lost with the node.
     """
 
     coordinator: tuple[str, int]
@@ -66,8 +68,8 @@ class AgentConfig:
 
 
 class Agent:
-    """``run`` is all there is to do, on the main thread of a process of its own. Raises
-    InfrastructureError, and ScenarioError where its scratch directory is its coordinator's.
+    """Call ``run`` on the main thread of a process of its own. Raises InfrastructureError, and
+    ScenarioError where its scratch directory is its coordinator's.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -94,13 +96,13 @@ class Agent:
         self._begin()
 
     def _begin(self) -> None:
-        """As an agent that no coordinator knows."""
+        """Begin as an agent that is unknown to every coordinator."""
         self._incarnation = secrets.token_hex(8)
         self._post = Post(limit=MAX_KEPT)
         self._reset()
 
     def _reset(self) -> None:
-        """With no processes."""
+        """Begin without processes."""
         config = self._config
         named = config.coordinator_boot == boot_id()
         self._processes = AgentProcesses(
@@ -110,7 +112,7 @@ class Agent:
         self._looked_s = 0.0
 
     def run(self) -> str:
-        """Serve until told to end; why it ended. Everything it started is gone then. Raises
+        """Serve until told to end; returns the reason. Everything it started has ended then. Raises
         InfrastructureError when processes cannot be started here at all.
         """
         try:
@@ -124,7 +126,9 @@ class Agent:
         return self._ended
 
     def warn(self) -> None:
-        """The node will be ended soon: tell everybody. May be called by a signal handler."""
+        """The node will be ended soon: report it to the coordinator and all ranks. May be called by
+        a signal handler.
+        """
         self._warned = True
         self._ring()
 
@@ -163,19 +167,19 @@ class Agent:
 
     @property
     def _keeps_up(self) -> bool:
-        """Whether somebody listens, and takes what is sent."""
+        """Whether a coordinator is connected and keeps up with what is sent."""
         return self._welcome and self._link is not None and self._link.waiting < FULL
 
     def _hear(self) -> None:
         reports = self._processes.reports()
         if reports:
-            # the coordinator looks at the marks next
+            # the coordinator reads the marks next
             self._beat(time.monotonic(), at_once=True)
         for report in reports:
             self._processes.tell_of(report)
 
     def _beat(self, now_s: float, *, at_once: bool = False) -> None:
-        """Tell what changed. Dropped when the coordinator does not keep up."""
+        """Send what changed. Dropped when the coordinator does not keep up."""
         if not self._keeps_up or self._link is None:
             return
         beat = self._beats.due(self._processes, now_s, at_once=at_once)
@@ -183,9 +187,7 @@ class Agent:
             self._link.put(beat, got=self._post.received)
 
     def _press(self, now_s: float) -> None:
-        """Tell how short of processors the ranks are; dropped when the coordinator does not keep
-        up.
-        """
+        """Report CPU pressure of the ranks; dropped when the coordinator does not keep up."""
         if not self._keeps_up or self._link is None:
             return
         pressed = self._pressure.due(self._processes.ranks(), now_s)
@@ -193,9 +195,9 @@ class Agent:
             self._link.put(pressed, got=self._post.received)
 
     def _show(self) -> None:
-        """Still here, though something takes long on this machine."""
+        """Show that the agent is alive while something takes long on this machine."""
         self._beat(time.monotonic())
-        with suppress(OSError):  # the next turn finds it, too
+        with suppress(OSError):  # the next turn notices the error, too
             if self._link is not None:
                 self._link.flush()
 
@@ -226,15 +228,15 @@ class Agent:
             self.end(f"{MAX_KEPT} messages wait for a coordinator that does not take them")
 
     def _forget_files(self) -> None:
-        """The coordinator has them all."""
+        """Delete files that the coordinator has in full."""
         for path in self._read:
             with suppress(OSError):
                 path.unlink()
         self._read.clear()
 
     def _reap_strays(self) -> None:
-        """Orphans become children of this process, and no other part of it waits for them: one that
-        is seen ended twice is an orphan.
+        """Reap orphans, which become children of this process and which no other part waits for: a
+        child that is seen ended twice is an orphan.
         """
         ours = {*self._processes.pids.values(), self._server.process.pid}
         me = str(os.getpid())
@@ -302,11 +304,12 @@ class Agent:
             self._post.renumber()
             for (
                 ended
-            ) in self._processes.ended:  # the one before may have died before it wrote that down
+                # the previous coordinator may have died before it recorded the exit
+            ) in self._processes.ended:
                 self._post.add(ended)
         self._welcome = True
         self._post.reconnected()
-        self._beats = Beats()  # it may have forgotten
+        self._beats = Beats()  # this coordinator may know nothing
 
     def _do(self, frame: Any) -> None:
         match frame:
@@ -350,9 +353,7 @@ class Agent:
         self._post.add(protocol.Cleared(left=left))
 
     def _lose(self, why: str, after_s: float = 0.0) -> None:
-        """The connection is of no use any more. Only the end of this process closes one in
-        order.
-        """
+        """Drop the connection. Only the end of this process closes one in order."""
         if self._link is None:
             return
         self._link.reset()
@@ -370,10 +371,10 @@ class Agent:
             self._post.add(protocol.Warned())
             self._processes.warn()
 
-    # ---- small
+    # ---- helpers
 
     def _ring(self) -> None:
-        with suppress(BlockingIOError):  # it is awake
+        with suppress(BlockingIOError):  # the loop is awake already
             os.write(self._waker, b"!")
 
     def _say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The processes of one node: what happens to them becomes messages for the coordinator."""
+"""The processes of one node: turns what happens to them into messages for the coordinator."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from recovery.transport.progress_counters import PHASES, Mark
 from recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
-KEPT_ENDED = 1024  # a coordinator that takes over is told of them again
+KEPT_ENDED = 1024  # reported again to a coordinator that takes over
 
 
 class AgentProcesses:
-    """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by
-    ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: who lives;
-    ``ended``: the newest KEPT_ENDED of all others.
+    """Processes of one arm. ``post``: takes the messages; ``scratch``: where files of the processes
+    are, by ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: of the
+    living; ``ended``: the newest KEPT_ENDED exits.
 
-    Of a process that has ended nothing else is held once the coordinator has confirmed what it
-    wrote, and its files are deleted then.
+    Nothing else is kept of a process that has ended once the coordinator has confirmed what it
+    wrote; its files are deleted then.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class AgentProcesses:
         self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
 
     def fileno(self) -> int:
-        """Readable when ``hear`` would hear something."""
+        """Readable when ``reports`` has something."""
         return self._node.fileno()
 
     def reports(self) -> list[Report]:
-        """What happened since the last look."""
+        """What happened since the last call."""
         return self._node.wait(0)
 
     def tell_of(self, report: Report) -> None:
-        """Make a message of it; of an exit, after everything that the process wrote."""
+        """Turn a report into a message; an exit comes after everything that the process wrote."""
         if isinstance(report, Said):
             self._spoken.add(report.process)
             self._post.add(protocol.Heard(process=report.process, message=report.message))
@@ -81,36 +81,36 @@ class AgentProcesses:
             self._post.add(ended, then=partial(self._forget, report.process))
 
     def _forget(self, process: str) -> None:
-        """The coordinator has all that it wrote."""
+        """The coordinator has all that the process wrote."""
         for tail in self._tails.pop(process, ()):
             with suppress(OSError):
                 tail.path.unlink()
 
     def forward(self) -> None:
-        """Tell what files hold that was not told yet."""
+        """Send new content of the processes' files."""
         for name in self.pids:
             self._send_files(name)
 
     def marks(self) -> Mapping[str, MarkWords]:
-        """Of all that live."""
+        """The marks of all living processes."""
         return {name: _words(self._node.mark(name)) for name in self.pids}
 
     def states(self) -> Mapping[str, str]:
-        """The kernel's word on all that live."""
+        """The kernel's state of all living processes."""
         return {name: self._node.os_state(name) for name in self.pids}
 
     def ranks(self) -> Mapping[str, int]:
-        """The pids of those that train, or wait to."""
+        """The pids of processes that train, or wait to."""
         return {name: pid for name, pid in self.pids.items() if name in self._ranks}
 
     def pulses(self) -> Mapping[str, tuple[float, bool]]:
-        """Of those that are silent: others' are not asked for."""
+        """The CPU time of silent processes; that of others is not measured."""
         now_ns = time.monotonic_ns()
         silent = [name for name in self.pids if now_ns - self._node.mark(name).time_ns > SILENT_NS]
         return {name: astuple(self._node.pulse(name)) for name in silent}
 
     def start(self, start: protocol.Start, waiting: Callable[[], None] | None = None) -> None:
-        """Start a process, and say whether it worked. ``waiting``: called now and then
+        """Start a process, and report whether it worked. ``waiting``: called repeatedly
         meanwhile.
         """
         try:
@@ -133,37 +133,37 @@ class AgentProcesses:
         self._post.add(protocol.Started(process=start.process, pid=pid))
 
     def tell(self, process: str, message: Message) -> None:
-        """Pass a message on. One that reads nothing would hold everybody up again with each
-        message.
+        """Pass a message on. A process that stops reading is cut off: it would block the agent
+        again with each message.
         """
         hears = process in self.pids and process not in self._deaf
         if hears and not self._node.send(process, message):
             self._deaf.add(process)
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal one; one already gone is no error."""
+        """Signal a process; one that has exited is no error."""
         if process in self.pids:
             self._node.signal(process, signum)
 
     def warn(self) -> None:
-        """SIGTERM to all ranks that can take it as a notice; others would just end."""
+        """SIGTERM to all ranks that can take it as a notice; other processes would just end."""
         for name in self._ranks & self._spoken & self.pids.keys():
             self._node.signal(name, signal.SIGTERM)
 
     def clear(self) -> dict[int, str]:
-        """Kill and reap everything; what could not be removed. Messages of what they wrote follow;
-        this is of no use any more.
+        """Kill and reap everything; returns what could not be removed. Messages of what they wrote
+        follow; this object cannot be used afterwards.
         """
         left = self._node.close()
         self.forward_rest()
         return left
 
     def files(self) -> list[Path]:
-        """All that its processes wrote here and that was, or is to be, told."""
+        """All files that its processes wrote here and that were, or have to be, sent."""
         return [tail.path for tails in self._tails.values() for tail in tails]
 
     def forward_rest(self) -> None:
-        """Send all that files hold; they are not written to any more."""
+        """Send the rest of all files; they are complete."""
         for name in self.pids:
             self._send_files(name, last=True)
 
@@ -173,7 +173,7 @@ class AgentProcesses:
                 self._post.add(piece)
 
     def _place(self, name: str) -> Path:
-        """Where a file of this name is; its directory exists then."""
+        """The path of a file of this name; creates its directory."""
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"a file outside of the scratch directory: {name!r}")
         path = self._scratch / name

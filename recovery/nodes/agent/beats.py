@@ -1,5 +1,5 @@
-"""What an agent tells its coordinator again and again: progress marks, and how short of processors
-its ranks are.
+"""What an agent reports to its coordinator repeatedly: progress marks, and how short of CPU its
+ranks are.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
 from recovery.process.pressure import Reader
 
 BEAT_S = 0.05
-QUIET_BEAT_S = 0.1  # longer without a beat, and the coordinator holds what it knows of us for old
+QUIET_BEAT_S = 0.1  # after a longer pause the coordinator treats its information as stale
 
 
 class Beats:
-    """What was said last of marks and states, so that only changes are sent. A new one for a
+    """The marks and states reported last, so that only changes are sent. Make a new one for a
     coordinator that may know nothing.
     """
 
@@ -53,7 +53,7 @@ class Beats:
 
 
 class PressureWatch:
-    """How short of processors the ranks of the node are, read every PRESSURE_EVERY_S."""
+    """How short of CPU the ranks of the node are, read every PRESSURE_EVERY_S."""
 
     def __init__(self) -> None:
         self._reader = Reader()

@@ -1,5 +1,5 @@
-"""An agent's way to its coordinator: a thread that connects and proves itself, so that nothing else
-waits for that.
+"""Connects an agent to its coordinator: a thread that connects and authenticates, so that nothing
+else waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from recovery.nodes.link.handshake import Unproven
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import FROM_COORDINATOR
 
-CONNECT_LIMIT_S = 1.5  # then anew: in a connection that waits the kernel tries less and less often
+# then a new attempt: the kernel retries a pending connection at growing intervals
+CONNECT_LIMIT_S = 1.5
 SOONEST_S = 0.02
 LATEST_S = 1.0
 CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
@@ -24,8 +25,8 @@ CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
 
 class Dialer:
     """``address``: of the coordinator; ``source``: of this node, to connect from if it is a
-    loopback address; ``say``: what went wrong, each thing once in a row. ``dial`` begins; then the
-    descriptor is readable once ``link`` has something.
+    loopback address; ``say``: called with each error, once in a row. ``dial`` begins; then the
+    descriptor is readable once ``link`` has a connection.
     """
 
     def __init__(
@@ -42,18 +43,18 @@ class Dialer:
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
-        """To wait on."""
+        """Descriptor to wait on."""
         return self._fd
 
     def dial(self, *, after_s: float = 0.0) -> None:
-        """Connect, again and again until it works: at once, or ``after_s`` later."""
+        """Connect, with retries until it works: at once, or ``after_s`` seconds later."""
         self._thread = threading.Thread(
             target=self._dial, args=(after_s,), name="dialer", daemon=True
         )
         self._thread.start()
 
     def link(self) -> Link | None:
-        """The connection, once there is one: proven, and nothing was said yet."""
+        """The connection, once there is one: authenticated, and not used yet."""
         try:
             os.eventfd_read(self._fd)
             return self._found.get_nowait()
@@ -61,7 +62,7 @@ class Dialer:
             return None
 
     def close(self) -> None:
-        """Give up."""
+        """Stop trying."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(CLOSE_LIMIT_S)
@@ -87,8 +88,8 @@ class Dialer:
             pause_s = min(LATEST_S, pause_s * 2)
 
     def _connect(self) -> Link:
-        # Elsewhere the way to the coordinator need not be that of the ranks, and answers are to
-        # come back by it.
+        # For other addresses the route to the coordinator need not be that of the ranks, and
+        # answers must come back by it.
         source = (self._source, 0) if self._source.startswith("127.") else None
         sock = socket.create_connection(
             self._address, timeout=CONNECT_LIMIT_S, source_address=source

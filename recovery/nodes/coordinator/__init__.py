@@ -1,1 +1,3 @@
-"""The coordinator's side of all nodes: connections, what is known of each, and when one is lost."""
+"""The coordinator's side of all nodes: connections, what is known of each node, and when one is
+lost.
+"""

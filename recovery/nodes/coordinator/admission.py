@@ -1,4 +1,4 @@
-"""Lets agents in, or turns them away: an agent that was given up is fenced when it comes back."""
+"""Admits agents or rejects them: an agent that was given up is fenced when it comes back."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_REFUSALS = 100
 
 class Admission:
     """Listens at ``address`` (port 0 for any) for agents that know ``token``, and adds their nodes
-    to ``states``. ``refused``: called with who was turned away and why; ``give_up``: counts a node
-    as lost; ``heard``: whether its agent was heard of lately. Raises InfrastructureError when it
-    cannot listen.
+    to ``states``. ``refused``: called with the address of a rejected agent and the reason;
+    ``give_up``: counts a node as lost; ``heard``: whether a message of its agent came lately.
+    Raises InfrastructureError when it cannot listen.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class Admission:
 
     @property
     def open(self) -> bool:
-        """Whether agents can dial."""
+        """Whether agents can connect."""
         return self._listener is not None
 
     def fileno(self) -> int | None:
-        """Readable when an agent waits to be let in; None: not open."""
+        """Readable when an agent waits to be admitted; None: not open."""
         return self._listener.fileno() if self._listener is not None else None
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -76,12 +76,12 @@ class Admission:
         self._open()
 
     def admit(self) -> None:
-        """Let in who waits, or turn it away."""
+        """Admit or reject all agents that wait."""
         for link, parcel in self._listener.enter() if self._listener is not None else ():
             self._admit(link, parcel)
 
     def refuse(self, why: str) -> None:
-        """Note who was turned away, and why."""
+        """Note a rejected agent, and the reason."""
         self.refusals.append(why)
         self._log(why)
 
@@ -124,7 +124,7 @@ class Admission:
             self._join(link, hello)
 
     def _again(self, state: NodeState, link: Link, parcel: Parcel) -> None:
-        """An agent that we know has dialled again."""
+        """A known agent has connected again."""
         if state.lost:
             link.put(protocol.Fence())
             hang_up(link)
@@ -157,7 +157,7 @@ class Admission:
 
 
 def hang_up(link: Link) -> None:
-    """Close a connection after what is still to be said on it."""
+    """Close a connection after its last message is sent."""
     with suppress(OSError):
         link.flush()
     link.close()

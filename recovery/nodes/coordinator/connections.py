@@ -1,8 +1,7 @@
-"""A coordinator's connections to the agents of its nodes: which are there, missed or lost.
+"""A coordinator's connections to the agents of its nodes: which are present, missing or lost.
 
-Nothing blocks but the wait itself. A node that is not heard of is lost when the platform says so,
-or as ``recovery.nodes.coordinator.loss`` judges. An agent that was given up is fenced when it comes
-back.
+Only the wait itself blocks. A silent node is lost when the platform says so, or as
+``recovery.nodes.coordinator.loss`` judges. An agent that was given up is fenced when it comes back.
 """
 
 from __future__ import annotations
@@ -34,17 +33,19 @@ from recovery.process.pressure import Reading
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
-ASLEEP_S = 1.0  # between two turns: then no node counts as silent for it
-# between two turns: agents, which hear of us every second, may have hung up, and dial again
+ASLEEP_S = 1.0  # between two turns: a longer gap was our own, and no node counts as silent for it
+# between two turns: agents, which expect a message every second, may have hung up, and connect
+# again
 AWAY_S = 2.0
-NOTICED_S = 0.25  # after it was away a coordinator knows whose connection had ended
-LOOK_S = 0.01  # while a connection is missed
+# after its own absence a coordinator knows within this time which connections had ended
+NOTICED_S = 0.25
+LOOK_S = 0.01  # while a connection is missing
 MAX_REFUSALS = 100
 
 
 class Connections:
-    """One connection a node. ``processes``: those of the nodes; ``reports``: what happens to nodes
-    is added there; for the rest see ``Fleet``. Raises InfrastructureError.
+    """One connection per node. ``processes``: those of the nodes; ``reports``: what happens to
+    nodes is appended there; for the rest see ``Fleet``. Raises InfrastructureError.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Connections:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where agents dial."""
+        """The address that agents connect to."""
         return self._admission.address
 
     # ---- nodes
@@ -97,9 +98,9 @@ class Connections:
         gone: Callable[[int], str | None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until an agent is there for each, or ``stopped``. ``gone``: why a node is known not
-        to be there; it is asked from now on, whenever one is missed. Raises InfrastructureError,
-        which names who did not come and why.
+        """Wait until an agent has connected for each node, or ``stopped``. ``gone``: returns why a
+        node is known not to exist; it is called from now on, whenever a node is missing. Raises
+        InfrastructureError, which names the missing nodes and the reasons.
         """
         self._gone = gone
         until_s = time.monotonic() + limit_s
@@ -127,7 +128,7 @@ class Connections:
             self.turn(LOOK_S)
 
     def nodes(self) -> Mapping[int, NodeInfo]:
-        """Every node that an agent ever came for."""
+        """Every node for which an agent has ever connected."""
         now_ns = self._clock_ns()
         return {
             node: state.info(now_ns, heard_ns=self.turned_ns)
@@ -139,8 +140,8 @@ class Connections:
         return {node: state.bytes_total() for node, state in self.states.items()}
 
     def give_up(self, node: int, why: str) -> None:
-        """Count a node as lost: its processes have ended, and whatever still runs there is killed
-        when it is heard of again.
+        """Count a node as lost: its processes have ended, and what still runs there is killed when
+        the node is heard again.
         """
         state = self.states[node]
         if state.lost:
@@ -151,7 +152,7 @@ class Connections:
         self._processes.lose(node)
 
     def away(self) -> None:
-        """The coordinator is lost: it listens no longer, and all connections end."""
+        """The coordinator is lost: it stops listening, and all connections end."""
         self._admission.close()
         self.flush_all()
         for state in self.states.values():
@@ -159,7 +160,7 @@ class Connections:
             state.how = "reset"
 
     def back(self) -> None:
-        """Another coordinator is there, at the same address. Raises InfrastructureError."""
+        """Another coordinator has started, at the same address. Raises InfrastructureError."""
         self._admission.reopen()
         now_ns = self._clock_ns()
         self._away_ns = (0, now_ns)
@@ -186,7 +187,7 @@ class Connections:
         if dialled in ready:
             self._admission.admit()
         now_ns = self._clock_ns()
-        if (gap_ns := now_ns - self.turned_ns) > ASLEEP_S * 1e9:  # it was us
+        if (gap_ns := now_ns - self.turned_ns) > ASLEEP_S * 1e9:  # the gap was ours
             for state in self.states.values():
                 state.silent_ns = now_ns
         if gap_ns > AWAY_S * 1e9:
@@ -197,7 +198,7 @@ class Connections:
         self.flush_all()
 
     def _due_s(self) -> float:
-        """How long nothing is to be done unless something comes."""
+        """How long nothing has to be done unless a message comes."""
         now_ns = self._clock_ns()
         due_s = PING_EVERY_S
         for state in self.states.values():
@@ -221,7 +222,7 @@ class Connections:
             self._miss(state, "closed" if isinstance(error, Closed) else "reset")
 
     def _miss(self, state: NodeState, how: How) -> None:
-        """Its connection has ended."""
+        """The connection of a node has ended."""
         state.hang_up()
         state.how, state.left_ns = how, self._clock_ns()
         state.pace = self._processes.pace(state.node)
@@ -263,7 +264,7 @@ class Connections:
         )
 
     def is_heard(self, state: NodeState) -> bool:
-        """Whether its agent is connected and was heard of lately."""
+        """Whether its agent is connected and sent something lately."""
         return (
             state.link is not None
             and not state.lost
@@ -271,7 +272,9 @@ class Connections:
         )
 
     def _warn(self, state: NodeState) -> None:
-        """Most likely the agent was killed, and all its processes with it."""
+        """Report all processes of a node as dying: most likely its agent was killed, and they with
+        it.
+        """
         for process in self._processes.of(state.node):
             state.told = True
             self._processes.warn_of(process)
@@ -316,7 +319,7 @@ class Connections:
             hang_up(state.link)
             state.hang_up()
 
-    # ---- small
+    # ---- helpers
 
     def present(self) -> list[NodeState]:
         """Nodes whose agent is connected."""
@@ -327,7 +330,7 @@ class Connections:
         return state is not None and state.link is not None and not state.lost
 
     def reachable(self, node: int) -> NodeState:
-        """Raises NodeGone when the node is not known or was given up."""
+        """The state of a node. Raises NodeGone when it is unknown or was given up."""
         state = self.states.get(node)
         if state is None:
             raise NodeGone(node, "its agent has never dialled")
@@ -344,8 +347,8 @@ class Connections:
         *,
         silence_s: float = math.inf,
     ) -> None:
-        """Turn until something is done. Raises NodeGone when the node is lost meanwhile, or silent
-        for too long.
+        """Take turns until a condition holds. Raises NodeGone when the node is lost meanwhile, or
+        silent for too long.
         """
         until_s = time.monotonic() + limit_s
         while not done():
@@ -357,11 +360,11 @@ class Connections:
                 raise NodeGone(state.node, f"it has not answered for {silent_s:.1f} s: {what}")
 
     def silent_s(self, state: NodeState) -> float:
-        """For how long nothing came from it."""
+        """For how long nothing came from the node."""
         return (self._clock_ns() - state.silent_ns) / 1e9
 
     def flush_all(self) -> None:
-        """Send what waits, as far as it goes."""
+        """Send what waits, as far as possible."""
         for state in self.states.values():
             self.flush(state)
 

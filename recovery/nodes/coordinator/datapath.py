@@ -1,6 +1,4 @@
-"""What the ranks of other nodes show of a node that is not heard of: whether its ranks still answer
-them.
-"""
+"""What the ranks of other nodes show about a silent node: whether its ranks still answer them."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ class DataPath:
         self._failed_ns: dict[int, int] = {}
 
     def heard(self, node: int, message: object, now_ns: int) -> None:
-        """A rank of a node said something."""
+        """A rank of a node sent a message."""
         if isinstance(message, Parked) and message.why == "failed":
             self._failed_ns[node] = now_ns
 
     @staticmethod
     def trains(node: int, processes: Iterable[Remote]) -> bool:
-        """Whether ranks of the newest generation are there."""
+        """Whether a node has ranks in the newest generation."""
         living = [p for p in processes if not p.gone and p.mark.generation]
         newest = max((p.mark.generation for p in living), default=0)
         return any(p.node == node and p.mark.generation == newest for p in living)
@@ -39,8 +37,8 @@ class DataPath:
         return max((p.mark.committed for p in elsewhere), default=0)
 
     def since(self, node: int, ended_ns: int, pace: int, processes: Iterable[Remote]) -> Data:
-        """Of a node whose connection ended, when ``pace`` was as it was. No rank commits a step
-        without its ranks.
+        """What was seen since the connection of a node ended, when ``pace`` had the given value. No
+        rank commits a step without that node's ranks.
         """
         others = (ns for other, ns in self._failed_ns.items() if other != node)
         if any(abs(ns - ended_ns) <= PROOF_S * 1e9 for ns in others):

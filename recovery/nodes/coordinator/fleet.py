@@ -1,8 +1,8 @@
-"""The coordinator's side of all nodes: to it what ``recovery.process.local.Children`` is to the
-processes of one machine.
+"""The coordinator's side of all nodes: the counterpart of ``recovery.process.local.Children``,
+which has the processes of one machine.
 
-``connections`` has the nodes, ``remote_processes`` what is known of their processes. Measured with
-8 ranks a node at 25 steps a second: see ``docs/clusters.md``.
+``connections`` has the nodes, ``remote_processes`` the processes on them. Measured with 8 ranks a
+node at 25 steps a second: see ``docs/clusters.md``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ NEEDED = (Join, Abort, Stop, Inquiry)
 
 
 class Fleet:
-    """Processes by name, wherever they are, and the nodes that they are on.
+    """Processes by name, whatever node they are on, and the nodes.
 
-    ``host``, ``port`` (0 for any): where agents that know ``token`` dial; ``refused``: called with
-    who was turned away and why; ``epoch``: higher than that of any coordinator before. Raises
-    InfrastructureError when it cannot listen.
+    ``host``, ``port`` (0 for any): where agents that know ``token`` connect; ``refused``: called
+    with the address of a rejected agent and the reason; ``epoch``: higher than that of any
+    coordinator before. Raises InfrastructureError when it cannot listen.
     """
 
     def __init__(
@@ -98,19 +98,19 @@ class Fleet:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where agents dial."""
+        """The address that agents connect to."""
         return self._connections.address
 
     def close(self) -> dict[int, str]:
-        """End every agent; what could not be removed, as ``Children.close``: pids are of their
-        nodes.
+        """End every agent; returns what could not be removed, as ``Children.close``: pids are of
+        their nodes.
         """
         left = self.begin("", None)
         states = self._connections.states
         for state in states.values():
             state.post.add(protocol.Bye())
         until_s = time.monotonic() + BYE_LIMIT_S
-        # They hang up. Were we to do so with something of theirs unread, they would not hear of it.
+        # The agents hang up. If this side did with unread data from them, they would miss it.
         while any(s.link is not None for s in states.values()) and time.monotonic() < until_s:
             self._connections.turn(LOOK_S)
         self.away()
@@ -119,8 +119,9 @@ class Fleet:
     # ---- processes
 
     def begin(self, arm: str, directory: Path | None) -> dict[int, str]:
-        """End all processes of all nodes; files of those to come land below ``directory``. What
-        could not be ended: pid (of its node) -> name. ``arm``: of what is to begin, for people.
+        """End all processes of all nodes; files of the processes to come are written below
+        ``directory``. Returns what could not be ended: pid (of its node) -> name. ``arm``: name of
+        the one that begins, for people.
         """
         there = self._connections.present()
         for state in there:
@@ -134,19 +135,19 @@ class Fleet:
         late = {b.node for b in there if b.cleared is None and not b.lost}
         left |= self._processes.unended(late)
         for state in self._connections.states.values():
-            state.pressed = None  # of processes that are gone
+            state.pressed = None  # of exited processes
         self._processes.begin(directory)
         return left
 
     def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Instead of ``begin``, of a coordinator that takes a job over: what agents go on with is
-        not ended. ``processes``: that may live, by name: node and pid there; others are killed.
-        Before any agent has dialled.
+        """Instead of ``begin``, for a coordinator that takes a job over: the processes of agents
+        are kept. ``processes``: those that may be alive, by name: node and pid there; all others
+        are killed. Call before any agent has connected.
         """
         self._processes.inherit(directory, processes)
 
     def forsake(self, node: int, why: str) -> None:
-        """Count inherited processes as ended whose node has not come back."""
+        """Count inherited processes as ended if their node has not come back."""
         self._reports.append(NodeLost(node=node, why=why))
         self._processes.lose(node)
 
@@ -195,8 +196,8 @@ class Fleet:
         return self._processes.living(name) is not None
 
     def send(self, name: str, message: Message) -> bool:
-        """Send a message, with the next look at the nodes; False when the process is gone. It
-        arrives once the node can be reached.
+        """Send a message, with the next turn; False when the process has exited. It arrives once
+        the node can be reached.
         """
         if (state := self._reached(name)) is None:
             return False
@@ -206,20 +207,18 @@ class Fleet:
         return True
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal a process through its agent's pidfd; one already gone is no error."""
+        """Signal a process through its agent's pidfd; a process that has exited is no error."""
         if (state := self._reached(name)) is not None:
             state.post.add(protocol.Signal(process=name, signum=signum))
             self._connections.flush(state)
 
     def mark(self, name: str) -> Mark:
-        """The progress mark as last heard of, on our clock; readable after the process's
-        death too.
-        """
+        """The last progress mark received, on our clock; readable after the process's death too."""
         return process.mark if (process := self._processes.known(name)) is not None else NEVER
 
     def os_state(self, name: str) -> str:
-        """The kernel's word on the process as last heard of, X when gone; "?" while its node is
-        silent: what was true then says nothing about now.
+        """The last process state received, as the kernel reports it, X when it has exited; "?"
+        while its node is silent: an old state says nothing about now.
         """
         process = self._processes.living(name)
         if process is None:
@@ -233,13 +232,11 @@ class Fleet:
         return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
 
     def pulse(self, name: str) -> Pulse:
-        """What it got of the processors, as last heard of."""
+        """How much CPU time it got, by the last report."""
         return process.pulse if (process := self._processes.known(name)) is not None else Pulse()
 
     def pressures(self) -> Mapping[int, tuple[int, Reading]]:
-        """Node -> how short of processors it was when it last said so, and when that was, on our
-        clock.
-        """
+        """Node -> its last reading of CPU pressure, and when that was made, on our clock."""
         return {
             node: state.pressed
             for node, state in self._connections.states.items()
@@ -247,8 +244,9 @@ class Fleet:
         }
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
-        """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and
-        what it wrote, come before its exit. What cannot be kept of it is dropped, and told.
+        """What happened; waits up to ``timeout_s`` seconds for something to happen. A process's
+        last messages, and what it wrote, come before its exit. What cannot be kept of its output is
+        dropped, and reported.
         """
         until_s = time.monotonic() + timeout_s
         while True:

@@ -1,8 +1,8 @@
-"""Listens for agents, and has each connection prove on a thread of its own, within a bound, that it
-knows the run's token.
+"""Listens for agents, and verifies on a thread per connection, within a bound, that each knows the
+run's token.
 
-A connection that sends nothing, or nonsense, delays no other: when STRANGERS are open, the oldest
-is closed for the next.
+A connection that sends nothing, or garbage, delays no other: when STRANGERS are open, the oldest is
+closed for the next.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CLOSE_LIMIT_S = 2 * LIMIT_S
 
 
 class Listener:
-    """``address``: to listen at, port 0 for any; ``refused``: called with who was turned away and
-    why. ``fileno`` is readable once ``enter`` has a connection. Raises OSError.
+    """``address``: to listen at, port 0 for any; ``refused``: called with the address of a rejected
+    agent and the reason. ``fileno`` is readable once ``enter`` has a connection. Raises OSError.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Listener:
         self._thread.start()
 
     def fileno(self) -> int:
-        """To wait on."""
+        """Descriptor to wait on."""
         return self._fd
 
     def enter(self) -> list[tuple[Link, Parcel]]:
-        """Connections that were proven, each with its ``Hello``."""
+        """Verified connections, each with its ``Hello``."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._fd)
         found = []
@@ -56,7 +56,7 @@ class Listener:
         return found
 
     def close(self) -> None:
-        """Listen no longer, and close all connections that are not proven."""
+        """Stop listening, and close all connections that are not verified."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -103,6 +103,6 @@ class Listener:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """The thread that waits for it notices, and closes it."""
+    """The thread that waits for the connection notices, and closes it."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

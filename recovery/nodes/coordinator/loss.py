@@ -1,11 +1,10 @@
-"""When a node that is not heard of is lost. Pure: what is seen of it, and for how long, comes in as
-arguments.
+"""Decides when a silent node is lost. Pure: the observations and their durations are arguments.
 
-Silence proves nothing: its ranks train on as long as they reach their peers. What proves the end of
-a node is that its agent's process ended (its connection is closed in order, which an agent that
-only hangs up never does), or that it is gone and its ranks' peers say that their connections broke.
-An agent killed with something unread leaves a reset, as one that hangs up does: that is no proof.
-Short of a proof it is given up only when the job cannot go on without it.
+Silence proves nothing: the node's ranks train on as long as they reach their peers. Proof of a
+node's end is that its agent's process ended (its connection is closed in order, which an agent that
+only hangs up never does), or that it is gone and its ranks' peers report broken connections. An
+agent killed with unread data leaves a reset, as one that hangs up does: that is no proof. Without
+proof a node is given up only when the job cannot continue without it.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from typing import Literal
 How = Literal["", "closed", "reset"]
 Data = Literal["unknown", "lives", "failed"]
 Verdict = tuple[Literal["wait", "dying", "lost"], str]
-"""What to do, and why a lost one is."""
+"""The verdict, and why a lost node is lost."""
 
-LEASE_GRACE_S = 10.0  # its agent may have noticed later than we that we do not hear each other
+LEASE_GRACE_S = 10.0  # its agent may notice later than we do that the connection is dead
 PROOF_S = 1.0  # between the end of a connection and the failure of others that it explains
-# by which others have got on: one may have been on its way when a rank of theirs died
+# steps by which the other ranks must advance: one step may have been under way when a rank died
 MOVED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetLimits:
-    """Seconds. ``hint_s``: after which a node whose peers failed is taken for dead; ``redial_s``:
+    """Seconds. ``hint_s``: after which a node whose peers failed is assumed dead; ``redial_s``:
     after which it, and any whose agent has ended, is lost; ``return_s``: the same, where nothing
-    tells whether it lives; ``node_s``: for which the job waits for a node that is not heard of;
-    ``silence_s``: after which the platform is asked; ``stale_s``: after which what is known of its
-    processes says nothing about now; ``pass_s``: for which a silent node is waited for before
-    another one is asked to start something; ``answer_s``: of silence of one that was heard of when
-    it was asked, since a fork on a busy machine takes seconds; ``start_s``: for a process to be
-    started; ``clear_s``: for all of a node's to be ended.
+    shows whether it lives; ``node_s``: for which the job waits for a silent node; ``silence_s``:
+    after which the platform is asked; ``stale_s``: after which reports about its processes say
+    nothing about now; ``pass_s``: for which a silent node is awaited before another one is asked to
+    start a process; ``answer_s``: of silence of a node that was heard when it was asked, since a
+    fork on a busy machine takes seconds; ``start_s``: for a process to be started; ``clear_s``: for
+    all of a node's to be ended.
     """
 
     hint_s: float = 0.05
@@ -50,8 +49,8 @@ class FleetLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Absence:
-    """One node that is not heard of. ``how`` its connection ended ("": it did not), and ``ended_s``
-    ago; ``silent_s``: since it was heard; ``data``: what its ranks' peers on other nodes show of
+    """One silent node. ``how`` its connection ended ("": it did not), and ``ended_s`` ago;
+    ``silent_s``: since its last message; ``data``: what its ranks' peers on other nodes show about
     them since; ``trains``: it has ranks in the generation; ``wanted_s``: for how long the job has
     waited for it (0: it does not); ``ours``: the coordinator itself was away; ``alone``: it hears
     no node at all; ``lease_s``: after which its agent ends everything.
@@ -69,12 +68,12 @@ class Absence:
 
 
 def judge(absence: Absence, limits: FleetLimits) -> Verdict:
-    """Whether it is lost by now."""
+    """Whether the node is lost by now."""
     if absence.how:
         verdict = _of_ended(absence, limits)
         if verdict[0] != "wait":
             return verdict
-    # A coordinator that hears no node is cut off itself: giving up all of them would not help.
+    # A coordinator that hears no node is cut off itself: giving all of them up would not help.
     if absence.wanted_s > limits.node_s and not absence.alone:
         return "lost", f"the job needs it, and it was not heard of for {limits.node_s:g} s"
     if absence.silent_s > absence.lease_s + LEASE_GRACE_S:

@@ -1,4 +1,4 @@
-"""What a fleet tells of nodes, as events."""
+"""Turns what happens to nodes into events of the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EventData = tuple[Kind, Mapping[str, Any]]
 
 
 def event_of(event: NodeEvent) -> EventData | None:
-    """Kind and data of the event; None: ranks say it themselves."""
+    """Kind and data of the event; None for what ranks log themselves."""
     match event:
         case NodeJoined():
             return _joined(event.info)
@@ -33,19 +33,19 @@ def event_of(event: NodeEvent) -> EventData | None:
 
 
 def clock_of(info: NodeInfo) -> list[EventData]:
-    """What is known of a node's clock now, if anything is."""
+    """The event for the current offset of a node's clock, if it is known."""
     if info.offset_ns is None or info.bound_ns is None:
         return []
     return [_measured(info.node, info.offset_ns, info.bound_ns)]
 
 
 def all_of(info: NodeInfo) -> list[EventData]:
-    """That the node is there, and what is known of its clock."""
+    """The events for a node that has joined, and what is known of its clock."""
     return [_joined(info), *clock_of(info)]
 
 
 def not_kept(file: str, size: int, why: str) -> EventData:
-    """That bytes of a file were dropped."""
+    """The event for bytes of a file that were dropped."""
     return Kind.FILES_DROPPED, {"files": [file], "bytes": size, "why": why}
 
 

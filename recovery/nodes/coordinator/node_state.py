@@ -1,5 +1,5 @@
-"""What a coordinator knows of one node and of the processes there. No sockets are touched here but
-through ``Link``.
+"""What a coordinator knows about one node and its processes. Sockets are touched only through
+``Link``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_KEPT = 20_000  # messages that wait for one agent
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
-    """One node. ``connected``: its agent is, now; ``silent_s``: for how long we listened and heard
-    nothing; ``lost``: why it was given up, "" while it was not; ``offset_ns``, ``bound_ns``: its
-    monotonic clock minus ours, and how far that can be off (None: not measured yet); the rest as
-    its agent said.
+    """One node. ``connected``: its agent is connected now; ``silent_s``: for how long this process
+    listened and received nothing; ``lost``: why it was given up, "" while it is not; ``offset_ns``,
+    ``bound_ns``: its monotonic clock minus ours, and how far that can be off (None: not measured
+    yet); the rest as its agent reported.
     """
 
     node: int
@@ -45,7 +45,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeJoined:
-    """An agent is there for a node: the first, or another one than before."""
+    """An agent has connected for a node: the first, or another one than before."""
 
     node: int
     info: NodeInfo
@@ -61,7 +61,7 @@ class NodeLost:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWarned:
-    """A node was told that it will be ended soon, and has told its ranks."""
+    """A node has notice that it will be ended soon, and has passed it to its ranks."""
 
     node: int
 
@@ -77,8 +77,8 @@ class ClockMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class NotKept:
-    """The disk here did not take ``bytes`` that an agent sent of a file, nor will anything later of
-    it be kept: the file stays a beginning of what its process wrote.
+    """The local disk did not take ``bytes`` that an agent sent of a file, and nothing later of that
+    file will be kept: it remains a prefix of what its process wrote.
     """
 
     file: str
@@ -101,9 +101,8 @@ class NodeGone(InfrastructureError):
 
 @dataclass(kw_only=True)
 class Remote:
-    """One process of a node. ``state``: the kernel's letter; ``pulse``: what it got of the
-    processors; ``pid`` 0: it is being started; ``error``: why it was not; ``told``: said to be
-    dying.
+    """One process of a node. ``state``: the kernel's letter; ``pulse``: how much CPU time it got;
+    ``pid`` 0: it is being started; ``error``: why it was not; ``told``: reported as dying.
     """
 
     name: str
@@ -120,11 +119,11 @@ class Remote:
 @dataclass(kw_only=True)
 class NodeState:
     """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came;
-    ``beat_ns``: when its marks came last; ``pressed``: its newest reading of how short of
-    processors it is, and when that was made; ``left_ns``: since when it is not connected (0: it
-    is), ``how`` that ended and the ``pace`` of the other nodes then; ``asked``: something was to be
-    started on it while it was silent; ``wanted_ns``: since when the job waits for it; ``traffic``:
-    bytes sent and received over earlier connections.
+    ``beat_ns``: when its marks came last; ``pressed``: its newest reading of CPU pressure, and when
+    that was made; ``left_ns``: since when it is not connected (0: it is), ``how`` that connection
+    ended and the ``pace`` of the other nodes then; ``asked``: a process was to be started on it
+    while it was silent; ``wanted_ns``: since when the job waits for it; ``traffic``: bytes sent and
+    received over earlier connections.
     """
 
     node: int
@@ -148,7 +147,7 @@ class NodeState:
     traffic: tuple[int, int] = (0, 0)
 
     def info(self, now_ns: int, *, heard_ns: int) -> NodeInfo:
-        """For everybody else. ``heard_ns``: when we listened last."""
+        """The public view of this node. ``heard_ns``: when this process listened last."""
         hello, offset = self.hello, self.clock.offset(now_ns)
         return NodeInfo(
             node=self.node,
@@ -167,8 +166,8 @@ class NodeState:
         )
 
     def ours_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int:
-        """A time of the node on our clock; ``boot``: of our machine, with which it may
-        share one.
+        """Convert a time of the node to our clock; ``boot``: of our machine, which may be the
+        node's as well.
         """
         offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
         return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
@@ -179,9 +178,7 @@ class NodeState:
         return self.ours_ns(theirs_ns, now_ns, boot) if known else None
 
     def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
-        """A progress mark, its time on our clock. Raises IndexError for a phase that there
-        is not.
-        """
+        """A progress mark, its time on our clock. Raises IndexError for an unknown phase."""
         generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
         return Mark(
             generation=generation,
@@ -195,7 +192,7 @@ class NodeState:
         )
 
     def want(self, now_ns: int) -> None:
-        """The job cannot go on without it."""
+        """Note that the job cannot continue without it."""
         if not self.wanted:
             self.wanted_ns = now_ns
 
@@ -205,7 +202,7 @@ class NodeState:
         return self.asked or self.post.waits
 
     def bytes_total(self) -> tuple[int, int]:
-        """Sent to the agent and received from it, since it joined."""
+        """Bytes sent to the agent and received from it, since it joined."""
         sent, received = self.traffic
         if self.link is None:
             return sent, received

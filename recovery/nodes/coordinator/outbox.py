@@ -13,36 +13,37 @@ from recovery.nodes.link.protocol import Frame, Tell
 from recovery.transport.wire import Extra, LeaveOut, Message
 
 LONGEST = 1 << 20  # characters in one line, unless one message has more
-USUAL = 400  # in what a message has of its own; only a message of others may have more
+USUAL = 400  # in a message's own part; only the common part may have more
 
 Letter = tuple[str, Message]
 """A message, and the process that it is for."""
 
 
 class Outbox(Post):
-    """A post whose messages to processes wait for others of their kind until the next look at it,
-    or until something else is to go. ``needed``: the job cannot go on before it has arrived.
+    """A post whose messages to processes wait for others of their kind until the next turn, or
+    until another frame has to go. ``needed``: the job cannot continue before the message has
+    arrived.
     """
 
     def __init__(self, *, limit: int) -> None:
         super().__init__(limit=limit)
         self._open: list[Letter] = []
         self._open_needed = False
-        self._needed = 0  # number of the last frame that is
+        self._needed = 0  # number of the last needed frame
 
     def tell(self, process: str, message: Message, *, needed: bool = False) -> None:
-        """Have a message arrive at a process."""
+        """Queue a message to a process; it is sent until it arrives."""
         self._open.append((process, message))
         self._open_needed |= needed
 
     def put(self, frame: Frame, *, needed: bool = False) -> None:
-        """Have a frame arrive, after all before it."""
+        """Queue a frame, after all queued before it."""
         number = self.add(frame)
         self._needed = number if needed else self._needed
 
     @property
     def waits(self) -> bool:
-        """Whether something needed has not been confirmed."""
+        """Whether a needed message is not confirmed yet."""
         return self._open_needed or self.awaits(self._needed)
 
     def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What a coordinator knows of the processes of all nodes, from what their agents say."""
+"""What a coordinator knows about the processes of all nodes, from the messages of their agents."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ KEPT_GONE = 1024  # processes
 
 
 class RemoteProcesses:
-    """Processes by name. ``reports``: what happens to them is added there; ``inherited``: they were
-    started for an earlier coordinator.
+    """Processes by name. ``reports``: what happens to them is appended there; ``inherited``: they
+    were started by an earlier coordinator.
 
-    Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for
-    what is still to come of what they wrote. A name that is not known is that of a process gone
-    long ago.
+    Of exited processes the newest KEPT_GONE are remembered, for their last progress marks and for
+    output that is still to come. An unknown name is that of a process that exited long ago.
     """
 
     def __init__(self, reports: list[FleetReport], clock_ns: Callable[[], int]) -> None:
@@ -42,7 +41,7 @@ class RemoteProcesses:
         self.inherited = False
 
     def begin(self, directory: Path | None) -> None:
-        """Forget all of them; files of those to come land below ``directory``."""
+        """Forget all of them; files of the processes to come are written below ``directory``."""
         self._living.clear()
         self._gone.clear()
         self._reports[:] = [r for r in self._reports if not isinstance(r, Said | Dying | Exited)]
@@ -50,14 +49,14 @@ class RemoteProcesses:
         self._unkept.clear()
 
     def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Know those that an earlier coordinator started: name -> node and pid there."""
+        """Add those that an earlier coordinator started: name -> node and pid there."""
         self._directory = directory
         self.inherited = True
         for name, (node, pid) in processes.items():
             self.add(name, node, pid)
 
     def add(self, name: str, node: int, pid: int = 0) -> Remote:
-        """One that is being started, or lives."""
+        """Add one that is being started, or lives."""
         process = self._living[name] = Remote(name=name, node=node, pid=pid)
         return process
 
@@ -70,7 +69,7 @@ class RemoteProcesses:
         return self._living.get(name) or self._gone.get(name)
 
     def of(self, node: int) -> list[Remote]:
-        """Those of a node that were started and have not ended."""
+        """The processes of a node that were started and have not ended."""
         return [p for p in self._living.values() if p.node == node and p.pid]
 
     def unended(self, nodes: set[int]) -> dict[int, str]:
@@ -78,7 +77,7 @@ class RemoteProcesses:
         return {p.pid: p.name for p in self._living.values() if p.node in nodes}
 
     def lose(self, node: int) -> None:
-        """All of a node have ended, as if killed."""
+        """All processes of a node have ended, as if killed."""
         for process in self.of(node):
             self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
@@ -89,7 +88,7 @@ class RemoteProcesses:
             self._reports.append(Dying(process=process.name))
 
     def forget(self, process: Remote) -> None:
-        """It is gone."""
+        """It has exited."""
         process.gone = True
         self._living.pop(process.name, None)
         self._gone[process.name] = process
@@ -98,10 +97,10 @@ class RemoteProcesses:
             del self._gone[oldest]
             self._unkept = {file for file in self._unkept if Path(file).stem != oldest}
 
-    # ---- what their agents say
+    # ---- messages of agents
 
     def handle(self, state: NodeState, frame: Any) -> None:
-        """A message about a process, from the agent of its node. Raises Refused."""
+        """Handle a message about a process, from the agent of its node. Raises Refused."""
         match frame:
             case protocol.Beat():
                 self._beat(state, frame)
@@ -153,7 +152,7 @@ class RemoteProcesses:
         try:
             land(self._directory, lines)
         except OSError as error:
-            # Training goes on: a log that misses something says so, and proves nothing.
+            # Training goes on: a log with gaps shows them, and proves nothing.
             self._unkept.add(lines.file)
             why = f"they could not be written here: {error.strerror}"
             self._reports.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
@@ -167,16 +166,16 @@ class RemoteProcesses:
             Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
         )
 
-    # ---- whether a node lives
+    # ---- whether a node is alive
 
     def pace(self, node: int) -> int:
         """How far ranks of other nodes have come."""
         return self._paths.pace(node, self._living.values())
 
     def trains(self, node: int) -> bool:
-        """Whether a node has ranks in the present generation."""
+        """Whether a node has ranks in the current generation."""
         return self._paths.trains(node, self._living.values())
 
     def data(self, state: NodeState) -> Data:
-        """What the ranks of other nodes have shown of a node's own since its connection ended."""
+        """What the ranks of other nodes have shown about a node since its connection ended."""
         return self._paths.since(state.node, state.left_ns, state.pace, self._living.values())

@@ -1,8 +1,8 @@
-"""What a lost node leaves where its coordinator can read it: event logs, and behind them the memory
-that ranks shared with their agent, where both were on the coordinator's machine (nodes that are
-containers).
+"""Recovers what a lost node leaves where its coordinator can read it: event logs, and the rest of
+them in memory that ranks shared with their agent, where both were on the coordinator's machine
+(nodes that are containers).
 
-A node that was another machine leaves only what had reached a shared file system.
+A node on another machine leaves only what had reached a shared file system.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from recovery.transport import progress_counters
 
 
 def gather(log: Path, kept: Path) -> None:
-    """Complete ``kept``, what the agent had forwarded of an event log. ``log``: the one on the
-    node. Whatever is not there any more is left out: sequence numbers show it. Raises OSError when
-    ``kept`` cannot be written.
+    """Complete ``kept``, the part of an event log that the agent had forwarded. ``log``: the one on
+    the node. Parts that no longer exist are left out: gaps in the sequence numbers show it. Raises
+    OSError when ``kept`` cannot be written.
     """
     with suppress(FileNotFoundError), open(log, "rb") as source, open(kept, "ab") as target:
         source.seek(target.tell())

@@ -1,4 +1,4 @@
-"""Software that all processes of a job have to share, node by node."""
+"""Checks that all nodes have the same versions of the software that a job depends on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from recovery.nodes.coordinator.node_state import NodeInfo
 
 
 def versions() -> dict[str, str]:
-    """Here."""
+    """The versions on this machine."""
     return {"python": sys.version.split()[0], "torch": metadata.version("torch")}
 
 
 def refuse_other(info: NodeInfo) -> None:
-    """Raise InfrastructureError when a node has others."""
+    """Raise InfrastructureError when a node has other versions."""
     theirs, ours = info.versions, versions()
     other = {name: theirs.get(name, "none") for name in ours if theirs.get(name) != ours[name]}
     if other:

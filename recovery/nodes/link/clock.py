@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# more than two undisciplined clocks of any server drift apart, as a part of the time passed
+# an upper bound on how fast two undisciplined clocks of any servers drift apart, per time passed
 DRIFT = 200e-6
 WINDOW = 32
 REPEAT_S = 10.0  # between two lines in the log the bound grows by half of that times DRIFT: 1 ms
@@ -25,7 +25,7 @@ _FIRST_TIME_NAMESPACE = 0xEFFFFFFA  # include/linux/proc_ns.h
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """``offset_ns``: the node's clock minus ours; ``bound_ns``: how far it can be off."""
+    """``offset_ns``: the node's clock minus ours; ``bound_ns``: how far the offset can be wrong."""
 
     offset_ns: int
     bound_ns: int
@@ -39,7 +39,7 @@ class _Sample:
 
 
 class ClockWatch:
-    """Of one node. All times in nanoseconds."""
+    """Watches the clock of one node. All times in nanoseconds."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=WINDOW)
@@ -58,7 +58,7 @@ class ClockWatch:
         self._samples.append(_Sample(offset_ns=offset, bound_ns=there_and_back / 2, at_ns=back_ns))
 
     def offset(self, now_ns: int) -> Offset | None:
-        """As far as is known; None before the first answer."""
+        """The best estimate; None before the first answer."""
         if not self._samples:
             return None
         best = min(self._samples, key=lambda s: s.bound_ns + (now_ns - s.at_ns) * DRIFT)
@@ -66,8 +66,8 @@ class ClockWatch:
         return Offset(offset_ns=round(best.offset_ns), bound_ns=int(grown) + 1)
 
     def changed(self, now_ns: int) -> Offset | None:
-        """What is worth a line in the log: the first, one that contradicts what was told, and one
-        every REPEAT_S.
+        """What deserves a line in the log: the first estimate, one that contradicts the last one
+        reported, and one every REPEAT_S.
         """
         now = self.offset(now_ns)
         if now is None:
@@ -81,8 +81,8 @@ class ClockWatch:
 
 
 def boot_id() -> str:
-    """Of this boot of this machine: processes that share it share a monotonic clock. Where a
-    process has clocks of its own (a time namespace), that is part of it.
+    """Identifies this boot of this machine: processes with the same id share a monotonic clock.
+    Where a process has clocks of its own (a time namespace), that is part of the id.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with suppress(OSError):  # a kernel without time namespaces

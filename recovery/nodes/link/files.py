@@ -1,5 +1,5 @@
-"""Files of a node's processes on their way to the run's directory: what an agent sends of them, and
-where it lands.
+"""Copies files of a node's processes to the run's directory: what an agent sends of them, and where
+it is written.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from recovery.nodes.link.protocol import Lines
 
 CHUNK = 1 << 16
 LOCK = "supervisor.lock"
-"""What a supervisor holds in the directory that its job's files come to
+"""The supervisor's lock file in the directory of its job's files
 (``recovery.cli.takeover_log``).
 """
-_ENCODING = "latin-1"  # a character a byte: whatever a process prints arrives as it is
+_ENCODING = "latin-1"  # one character per byte: all output of a process arrives unchanged
 
 
 def refuse_shared(scratch: Path) -> None:
     """Raise ScenarioError where a job's files come to this directory too: an agent deletes its own
-    once they have come, and these would be the same.
+    files once they have arrived, and these would be the same.
     """
     if (scratch / LOCK).exists():
         raise ScenarioError(
@@ -44,21 +44,21 @@ class Tail:
         self._offset = 0
 
     def new(self, *, last: bool = False) -> Iterator[Lazy]:
-        """What was added since, in pieces that are read when they are sent. ``last``: nothing more
-        will be added.
+        """New content, in pieces that are read when they are sent. ``last``: nothing more will be
+        added.
         """
         try:
             size = self.path.stat().st_size
             end = self._end_of_lines(size) if self._whole_lines and not last else size
         except OSError:
-            return  # there is none yet
+            return  # the file does not exist yet
         while self._offset < end:
             length = min(CHUNK, end - self._offset)
             yield partial(_read, self.path, self._name, self._offset, length)
             self._offset += length
 
     def _end_of_lines(self, size: int) -> int:
-        """After the last newline; lines are short against CHUNK."""
+        """Offset after the last newline; lines are short compared to CHUNK."""
         start = max(self._offset, size - CHUNK)
         if start >= size:
             return self._offset
@@ -72,12 +72,12 @@ def _read(path: Path, name: str, offset: int, length: int) -> Lines:
         with open(path, "rb") as stream:
             data = os.pread(stream.fileno(), length, offset)
     except OSError:
-        data = b""  # removed by somebody: the sequence numbers in the log show it
+        data = b""  # removed by another program: the sequence numbers in the log show it
     return Lines(file=name, offset=offset, text=data.decode(_ENCODING))
 
 
 def land(directory: Path, lines: Lines) -> None:
-    """Write bytes where they belong; written twice they are the same. Raises Refused for a place
+    """Write bytes at their offset; writing them twice changes nothing. Raises Refused for a place
     outside of ``directory``, OSError.
     """
     path = PurePosixPath(lines.file)

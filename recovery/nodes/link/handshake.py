@@ -1,8 +1,8 @@
-"""Lines that nobody else can make, repeat or reorder: after the proof of the token, each carries a
-running number and a code over both, with a key of this connection and direction alone.
+"""Lines that a third party cannot forge, repeat or reorder: after the proof of the token, each
+carries a running number and a code over both, with a key used only for this connection and
+direction.
 
-Nothing is encrypted: whoever can listen on the network reads what is said, and can say nothing
-himself.
+Nothing is encrypted: an eavesdropper on the network can read the lines, but cannot send any.
 """
 
 from __future__ import annotations
@@ -23,27 +23,31 @@ MAX_HEAD = CODE + 24  # of a line: the code, its number, two spaces, the end
 
 
 class Refused(Exception):
-    """What came is no line of the other side, or not the next one: the connection is of no use any
-    more.
+    """What came is not a line of the other side, or not the next one: the connection is
+    unusable.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """Of one connection."""
+    """Keys of one connection."""
 
     sending: bytes
     receiving: bytes
 
 
 def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """As the coordinator; see ``recovery.transport.auth.admit``. Raises Unproven, OSError."""
+    """Authenticate as the coordinator; see ``recovery.transport.auth.admit``. Raises Unproven,
+    OSError.
+    """
     key = auth.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
 
 
 def enter(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """As the agent; see ``recovery.transport.auth.enter``. Raises Unproven, OSError."""
+    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises Unproven,
+    OSError.
+    """
     key = auth.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))
 

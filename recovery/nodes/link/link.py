@@ -1,10 +1,9 @@
-"""One connection between a coordinator and an agent, and what has to arrive whatever becomes of
-connections.
+"""One connection between a coordinator and an agent, and reliable delivery across connections.
 
-A ``Link`` never blocks: what the other side does not take waits in a buffer that its user looks at.
-A ``Post`` keeps what has to arrive until the other side says that it has come, and sends it again
-on the next connection; each frame carries its number in the post (0: it may be lost), so that none
-is lost, doubled or reordered.
+A ``Link`` never blocks: what the other side does not take waits in a buffer that its user watches.
+A ``Post`` keeps each frame until the other side confirms it, and sends it again on the next
+connection; each frame carries its number in the post (0: it may be lost), so that none is lost,
+doubled or reordered.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from recovery.nodes.link.handshake import MAX_HEAD, Keys, Refused, Seal
 from recovery.nodes.link.protocol import MAX_LINE, Frame
 
 CHUNK = 1 << 18
-FULL = 1 << 18  # bytes that wait in a link's buffer, beyond which nothing more is put there
+FULL = 1 << 18  # bytes that wait in a link's buffer, above which nothing more is added
 LONGEST = MAX_LINE + MAX_HEAD
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """A frame as it came. ``number``: in the sender's post; ``got``: the last of ours that the
-    sender has.
+    """A frame as received. ``number``: in the sender's post; ``got``: number of the last frame of
+    ours that the sender has.
     """
 
     number: int
@@ -42,13 +41,13 @@ class Parcel:
 
 
 class Closed(ConnectionResetError):
-    """The process at the other end closed the connection, or ended; it did not hang up by
-    a reset.
+    """The process at the other end closed the connection, or ended; a reset raises another
+    error.
     """
 
 
 class Link:
-    """``parse``: frames of the other side. The socket is not blocking from now on."""
+    """``parse``: for frames of the other side. The socket is non-blocking from now on."""
 
     def __init__(self, sock: socket.socket, keys: Keys, parse: TypeAdapter[Any]) -> None:
         self._sock = sock
@@ -63,12 +62,12 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
-        """To wait on."""
+        """Descriptor to wait on."""
         return self._sock.fileno()
 
     @property
     def address(self) -> str:
-        """Of this end, numeric."""
+        """Numeric address of this end."""
         return str(self._sock.getsockname()[0])
 
     @property
@@ -77,7 +76,7 @@ class Link:
         return len(self._out)
 
     def put(self, frame: Frame, *, number: int = 0, got: int = 0) -> None:
-        """Have a frame sent by ``flush``."""
+        """Queue a frame for ``flush``."""
         self._out += self._sending.seal(
             b"%d %d %b" % (number, got, frame.model_dump_json().encode())
         )
@@ -93,7 +92,7 @@ class Link:
             del self._out[:count]
 
     def take(self) -> list[Parcel]:
-        """What has come. Raises Refused, OSError (Closed: the other side closed)."""
+        """Received frames. Raises Refused, OSError (Closed: the other side closed)."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -116,8 +115,8 @@ class Link:
         return parcels
 
     def reset(self) -> None:
-        """Give the connection up: not in order, as when a process ends, and the other side sees the
-        difference.
+        """Reset the connection: unlike the orderly close when a process ends, so that the other
+        side can tell the two apart.
         """
         with suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -146,7 +145,7 @@ Lazy = Callable[[], Frame]
 
 
 class Post:
-    """What has to arrive at one other side, over however many connections. ``limit``: of frames
+    """Reliable delivery to one other side, over any number of connections. ``limit``: of frames
     that may wait.
     """
 
@@ -154,7 +153,7 @@ class Post:
         self._limit = limit
         self._kept: deque[tuple[int, Frame | Lazy, Callable[[], None] | None]] = deque()
         self._numbers = itertools.count(1)
-        self._unsent = 0  # of those kept, from the end
+        self._unsent = 0  # number of unsent frames, at the end of the kept ones
         self.received = 0
 
     def __len__(self) -> int:
@@ -163,17 +162,17 @@ class Post:
 
     @property
     def unsent(self) -> int:
-        """Frames that were not sent over the present connection."""
+        """Frames that were not sent over the current connection."""
         return self._unsent
 
     @property
     def full(self) -> bool:
-        """Whether more wait than may."""
+        """Whether more frames wait than ``limit``."""
         return len(self._kept) > self._limit
 
     def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
-        """Have a frame arrive; a function is asked for it when it is sent, and each time it is.
-        Returns its number. ``then``: called once the other side has confirmed it.
+        """Queue a frame; a function is called for it each time it is sent. Returns its number.
+        ``then``: called once the other side has confirmed it.
         """
         number = next(self._numbers)
         self._kept.append((number, frame, then))
@@ -181,11 +180,11 @@ class Post:
         return number
 
     def awaits(self, number: int) -> bool:
-        """Whether the other side has not confirmed a frame."""
+        """Whether the other side has not confirmed a frame yet."""
         return bool(self._kept) and self._kept[0][0] <= number
 
     def pump(self, link: Link) -> None:
-        """Give the link what it has room for."""
+        """Give the link as many frames as it has room for."""
         while self._unsent and link.waiting < FULL:
             number, frame, _ = self._kept[-self._unsent]
             link.put(
@@ -202,19 +201,17 @@ class Post:
         self._unsent = min(self._unsent, len(self._kept))
 
     def reconnected(self) -> None:
-        """There is a new connection: whatever is not confirmed goes over it, in order."""
+        """There is a new connection: all unconfirmed frames are sent over it, in order."""
         self._unsent = len(self._kept)
 
     def renumber(self) -> None:
-        """The other side is another one than before, and has nothing of ours; we have nothing of
-        it.
-        """
+        """The other side is a new one: neither side has a frame of the other."""
         self._numbers = itertools.count(1)
         self._kept = deque((next(self._numbers), frame, then) for _, frame, then in self._kept)
         self._unsent, self.received = len(self._kept), 0
 
     def accept(self, parcel: Parcel) -> bool:
-        """Whether a parcel is new. Raises Refused when one before it is missing."""
+        """Whether a parcel is new. Raises Refused when an earlier one is missing."""
         self.confirmed(parcel.got)
         if parcel.number > self.received + 1:
             raise Refused(f"message {parcel.number} came where {self.received + 1} was due")
@@ -224,8 +221,8 @@ class Post:
 
 
 def await_parcel(link: Link, *, limit_s: float) -> Parcel:
-    """The first parcel of a connection, read alone. Raises Refused, OSError (TimeoutError: it did
-    not come).
+    """The first parcel of a connection, which is read alone. Raises Refused, OSError (TimeoutError:
+    it did not come).
     """
     until_s = time.monotonic() + limit_s
     poll = select.poll()

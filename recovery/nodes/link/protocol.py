@@ -1,9 +1,9 @@
 """Messages between the coordinator of a job and the agents of its nodes.
 
-The agent dials. Both ends prove that they know the run's token (``recovery.nodes.link.handshake``);
-every later line carries a running number and a code made with a key of this one connection, so that
-what is forged, replayed or out of order is refused. JSON, one message a line, nothing is unpickled.
-Times are nanoseconds of the sender's monotonic clock.
+The agent connects. Both ends prove that they know the run's token
+(``recovery.nodes.link.handshake``); every later line carries a running number and a code made with
+a key of this one connection, so that forged, replayed or reordered lines are refused. JSON, one
+message a line, nothing is unpickled. Times are nanoseconds of the sender's monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Frame(BaseModel):
 
 class Hello(Frame):
     """The first message of an agent. ``incarnation``: of the agent's process, new with each;
-    ``epoch``: the highest of a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the
+    ``epoch``: of the highest coordinator that it has obeyed (0: none); ``host``, ``boot``: of the
     machine; ``address``: where its ranks listen; ``devices``: that torch can see there, such as
-    ``cuda:0``; ``scratch``: where its processes write; ``processes``: that are alive on it, by
-    name; ``versions``: of the software that has to be the same; ``lease_s``: how long it goes on
+    ``cuda:0``; ``scratch``: where its processes write; ``processes``: living ones, by name;
+    ``versions``: of the software that has to be the same; ``lease_s``: how long it continues
     without a coordinator before it ends everything.
     """
 
@@ -52,7 +52,9 @@ class Hello(Frame):
 
 
 class Started(Frame):
-    """The answer to ``Start``. ``error``: why there is no process; then ``pid`` is 0."""
+    """The answer to ``Start``. ``error``: why the process could not be started; then ``pid`` is
+    0.
+    """
 
     type: Literal["started"] = "started"
     process: str
@@ -95,9 +97,9 @@ class Ended(Frame):
 
 
 class Beat(Frame):
-    """The node's heartbeat: what has changed since the last one over this connection. ``marks``: by
-    process; ``states``: process -> the kernel's letter; ``pulses``: of those that are silent, in
-    each beat (``recovery.process.starvation.Pulse``).
+    """The node's heartbeat: changes since the last one over this connection. ``marks``: by process;
+    ``states``: process -> the kernel's letter; ``pulses``: of silent processes, in each beat
+    (``recovery.process.starvation.Pulse``).
     """
 
     type: Literal["beat"] = "beat"
@@ -108,7 +110,7 @@ class Beat(Frame):
 
 
 class Pressed(Frame):
-    """How short of processors the node and its ranks are, now and again
+    """How short of CPU the node and its ranks are, sent periodically
     (``recovery.process.pressure``).
     """
 
@@ -123,7 +125,7 @@ class Pressed(Frame):
 class Lines(Frame):
     """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the node's
     scratch directory there and to the run's directory here; ``offset``: of the first byte, so that
-    what is there already is written only once; ``text``: a character a byte.
+    bytes already present are written only once; ``text``: one character per byte.
     """
 
     type: Literal["lines"] = "lines"
@@ -133,7 +135,7 @@ class Lines(Frame):
 
 
 class Pong(Frame):
-    """The answer to ``Ping``: its ``sent_ns`` again, and when it was received and answered here."""
+    """The answer to ``Ping``: its ``sent_ns``, and when it was received and answered here."""
 
     type: Literal["pong"] = "pong"
     sent_ns: int
@@ -142,7 +144,7 @@ class Pong(Frame):
 
 
 class Cleared(Frame):
-    """The answer to ``Clear``: every process of the arm is gone but those ``left`` (pid ->
+    """The answer to ``Clear``: every process of the arm has ended but those ``left`` (pid ->
     name).
     """
 
@@ -151,7 +153,7 @@ class Cleared(Frame):
 
 
 class Warned(Frame):
-    """The node was told that it will be ended soon (SIGTERM); its ranks were told too."""
+    """The node has notice that it will be ended soon (SIGTERM), and has passed it to its ranks."""
 
     type: Literal["warned"] = "warned"
 
@@ -161,7 +163,7 @@ class Warned(Frame):
 
 class Welcome(Frame):
     """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before;
-    ``coordinator``: which one it is: with another than before, the agent numbers its messages anew.
+    ``coordinator``: its identity: for another one than before, the agent numbers its messages anew.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -170,16 +172,16 @@ class Welcome(Frame):
 
 
 class Fence(Frame):
-    """The node was given up: kill everything and begin anew, as another agent. The connection ends
-    with it.
+    """The node was given up: kill everything and begin anew, as another agent. This message ends
+    the connection.
     """
 
     type: Literal["fence"] = "fence"
 
 
 class Start(Frame):
-    """Start a process. ``config``: JSON for its entry, in which the agent sets ``parent`` to its
-    own pid and resolves nothing else; ``log``: its event log, as in ``Lines.file``, "" for none.
+    """Start a process. ``config``: JSON for its entry, in which the agent only sets ``parent`` to
+    its own pid; ``log``: its event log, as in ``Lines.file``, "" for none.
     """
 
     type: Literal["start"] = "start"
@@ -191,7 +193,7 @@ class Start(Frame):
 
 class Tell(Frame):
     """Pass messages to processes, in this order. ``common``: fields that all of them have;
-    ``each``: the process and the fields that its message has besides.
+    ``each``: the process and the further fields of its message.
     """
 
     type: Literal["tell"] = "tell"
@@ -213,7 +215,7 @@ class Signal(Frame):
 
 
 class Ping(Frame):
-    """For the offset of the node's clock."""
+    """A query for the offset of the node's clock."""
 
     type: Literal["ping"] = "ping"
     sent_ns: int

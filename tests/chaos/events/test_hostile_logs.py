@@ -17,7 +17,7 @@ from chaos.errors import InfrastructureError, LogError
 from chaos.events import log as module
 from chaos.events.holes import MAX_LINE_BYTES
 from chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
-from recovery.cli.takeover_log import read_estate
+from recovery.cli.takeover_log import read_takeover_log
 from tests.support.search.simulate import KILL, cell_of, play
 
 LINE = {
@@ -62,7 +62,7 @@ def test_nobody_takes_over_by_a_log_that_was_not_read(
     monkeypatch.setattr(module, "MAX_LOG_BYTES", 10)
     written(tmp_path, json.dumps(LINE), actor="orchestrator")
     with pytest.raises(InfrastructureError, match="cannot be read"):
-        read_estate(tmp_path)
+        read_takeover_log(tmp_path)
 
 
 def test_a_line_without_an_end_is_read_up_to_a_bound(tmp_path: Path) -> None:

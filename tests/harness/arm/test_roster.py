@@ -127,7 +127,7 @@ def test_a_node_whose_device_is_refused_takes_nobody(roster: Roster, nodes: Fake
 # ---- keepers
 
 
-class FakeHousing:
+class FakeKeeperHost:
     """Keepers that say their port as soon as they are started. ``lost``: nodes that take nobody."""
 
     def __init__(self) -> None:
@@ -172,12 +172,12 @@ class FakeHousing:
         return {}
 
 
-def keepers_of(housing: FakeHousing) -> Keepers:
-    return Keepers(housing, job="job", nodes=2, limit_bytes=1, replicate=True)
+def keepers_of(keeper_host: FakeKeeperHost) -> Keepers:
+    return Keepers(keeper_host, job="job", nodes=2, limit_bytes=1, replicate=True)
 
 
-def lose(housing: FakeHousing, process: str) -> None:
-    housing.reports.append(Exited(process=process, exit_code=None, signal=9, time_ns=1))
+def lose(keeper_host: FakeKeeperHost, process: str) -> None:
+    keeper_host.reports.append(Exited(process=process, exit_code=None, signal=9, time_ns=1))
 
 
 def starts(keepers: Keepers) -> list[tuple[str, int]]:
@@ -185,13 +185,13 @@ def starts(keepers: Keepers) -> list[tuple[str, int]]:
 
 
 def test_keepers_listen_at_their_nodes_addresses_and_know_each_other_by_them() -> None:
-    housing = FakeHousing()
-    keepers = keepers_of(housing)
+    keeper_host = FakeKeeperHost()
+    keepers = keepers_of(keeper_host)
     assert starts(keepers) == [("k0", 0), ("k1", 1)]
-    assert [config.host for config in housing.started] == ["10.0.0.0", "10.0.0.1"]
+    assert [config.host for config in keeper_host.started] == ["10.0.0.0", "10.0.0.1"]
     peers = {
         name: message.payload["peers"]
-        for name, message in housing.told
+        for name, message in keeper_host.told
         if isinstance(message, Extra)
     }
     assert peers == {"k0": {"1": ["10.0.0.1", 1002]}, "k1": {"0": ["10.0.0.0", 1001]}}
@@ -199,32 +199,32 @@ def test_keepers_listen_at_their_nodes_addresses_and_know_each_other_by_them() -
 
 @pytest.mark.parametrize("how", ["lost", "vanishes"])
 def test_a_lost_node_lacks_a_keeper_until_it_is_back(how: str) -> None:
-    housing = FakeHousing()
-    keepers = keepers_of(housing)
+    keeper_host = FakeKeeperHost()
+    keepers = keepers_of(keeper_host)
     keepers.look()
-    getattr(housing, how).add(1)
-    lose(housing, "k1")
+    getattr(keeper_host, how).add(1)
+    lose(keeper_host, "k1")
     assert starts(keepers) == [] and starts(keepers) == []
-    getattr(housing, how).clear()
+    getattr(keeper_host, how).clear()
     ((name, node),) = starts(keepers)
     assert node == 1 and keepers.keeper_of(1) == name
     assert starts(keepers) == []
 
 
 def test_nobody_follows_a_keeper_once_they_are_ended() -> None:
-    housing = FakeHousing()
-    keepers = keepers_of(housing)
+    keeper_host = FakeKeeperHost()
+    keepers = keepers_of(keeper_host)
     keepers.look()
-    housing.lost.add(1)
-    lose(housing, "k1")
+    keeper_host.lost.add(1)
+    lose(keeper_host, "k1")
     keepers.look()
     keepers.end(limit_s=0.1)
-    housing.lost.clear()
+    keeper_host.lost.clear()
     assert starts(keepers) == []
 
 
 def test_a_node_that_is_lost_before_its_first_keeper_ends_the_beginning_in_words() -> None:
-    housing = FakeHousing()
-    housing.vanishes.add(1)
+    keeper_host = FakeKeeperHost()
+    keeper_host.vanishes.add(1)
     with pytest.raises(InfrastructureError, match="node 1 was lost before its keeper had started"):
-        keepers_of(housing)
+        keepers_of(keeper_host)

@@ -23,7 +23,7 @@ from chaos.events.following import Tail
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.judge.checkers import check
 from harness.judge.evidence.evidence import failed, passed
-from recovery.cli.takeover_log import read_estate
+from recovery.cli.takeover_log import read_takeover_log
 from recovery.transport import event_ring, progress_counters
 from recovery.transport.event_ring import CAPACITY, RingWriter
 from tests.support.running import Running, kill, until
@@ -169,7 +169,7 @@ def test_a_supervisor_whose_events_were_dropped_is_not_taken_over_from(
     below.full = False
     error(writer, "kept")
     with pytest.raises(InfrastructureError, match="were dropped"):
-        read_estate(tmp_path)
+        read_takeover_log(tmp_path)
 
 
 def test_what_was_dropped_proves_nothing_either_way(

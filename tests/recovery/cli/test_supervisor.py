@@ -1,4 +1,4 @@
-"""What a supervisor tells its controller of the job's options, over a home in which no process is
+"""What a supervisor tells its controller of the job's options, over a host in which no process is
 real.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
-from recovery.cli.home import Spot
 from recovery.cli.job_spec import JobSpec
 from recovery.cli.options import parser
+from recovery.cli.process_host import Spot
 from recovery.cli.supervisor import LOG_RESERVE, StopFlag, Supervisor
-from recovery.cli.takeover_log import read_estate
+from recovery.cli.takeover_log import read_takeover_log
 from recovery.nodes.link.clock import boot_id
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.policy.strategies.drop_replica import DropReplica
@@ -33,14 +33,14 @@ STEPS = 100
 READY = Ready(steps=STEPS, samples=64, global_batch=4)
 
 
-class FakeHome:
+class FakeHost:
     """Processes that are ready at once, say where they are when they are asked, and join when they
     are told to. ``lives``: called at every look, until it says that the job has lived long enough.
     """
 
     store_host = LOOPBACK
 
-    def __init__(self, events: Path, stop: StopFlag, lives: Callable[[FakeHome], bool]) -> None:
+    def __init__(self, events: Path, stop: StopFlag, lives: Callable[[FakeHost], bool]) -> None:
         self._spot = Spot(node=0, device="cpu", address="", events=events, logs=None)
         self._stop, self._lives = stop, lives
         self._news: list[Report] = []
@@ -161,24 +161,24 @@ def lost_before_its_first_generation(events: Path) -> None:
 
 
 def supervised(
-    spec: JobSpec, lives: Callable[[FakeHome], bool], *, takes_over: bool = False
-) -> FakeHome:
-    """A job whose supervisor is ended once ``lives`` says so; its home."""
+    spec: JobSpec, lives: Callable[[FakeHost], bool], *, takes_over: bool = False
+) -> FakeHost:
+    """A job whose supervisor is ended once ``lives`` says so; its host."""
     stop = StopFlag()
-    home = FakeHome(spec.events, stop, lives)
-    estate = read_estate(spec.events) if takes_over else None
-    assert not isinstance(estate, str)
+    host = FakeHost(spec.events, stop, lives)
+    takeover = read_takeover_log(spec.events) if takes_over else None
+    assert not isinstance(takeover, str)
     supervisor = Supervisor(
-        spec, DropReplica(), Timing(), home=home, listener=Silent(), stop=stop, estate=estate
+        spec, DropReplica(), Timing(), host=host, listener=Silent(), stop=stop, takeover=takeover
     )
     assert supervisor.run() == "interrupted"
-    return home
+    return host
 
 
-def turns(most: int, wanted: Callable[[FakeHome], bool]) -> Callable[[FakeHome], bool]:
+def turns(most: int, wanted: Callable[[FakeHost], bool]) -> Callable[[FakeHost], bool]:
     """Until it is so; ``most``: looks, and no more, whatever happens."""
     left: Iterator[int] = iter(range(most))
-    return lambda home: not wanted(home) and next(left, None) is not None
+    return lambda host: not wanted(host) and next(left, None) is not None
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["from-a-checkpoint", "fresh"])
@@ -191,9 +191,9 @@ def test_the_first_generation_holds_what_the_user_asked_for(
     """
     if takes_over:
         lost_before_its_first_generation(tmp_path)
-    lives = turns(200, lambda home: len(home.joins) == 2)
-    home = supervised(spec_of(tmp_path, fresh=fresh), lives, takes_over=takes_over)
-    assert {name: join.restore for name, join in home.joins.items()} == dict.fromkeys(
+    lives = turns(200, lambda host: len(host.joins) == 2)
+    host = supervised(spec_of(tmp_path, fresh=fresh), lives, takes_over=takes_over)
+    assert {name: join.restore for name, join in host.joins.items()} == dict.fromkeys(
         ("w0", "w1"), not fresh
     )
     adopted = [
@@ -210,9 +210,9 @@ def test_logs_are_kept_within_the_limit_that_the_user_gave(memory: Path) -> None
     logs = memory / "logs"
     logs.mkdir()
 
-    def written(home: FakeHome) -> bool:
+    def written(host: FakeHost) -> bool:
         for path in (memory / "w0.jsonl", logs / "w1.log"):
-            if home.joins and not path.exists():
+            if host.joins and not path.exists():
                 path.write_bytes(b"x" * limit)
         return any(
             e.kind is Kind.FILES_DROPPED for e in read_actor(memory / "orchestrator.jsonl").events

@@ -14,9 +14,9 @@ import pytest
 
 from chaos.events.log import Kind
 from recovery.data import order
+from recovery.data.excluded_samples import ReceivedExclusions
 from recovery.data.leftout import LeftOut
 from recovery.data.permutation import Permutation
-from recovery.data.told import Told
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
 from recovery.rank import examine
@@ -48,7 +48,7 @@ def breaks(rig: Rig, step: int) -> None:
     rig.join(*rig.members, step=step)
 
 
-def heard(sent: list[tuple[str, Any]], name: str, told: Told) -> list[Join]:
+def heard(sent: list[tuple[str, Any]], name: str, told: ReceivedExclusions) -> list[Join]:
     """What a process makes of all that is sent to it."""
     joins = []
     for process, message in sent:
@@ -69,7 +69,7 @@ def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
     breaks(rig, 20)
     first = len(rig.hands.sent)
     for name in rig.members:
-        told = Told()
+        told = ReceivedExclusions()
         joins = heard(rig.hands.sent, name, told)
         assert len(told.of(joins[-1])) == count
         assert len(joins[-1].model_dump_json()) < before + 10
@@ -114,7 +114,7 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     for name in known.roles:
         hands.marks[name] = hands.marks.get(name) or Rig(HotSpare()).hands.marks["w0"]
     control.adopt(known, StateFrom.INITIAL)
-    told = Told()
+    told = ReceivedExclusions()
     told.hear(LeaveOut(after=0, samples=[7], since=[2]))
     control.job.excluded.tell(control.job.table["w0"])
     heard(hands.sent, "w0", told)
@@ -186,7 +186,7 @@ def join(left_out: int) -> Join:
 
 
 def test_a_rank_that_was_not_told_all_does_not_train() -> None:
-    told = Told()
+    told = ReceivedExclusions()
     told.hear(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
     assert told.of(join(2)) == {1: 5, 2: 5}
     with pytest.raises(RuntimeError, match="3 samples are left out, and it was told of 2"):

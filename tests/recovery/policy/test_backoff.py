@@ -14,7 +14,7 @@ from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
 from harness.arm.placement import Placement
 from harness.launchers.sim import Sim
-from recovery.cli.home import Spot, least_taken
+from recovery.cli.process_host import Spot, least_taken
 from recovery.policy import fallback
 from recovery.policy.backoff import Reputation, Row
 from recovery.policy.strategies.drop_replica import DropReplica

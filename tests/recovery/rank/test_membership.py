@@ -18,7 +18,7 @@ from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.group import Group
 from harness.sim.world.process import Process
 from harness.sim.world.settings import RankConfig
-from recovery.rank.membership import Heard, Holding, Membership, stays_connected
+from recovery.rank.membership import Holding, Membership, SupervisorOrders, stays_connected
 from recovery.transport.wire import (
     Abort,
     Agreed,
@@ -48,7 +48,7 @@ def join(generation: int = 1, **more: Any) -> Join:
 
 def membership(*messages: object) -> Membership:
     """Of a process that has heard these."""
-    member = Membership(Heard(), steps=STEPS)
+    member = Membership(SupervisorOrders(), steps=STEPS)
     for message in messages:
         member.heard.take(message)
     return member
@@ -60,7 +60,7 @@ def membership(*messages: object) -> Membership:
 def test_only_orders_wait_for_the_training_thread() -> None:
     left_out = LeaveOut(after=0, samples=[3], since=[4])
     orders = [join(), left_out, Abort(generation=1), Stop()]
-    heard = Heard()
+    heard = SupervisorOrders()
     assert [heard.take(order) for order in orders] == orders
     others = [PauseRequest(), Agreed(step=3), Inquiry(number=1), Ready()]
     assert [heard.take(other) for other in others] == [None] * len(others)
@@ -218,7 +218,7 @@ def test_on_its_way_into_a_generation_it_is_never_taken_for_one_that_waits() -> 
     """Whoever takes the supervision over would let it alone, and it would wait for a group that
     nobody else joins.
     """
-    member = Watched(Heard(), steps=STEPS)
+    member = Watched(SupervisorOrders(), steps=STEPS)
     member.heard.take(join())
     member.seen = []
     member.joins(join())

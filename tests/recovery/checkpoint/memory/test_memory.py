@@ -18,7 +18,7 @@ import pytest
 
 from recovery.checkpoint.memory import header as headers
 from recovery.checkpoint.memory import peers as peering
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.accepting import MAX_CONNECTIONS
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.files import MemoryFile, create
@@ -31,8 +31,8 @@ from recovery.checkpoint.memory.header import (
     mismatch,
     sums_of,
 )
-from recovery.checkpoint.memory.holdings import Holdings, Refusal
 from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
 from recovery.transport import auth
 
 JOB = "job"
@@ -115,7 +115,7 @@ def client_of(keeper: Keeper) -> KeeperClient:
     return KeeperClient(keeper.socket)  # type: ignore[attr-defined]
 
 
-def offer(client: KeeperClient, step: int, **more: Any) -> talk.Kept:
+def offer(client: KeeperClient, step: int, **more: Any) -> protocol.Kept:
     header, memory = part(step, **more)
     try:
         return client.offer(header, memory.fd)
@@ -181,13 +181,13 @@ def test_a_full_store_says_what_would_work_and_overwrites_nothing(start: Start) 
 
 def test_following_the_advice_of_a_full_store_is_enough() -> None:
     limit = 2 * SIZE
-    holdings = Holdings(job=JOB, limit_bytes=limit, keep=2, doubles=False)
+    keeper_store = KeeperStore(job=JOB, limit_bytes=limit, keep=2, doubles=False)
     for shard in (0, 1):
         header, memory = part(1, shard=shard, shards=4)
-        holdings.add(header, memory.detach(), copy=False)
+        keeper_store.add(header, memory.detach(), copy=False)
     header, memory = part(1, shard=2, shards=4)
     with pytest.raises(Refusal) as said:
-        holdings.add(header, memory.fd, copy=False)
+        keeper_store.add(header, memory.fd, copy=False)
     advised = float(str(said.value).split("raise the limit to ")[1].split(" MB")[0])
     assert advised * 1e6 >= 3 * SIZE
     memory.close()
@@ -274,16 +274,16 @@ def test_what_is_not_trusted_is_let_go_of_everywhere_and_not_taken_any_more(star
 
 
 def test_an_answer_from_before_the_doubt_counts_for_nothing() -> None:
-    holdings = Holdings(job=JOB, limit_bytes=1 << 20, keep=2, doubles=True)
+    keeper_store = KeeperStore(job=JOB, limit_bytes=1 << 20, keep=2, doubles=True)
     for step in (7, 8):
         header, memory = part(step)
-        holdings.add(header, memory.detach(), copy=False)
-    holdings.forget(7, 2)
-    holdings.heard(1, (key(7), key(8)))  # under way when the doubt came up
-    assert holdings.known_at(1) == (key(7),)
+        keeper_store.add(header, memory.detach(), copy=False)
+    keeper_store.forget(7, 2)
+    keeper_store.heard(1, (key(7), key(8)))  # under way when the doubt came up
+    assert keeper_store.known_at(1) == (key(7),)
     header, memory = part(8, generation=2)
-    holdings.add(header, memory.detach(), copy=False)
-    assert holdings.held() == (key(7), key(8, generation=2))
+    keeper_store.add(header, memory.detach(), copy=False)
+    assert keeper_store.held() == (key(7), key(8, generation=2))
 
 
 def test_a_peer_has_a_copy_and_a_new_keeper_hands_it_over(start: Start) -> None:
@@ -328,7 +328,7 @@ def test_a_lost_peer_costs_the_copy_and_nothing_else(start: Start) -> None:
 def test_a_peer_that_does_not_answer_holds_up_one_save_and_not_each(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "HELLO_LIMIT_S", 0.2)
+    monkeypatch.setattr(protocol, "HELLO_LIMIT_S", 0.2)
     with socket.create_server(
         ("127.0.0.1", 0)
     ) as deaf:  # takes connections and says nothing, as a stopped process
@@ -357,7 +357,7 @@ def test_who_does_not_know_the_token_is_turned_away(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keeper = start()
-    with pytest.raises((OSError, talk.TalkError)):
+    with pytest.raises((OSError, protocol.ProtocolError)):
         peer_of(keeper, token="cd" * 32).open(0)
     assert eventually(lambda: "does not know the run's token" in capfd.readouterr().err)
     assert peer_of(keeper).held() == ({0: ()}, {}), "and the keeper goes on"
@@ -386,10 +386,12 @@ def test_the_token_is_never_sent() -> None:
     left, right = socket.socketpair()
     said: list[bytes] = []
     with left, right:
-        thread = threading.Thread(target=talk.admit, args=(left, bytes.fromhex(TOKEN)), daemon=True)
+        thread = threading.Thread(
+            target=protocol.admit, args=(left, bytes.fromhex(TOKEN)), daemon=True
+        )
         thread.start()
         right = _Recorded(right, said)  # type: ignore[assignment]
-        talk.enter(right, bytes.fromhex(TOKEN))
+        protocol.enter(right, bytes.fromhex(TOKEN))
         thread.join(timeout=5)
     assert said and not any(TOKEN.encode() in word or bytes.fromhex(TOKEN) in word for word in said)
 
@@ -460,9 +462,11 @@ def test_a_peer_lost_in_the_middle_of_a_copy_leaves_nothing_behind(start: Start)
     header, memory = part(7)
     peers = peer_of(keeper)
     with peers._connect(0) as sock:
-        talk.send(sock, talk.Put(note=talk.Note(node=9, version=1, held=()), header=header))
-        ready, _ = talk.receive_answer(sock, limit_s=5)
-        assert isinstance(ready, talk.Kept)
+        protocol.send(
+            sock, protocol.Put(note=protocol.Note(node=9, version=1, held=()), header=header)
+        )
+        ready, _ = protocol.receive_answer(sock, limit_s=5)
+        assert isinstance(ready, protocol.Kept)
         sock.sendall(memory.data[:4096])
     assert peers.held() == ({0: ()}, {})
     memory.close()
@@ -507,18 +511,18 @@ def test_a_client_goes_on_with_the_keeper_that_follows(start: Start) -> None:
 
 
 def test_a_buffer_that_is_being_sent_is_not_given_back() -> None:
-    holdings = Holdings(job=JOB, limit_bytes=1 << 20, keep=1, doubles=False)
+    keeper_store = KeeperStore(job=JOB, limit_bytes=1 << 20, keep=1, doubles=False)
     for step in (1, 2):
         header, memory = part(step, buffer=step)
-        holdings.add(header, memory.detach(), copy=False)
+        keeper_store.add(header, memory.detach(), copy=False)
         if step == 1:
-            lent = holdings.lent(key(1))
+            lent = keeper_store.lent(key(1))
             entry = lent.__enter__()
-    assert entry is not None and holdings.held() == (key(2),)
-    assert holdings.take_released("w0") == ()
+    assert entry is not None and keeper_store.held() == (key(2),)
+    assert keeper_store.take_released("w0") == ()
     os.fstat(entry.fd)  # still open
     lent.__exit__(None, None, None)
-    assert holdings.take_released("w0") == (1,)
+    assert keeper_store.take_released("w0") == (1,)
 
 
 def test_a_header_that_contradicts_itself_is_no_header() -> None:

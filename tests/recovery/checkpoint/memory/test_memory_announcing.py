@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.announcing import branches
 from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
 from recovery.checkpoint.memory.keepers import Keepers
 from recovery.checkpoint.memory.peers import Peers
-from recovery.checkpoint.memory.talk import Note, Notes
+from recovery.checkpoint.memory.protocol import Note, Notes
 from recovery.process.local import Exited, Report, Said
 from recovery.transport.wire import Extra, Message
 from tests.recovery.checkpoint.memory.test_memory import (
@@ -45,7 +45,7 @@ class Traffic:
         self.opened: Counter[tuple[int, int]] = Counter()
         self.lines = 0
         self._lock = threading.Lock()
-        opening, sending = Peers.open, talk.send
+        opening, sending = Peers.open, protocol.send
 
         def counted(peers: Peers, node: int, *, restoring: bool = False) -> socket.socket:
             with self._lock:
@@ -58,7 +58,7 @@ class Traffic:
             sending(sock, message, *more)
 
         patch.setattr(Peers, "open", counted)
-        patch.setattr(talk, "send", send)
+        patch.setattr(protocol, "send", send)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def ring() -> Iterator[Callable[..., list[Keeper]]]:
 
 
 def knows(keeper: Keeper, node: int, step: int) -> bool:
-    return key(step, shard=0) in keeper._holdings.known_at(node)
+    return key(step, shard=0) in keeper._store.known_at(node)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 20, 64, 65, 1000])
@@ -169,16 +169,14 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(
     one, two = ring(2)
     with Peers(1, bytes.fromhex(TOKEN), {0: ("127.0.0.1", one.port)}).open(0) as sock:
         for version, step in ((10**19, 5), (10**19 - 1, 4)):
-            talk.send(sock, Notes(notes=(Note(node=1, version=version, held=(key(step),)),)))
-            talk.receive_answer(sock, limit_s=PATIENCE_S)
-    assert one._holdings.known_at(1) == (key(5),)
+            protocol.send(sock, Notes(notes=(Note(node=1, version=version, held=(key(step),)),)))
+            protocol.receive_answer(sock, limit_s=PATIENCE_S)
+    assert one._store.known_at(1) == (key(5),)
     one.know({})
-    assert one._holdings.known_at(1) == (), "one that is gone holds nothing"
+    assert one._store.known_at(1) == (), "one that is gone holds nothing"
     one.know({1: ("127.0.0.1", two.port)})
     offer(client_of(two), 6)
-    assert eventually(lambda: one._holdings.known_at(1) == (key(6),)), (
-        "another one there begins anew"
-    )
+    assert eventually(lambda: one._store.known_at(1) == (key(6),)), "another one there begins anew"
 
 
 def test_more_ranks_than_sixty_four_of_a_node_reach_their_keeper(
@@ -195,7 +193,7 @@ def test_more_ranks_than_sixty_four_of_a_node_reach_their_keeper(
 
 
 class Yard:
-    """Where keepers live, as a test says; implements ``Housing``."""
+    """Where keepers live, as a test says; implements ``KeeperHost``."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []

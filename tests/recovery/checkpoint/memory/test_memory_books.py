@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.checkpoint.memory import holdings as module
+from recovery.checkpoint.memory import keeper_store as module
 from recovery.checkpoint.memory import keepers as supervising
-from recovery.checkpoint.memory.holdings import Holdings, Refusal
+from recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
 from recovery.policy import doubts
 from recovery.process.local import Exited
-from tests.harness.arm.test_roster import FakeHousing, keepers_of, lose, starts
+from tests.harness.arm.test_roster import FakeKeeperHost, keepers_of, lose, starts
 from tests.recovery.checkpoint.memory.test_memory import JOB, key, part
 from tests.recovery.nodes.test_nodes_books import entries
 
@@ -20,18 +20,18 @@ def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervising, "KEPT_GONE", 8)
-    housing = FakeHousing()
-    keepers = keepers_of(housing)
+    keeper_host = FakeKeeperHost()
+    keepers = keepers_of(keeper_host)
     starts(keepers)
     sizes, last = [], "k0"
     for number in range(1000):
-        lose(housing, last)
+        lose(keeper_host, last)
         news = keepers.look()
         assert [one.process for one in news if isinstance(one, Exited)] == [last]
         assert keepers.pid_of(last) and keepers.owns(last), "who hears of its end asks for its pid"
         last = keepers.keeper_of(0)
-        housing.started.clear()
-        housing.told.clear()
+        keeper_host.started.clear()
+        keeper_host.told.clear()
         if number >= 50:
             sizes.append(entries(keepers))
     assert max(sizes[50:]) <= max(sizes[:50])
@@ -44,20 +44,20 @@ def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(
 
 def test_many_that_end_at_once_are_all_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervising, "KEPT_GONE", 0)
-    housing = FakeHousing()
-    keepers = keepers_of(housing)
+    keeper_host = FakeKeeperHost()
+    keepers = keepers_of(keeper_host)
     starts(keepers)
-    lose(housing, "k0")
-    lose(housing, "k1")
+    lose(keeper_host, "k0")
+    lose(keeper_host, "k1")
     gone = [one.process for one in keepers.look() if isinstance(one, Exited)]
     assert gone == ["k0", "k1"] and all(keepers.pid_of(name) for name in gone)
 
 
-def holdings() -> Holdings:
-    return Holdings(job=JOB, limit_bytes=1 << 20, keep=2, doubles=False)
+def keeper_store() -> KeeperStore:
+    return KeeperStore(job=JOB, limit_bytes=1 << 20, keep=2, doubles=False)
 
 
-def save(held: Holdings, step: int, *, seat: str, generation: int) -> None:
+def save(held: KeeperStore, step: int, *, seat: str, generation: int) -> None:
     header, memory = part(step, generation=generation, size=4096)
     held.add(header.model_copy(update={"seat": seat}), memory.detach(), copy=False)
 
@@ -69,7 +69,7 @@ def test_a_keeper_knows_no_more_after_a_thousand_generations_each_of_another_ran
     corrupted.
     """
     monkeypatch.setattr(module, "MOST_SEATS", 20)
-    held, sizes = holdings(), []
+    held, sizes = keeper_store(), []
     for generation in range(1, 1001):
         for step in (3 * generation, 3 * generation + 1):
             save(held, step, seat=f"w{generation}", generation=generation)
@@ -83,7 +83,7 @@ def test_a_keeper_knows_no_more_after_a_thousand_generations_each_of_another_ran
 
 
 def test_a_keeper_that_forgets_which_doubt_it_was_trusts_none_of_them() -> None:
-    held = holdings()
+    held = keeper_store()
     count = 10 * doubts.MOST
     for generation in range(1, count):
         held.forget(10 * generation, generation + 1)
@@ -100,7 +100,7 @@ def test_buffers_of_one_seat_are_told_together_and_the_oldest_seats_are_forgotte
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_SEATS", 2)
-    held = holdings()
+    held = keeper_store()
     for step, seat in enumerate(("old", "new", "old", "newest", "x", "y"), start=1):
         save(held, step, seat=seat, generation=1)
     assert held.take_released("new") == () and held.take_released("newest") == (0,)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from recovery.checkpoint.memory import peers, talk
+from recovery.checkpoint.memory import peers, protocol
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.header import mismatch
 from tests.recovery.checkpoint.memory.test_memory import (
@@ -41,7 +41,7 @@ class Away:
         self.keeper = one
         self.before: Callable[[int], None] = lambda piece: None
         patch.setattr(peers, "PIECE_BYTES", PIECE)
-        patch.setattr(talk, "send_file", self._send)
+        patch.setattr(protocol, "send_file", self._send)
 
     def _send(self, sock: socket.socket, fd: int, size: int, *, limit_s: float) -> None:
         sock.settimeout(limit_s)

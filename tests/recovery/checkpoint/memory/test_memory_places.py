@@ -55,12 +55,12 @@ def restored(one: Rank) -> str | None:
 
 def damage(one: Rank, step: int) -> None:
     """Change a byte of what is kept of a step."""
-    kept = {entry.header.key.step: entry for entry in _holdings(one)._entries.values()}
+    kept = {entry.header.key.step: entry for entry in _store(one)._entries.values()}
     os.pwrite(kept[step].fd, b"\xff\xfe", 1000)
 
 
-def _holdings(one: Rank) -> Any:
-    return one.keeper._holdings  # type: ignore[attr-defined]
+def _store(one: Rank) -> Any:
+    return one.keeper._store  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

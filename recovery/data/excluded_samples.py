@@ -1,4 +1,4 @@
-"""What a process was told of samples that the job leaves out."""
+"""The excluded samples that a process has received from its supervisor."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from recovery.transport.wire import Join, LeaveOut
 
 
-class Told:
-    """Kept by whoever is told, in the order of messages."""
+class ReceivedExclusions:
+    """Collects the messages in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._since: dict[int, int] = {}
 
     def hear(self, message: LeaveOut) -> None:
-        """Some more, or all anew. Raises RuntimeError when something in between did not come."""
+        """Add more samples, or start anew. Raises RuntimeError when a message in between is
+        missing.
+        """
         if not message.after:
             self._since = {}
         if message.after != len(self._since):
@@ -24,8 +26,9 @@ class Told:
         self._since.update(zip(message.samples, message.since, strict=True))
 
     def of(self, order: Join) -> Mapping[int, int]:
-        """All that this generation leaves out: sample -> first step without it. Raises RuntimeError
-        when some of it did not come: a rank that trains with other samples than its peers must not.
+        """All samples that this generation leaves out: sample -> first step without it. Raises
+        RuntimeError when some are missing: a rank that trains with other samples than its peers
+        must not.
         """
         if order.left_out != len(self._since):
             raise RuntimeError(

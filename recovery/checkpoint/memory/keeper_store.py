@@ -2,8 +2,8 @@
 
 A checkpoint is *complete* when every shard of it is held by some keeper, and *safe* when every
 shard is held twice. The newest ``keep`` complete ones stay, and whatever is newer. When there is no
-room, older ones go as far as the newest safe one (the newest complete one where there is nobody to
-hold a second copy); then the new part is refused, and everything stays as it is.
+room, older ones are released as far as the newest safe one (the newest complete one where no second
+keeper exists); beyond that the new part is refused, and everything stays as it is.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from recovery.checkpoint.memory.header import Header, Key, Moment, complete
 from recovery.policy.doubts import Doubt, in_doubt, together
 
-# processes that may yet ask for their buffers: twice what a keeper serves at once
+# processes that may still ask for their buffers: twice as many as a keeper serves at once
 MOST_SEATS = 1024
 
 
 class Refusal(Exception):
-    """A part is not taken; says why, and what would work."""
+    """A part is refused; says why, and what would help."""
 
 
 @dataclass(kw_only=True)
 class Entry:
-    """A part that is held. ``copy``: of another node's; ``size``: of the file, bytes; ``readers``:
-    it is being sent.
+    """A part that is held. ``copy``: of another node's part; ``size``: of the file, bytes;
+    ``readers``: transfers that read it now.
     """
 
     header: Header
@@ -40,7 +40,7 @@ class Entry:
     dropped: bool = False
 
 
-class Holdings:
+class KeeperStore:
     """Thread-safe. ``limit_bytes``: of all files together; ``doubles``: there are keepers to hold
     second copies.
     """
@@ -57,8 +57,8 @@ class Holdings:
         self._lock = threading.Lock()
 
     def add(self, header: Header, fd: int, *, copy: bool) -> None:
-        """Take a part, whose file is then ours to close. Raises Refusal: then it is still the
-        caller's.
+        """Take a part, whose file the store closes from now on. Raises Refusal: then it is still
+        the caller's.
         """
         size = os.fstat(fd).st_size
         with self._lock:
@@ -71,22 +71,22 @@ class Holdings:
             self._retain()
 
     def would_take(self, header: Header) -> None:
-        """Raise Refusal if ``add`` would, as far as can be told before the data are there."""
+        """Raise Refusal if ``add`` would, as far as is known before the data arrive."""
         with self._lock:
             self._check_header(header)
             self._spare_for(header.key, header.bytes)
 
     def heard(self, node: int, held: tuple[Key, ...]) -> None:
-        """Another keeper said what it holds, perhaps before it was told what is doubtful; nothing:
-        it is lost.
+        """Another keeper reported what it holds, perhaps before it learned what is doubtful;
+        nothing: it is lost.
         """
         with self._lock:
             self._others[node] = self._trusted(held)
             self._retain()
 
     def forget(self, step: int, before: int) -> tuple[Key, ...]:
-        """Let go of what generations ``before`` this one saved after ``step``, and take no more of
-        it; what is gone.
+        """Release what generations before ``before`` saved after ``step``, and accept no more of
+        it; returns what was released.
         """
         with self._lock:
             self._doubts = together([*self._doubts, (before, step)])
@@ -97,12 +97,12 @@ class Holdings:
             return gone
 
     def known_at(self, node: int) -> tuple[Key, ...]:
-        """What another keeper was last heard to hold."""
+        """What another keeper holds by its last report."""
         with self._lock:
             return self._others.get(node, ())
 
     def held(self) -> tuple[Key, ...]:
-        """What is here, oldest first."""
+        """The parts held here, oldest first."""
         with self._lock:
             return tuple(sorted(self._entries, key=lambda key: (key.moment, key.shard)))
 
@@ -115,7 +115,7 @@ class Holdings:
         ]
 
     def take_released(self, seat: str) -> tuple[int, ...]:
-        """Buffers of a seat that nobody holds any more, each told once."""
+        """Buffers of a seat that are free again, each returned once."""
         with self._lock:
             return tuple(self._released.pop(seat, ()))
 
@@ -127,7 +127,7 @@ class Holdings:
 
     @contextmanager
     def lent(self, key: Key) -> Iterator[Entry | None]:
-        """An entry, whose buffer nobody reuses as long as the block lasts; None: it is not here."""
+        """An entry whose buffer is not reused as long as the block lasts; None: it is not here."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -153,7 +153,7 @@ class Holdings:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         except OSError:
             raise Refusal("it comes in a file that is no memory file") from None
-        if not sealed:  # one that could shrink would end whoever maps it
+        if not sealed:  # a file that can shrink could crash the process that maps it
             raise Refusal("its file is not sealed against shrinking")
 
     def _check_header(self, header: Header) -> None:
@@ -182,7 +182,7 @@ class Holdings:
             self._drop(entry)
 
     def _spare_for(self, key: Key, size: int) -> list[Entry]:
-        """Older checkpoints that have to go for a new part, none if there is room. Raises
+        """Older checkpoints that have to go for a new part; empty if there is room. Raises
         Refusal.
         """
         old = self._entries.get(key)
@@ -212,7 +212,7 @@ class Holdings:
         return spare
 
     def _safe(self) -> Moment | None:
-        """The newest checkpoint that need not be held any older."""
+        """The newest checkpoint that makes all older ones dispensable."""
         whole = complete(self._all(), copies=2 if self.doubles else 1)
         return whole[-1] if whole else None
 
@@ -237,11 +237,11 @@ class Holdings:
                 *released.pop(entry.header.seat, ()),
                 entry.header.buffer,
             ]
-            # the oldest; whoever is told nothing gives them up itself
+            # the oldest; a process without an answer gives its buffers up itself
             while len(released) > MOST_SEATS:
                 del released[next(iter(released))]
 
 
 def _mb(size: int) -> str:
-    """Rounded up, so that following the advice is enough."""
+    """In MB, rounded up, so that following the advice is enough."""
     return f"{-(-size // 10_000) / 100:.2f} MB"

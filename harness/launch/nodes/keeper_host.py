@@ -1,5 +1,5 @@
 """Keepers of checkpoints in memory on nodes: implements
-``recovery.checkpoint.memory.housing.Housing``.
+``recovery.checkpoint.memory.keeper_host.KeeperHost``.
 """
 
 from __future__ import annotations

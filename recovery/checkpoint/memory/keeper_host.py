@@ -1,5 +1,5 @@
-"""Where keepers live: what starts their processes and hears of them, on this machine or on the
-nodes of a job.
+"""Where keepers run: starts their processes and reports on them, on this machine or on the nodes of
+a job.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from recovery.transport.wire import Message
 Fork = Callable[[bytes, Sequence[int]], int]
 
 
-class Housing(Protocol):
+class KeeperHost(Protocol):
     """Processes by name, as ``recovery.process.local.Children``, each on a node."""
 
     def takes(self, node: int) -> bool:
         """Whether a process can be started on a node now."""
 
     def address(self, node: int) -> str:
-        """Where a keeper of that node is to listen for the others."""
+        """Address at which a keeper of that node listens for the others."""
 
     def start(self, process: str, config: KeeperConfig) -> int:
         """Start a keeper on the node its configuration names, which lacks ``parent`` and ``log``;
-        its pid.
+        returns its pid.
 
         Raises InfrastructureError, ConnectionError when its node is lost meanwhile.
         """
@@ -37,24 +37,24 @@ class Housing(Protocol):
         """Whether its exit has not been reported yet."""
 
     def send(self, process: str, message: Message) -> bool:
-        """Send a message; False when it is gone."""
+        """Send a message; False when the keeper has exited."""
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal it; one already gone is no error."""
+        """Signal a keeper; one that has exited is no error."""
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on it, X when gone."""
+        """The process state as the kernel reports it, X when it has exited."""
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """What keepers said, and whose end was noticed."""
+        """Messages of keepers, and exits."""
 
     def close(self) -> dict[int, str]:
-        """End all; what could not be removed, as ``Children.close``."""
+        """End all keepers; returns what could not be removed, as ``Children.close``."""
 
 
 class Here:
     """All nodes are this machine. ``fork``: starts a process that becomes ``be_keeper`` of a
-    configuration; ``log``: directory for what keepers write, None: nowhere of their own. The caller
+    configuration; ``log``: directory for keepers' output, None: the supervisor's output. The caller
     must be a child subreaper.
     """
 
@@ -74,7 +74,7 @@ class Here:
         return True
 
     def address(self, node: int) -> str:
-        """The loopback interface's."""
+        """The loopback address."""
         return LOOPBACK
 
     def start(self, process: str, config: KeeperConfig) -> int:

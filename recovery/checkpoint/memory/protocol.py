@@ -3,8 +3,8 @@ it.
 
 Over a unix socket within a node, whose ends know each other's user id from the kernel; over TCP
 between nodes, where both ends prove that they know the run's token (``recovery.transport.auth``).
-What follows is neither encrypted nor signed: checksums find corruption, not an attacker in the
-network.
+The data that follow are neither encrypted nor signed: checksums find corruption, not an attacker in
+the network.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
-class TalkError(Exception):
-    """The other side sent something that is no message of ours, or is not who it has to be."""
+class ProtocolError(Exception):
+    """The other side sent an unknown message, or is not the expected one."""
 
 
 class _Message(BaseModel):
@@ -44,7 +44,7 @@ class Offer(_Message):
 
 
 class Put(_Message):
-    """From a keeper, which says what it holds; the data follow: keep a copy of this."""
+    """From a keeper, which also reports what it holds; the data follow: keep a copy of this."""
 
     ask: Literal["put"] = "put"
     note: Note
@@ -52,8 +52,8 @@ class Put(_Message):
 
 
 class Note(_Message):
-    """The keeper of ``node`` holds ``held``; ``version``: higher than that of anything it said
-    before; ``on``: nodes that whoever gets this passes it on to, in the order of the ring.
+    """The keeper of ``node`` holds ``held``; ``version``: higher than in any earlier note; ``on``:
+    nodes that the receiver passes it on to, in the order of the ring.
     """
 
     node: int
@@ -63,29 +63,29 @@ class Note(_Message):
 
 
 class Notes(_Message):
-    """From a keeper, over a connection that stays: what some hold now."""
+    """From a keeper, over a connection that stays open: what some keepers hold now."""
 
     ask: Literal["notes"] = "notes"
     notes: tuple[Note, ...]
 
 
 class Ask(_Message):
-    """What is held: by this keeper, or (from a rank) by all that can be reached."""
+    """List what is held: by this keeper, or (from a rank) by all that can be reached."""
 
     ask: Literal["list"] = "list"
 
 
 class Fetch(_Message):
-    """Hand this over: the descriptor to a rank, the data to a keeper."""
+    """Request for a part: the descriptor goes to a rank, the data to a keeper."""
 
     ask: Literal["fetch"] = "fetch"
     key: Key
 
 
 class Forget(_Message):
-    """Let go of what generations before ``before`` saved after ``step``, here and everywhere, and
-    take no more of it: the state may have been corrupted before anybody noticed. The answer names
-    what is gone from here.
+    """Release what generations before ``before`` saved after ``step``, here and everywhere, and
+    accept no more of it: the state may have been corrupted before that was noticed. The answer
+    names what was released here.
     """
 
     ask: Literal["forget"] = "forget"
@@ -94,9 +94,9 @@ class Forget(_Message):
 
 
 class Kept(_Message):
-    """It is kept. ``released``: buffers of this seat that may be used again; ``copies``: nodes that
-    hold it besides; ``alone``: why there is no copy; ``version``: as of ``Note``, in an answer to a
-    keeper.
+    """The part is kept. ``released``: buffers of this seat that may be used again; ``copies``:
+    other nodes that hold it; ``alone``: why there is no copy; ``version``: as in ``Note``, in an
+    answer to a keeper.
     """
 
     answer: Literal["kept"] = "kept"
@@ -108,7 +108,7 @@ class Kept(_Message):
 
 
 class Refused(_Message):
-    """It is not done, and nothing was changed."""
+    """The request is refused, and nothing was changed."""
 
     answer: Literal["refused"] = "refused"
     reason: str
@@ -123,13 +123,13 @@ class Held(_Message):
 
 
 class Coming(_Message):
-    """To a rank that waits for ``Found``: it gets on; another answer follows."""
+    """To a rank that waits for the part: it is being fetched; another answer follows."""
 
     answer: Literal["coming"] = "coming"
 
 
 class Found(_Message):
-    """Here it is."""
+    """The part follows."""
 
     answer: Literal["found"] = "found"
     header: Header
@@ -144,7 +144,7 @@ _ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminato
 def send(sock: socket.socket, message: BaseModel, fds: Sequence[int] = ()) -> None:
     """Send one message, with descriptors (unix sockets only). Raises OSError."""
     body = message.model_dump_json().encode()
-    if fds:  # with the first byte, so that they come with the message they belong to
+    if fds:  # with the first byte, so that they arrive with their message
         socket.send_fds(sock, [_LENGTH.pack(len(body))], list(fds))
     else:
         sock.sendall(_LENGTH.pack(len(body)))
@@ -152,18 +152,18 @@ def send(sock: socket.socket, message: BaseModel, fds: Sequence[int] = ()) -> No
 
 
 def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | None] | None:
-    """A request and the descriptor that came with it, the caller's to close; None: the other side
+    """A request and the descriptor that came with it, which the caller closes; None: the other side
     closed.
 
-    Raises TalkError, OSError.
+    Raises ProtocolError, OSError.
     """
     got = _receive(sock, limit_s, MAX_MESSAGE)
     return None if got is None else (_parse(_ASKS, got[0], got[1]), got[1])
 
 
 def receive_answer(sock: socket.socket, *, limit_s: float) -> tuple[Answer, int | None]:
-    """An answer and the descriptor that came with it, the caller's to close. Raises TalkError,
-    OSError.
+    """An answer and the descriptor that came with it, which the caller closes. Raises
+    ProtocolError, OSError.
     """
     got = _receive(sock, limit_s, MAX_MESSAGE)
     if got is None:
@@ -196,12 +196,12 @@ def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> Non
 
 
 def admit(sock: socket.socket, token: bytes) -> None:
-    """As the server: let the other side prove itself, then do so too. Raises TalkError, OSError."""
+    """As the server: let the client authenticate, then do so too. Raises ProtocolError, OSError."""
     _prove(auth.admit, sock, token)
 
 
 def enter(sock: socket.socket, token: bytes) -> None:
-    """As the client: prove oneself, and have the server do so. Raises TalkError, OSError."""
+    """As the client: authenticate, and have the server do so. Raises ProtocolError, OSError."""
     _prove(auth.enter, sock, token)
 
 
@@ -215,7 +215,7 @@ def _prove(side: Callable[..., bytes], sock: socket.socket, token: bytes) -> Non
     try:
         side(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
     except Unproven as error:
-        raise TalkError(str(error)) from error
+        raise ProtocolError(str(error)) from error
 
 
 def _parse(adapter: TypeAdapter[Any], body: bytes, fd: int | None) -> Any:
@@ -226,7 +226,7 @@ def _parse(adapter: TypeAdapter[Any], body: bytes, fd: int | None) -> Any:
             os.close(fd)
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise TalkError(f"not a message: {where}: {first['msg']}") from error
+        raise ProtocolError(f"not a message: {where}: {first['msg']}") from error
 
 
 def _receive(sock: socket.socket, limit_s: float, largest: int) -> tuple[bytes, int | None] | None:
@@ -245,7 +245,7 @@ def _receive(sock: socket.socket, limit_s: float, largest: int) -> tuple[bytes, 
         receive_into(sock, memoryview(rest), limit_s=max(0.001, deadline_s - time.monotonic()))
         (size,) = _LENGTH.unpack(head + rest)
         if size > largest:
-            raise TalkError(f"a message of {size} bytes, over {largest}")
+            raise ProtocolError(f"a message of {size} bytes, over {largest}")
         body = bytearray(size)
         receive_into(sock, memoryview(body), limit_s=max(0.001, deadline_s - time.monotonic()))
     except BaseException:

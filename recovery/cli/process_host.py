@@ -1,5 +1,6 @@
-"""Where the processes of a supervised job live: on this machine, or on nodes with agents
-(``recovery.cli.nodes_home``)."""
+"""Runs the processes of a supervised job: on this machine, or on nodes with agents
+(``recovery.cli.nodes_host``).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from recovery.transport.wire import Message
 class Spot:
     """A place for a process. ``device``: as torch names it; ``address``: where a rank there
     listens, "": on the loopback interface; ``events``: directory for its event log; ``logs``: for
-    what it prints, None: where its supervisor does.
+    its output, None: the supervisor's output.
     """
 
     node: int
@@ -34,52 +35,52 @@ class Spot:
     logs: Path | None
 
 
-class Home(Protocol):
+class ProcessHost(Protocol):
     """Processes by name, as ``recovery.process.local.Children``, each at a spot."""
 
     store_host: str
-    """Where the key-value store is to listen, so that all of them reach it."""
+    """Where the key-value store listens, so that all processes reach it."""
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Wait until processes can be started, or ``stopped``. Raises InfrastructureError."""
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Instead of ``await_ready``: take over what may live, by name: node and pid. Raises
-        InfrastructureError.
+        """Instead of ``await_ready``: take over processes that may be alive, by name: node and pid.
+        Raises InfrastructureError.
         """
 
     def spots(self) -> Sequence[Spot]:
-        """Where a process can be started now, first come first served. Raises InfrastructureError:
+        """Where a process can be started now, preferred spots first. Raises InfrastructureError if
         nowhere.
         """
 
     def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
-        """Start one; returns its pid. Raises InfrastructureError, ConnectionError when its node has
-        been lost.
+        """Start a process; returns its pid. Raises InfrastructureError, ConnectionError when its
+        node has been lost.
         """
 
     def may_return(self) -> bool:
-        """Whether a place where nothing could be started may take processes again: then ask
-        ``spots`` once more.
+        """Whether a place that could not start a process may do so again: then call ``spots`` once
+        more.
         """
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
 
     def send(self, name: str, message: Message) -> bool:
-        """Send a message; False when it is gone."""
+        """Send a message; False when the process has exited."""
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal it; one already gone is no error."""
+        """Signal a process; one that has exited is no error."""
 
     def mark(self, name: str) -> Mark:
         """Its progress mark."""
 
     def os_state(self, name: str) -> str:
-        """The kernel's word on it, X when gone."""
+        """The process state as the kernel reports it, X when it has exited."""
 
     def pulse(self, name: str) -> Pulse:
-        """What it got of the processors."""
+        """How much CPU time it got."""
 
     def wait(self, timeout_s: float) -> Sequence[Any]:
         """What happened (``recovery.process.local.Report``,
@@ -87,7 +88,7 @@ class Home(Protocol):
         """
 
     def close(self) -> dict[int, str]:
-        """End everything; what could not be removed: pid -> name."""
+        """End everything; returns what could not be removed: pid -> name."""
 
 
 def least_taken(
@@ -95,10 +96,10 @@ def least_taken(
     taken: Iterable[tuple[int, str]],
     avoids: Callable[[tuple[int, str]], bool] = lambda _: False,
 ) -> list[Spot]:
-    """Spots in the order in which a process is to be tried at them; ``taken``: node and device of
-    each that lives. A spot may be there several times, for as many processes. ``avoids``: whether
-    processes kept failing at a node and device; one that is left empty by that is the last to be
-    taken, unless a GPU would have to be shared instead.
+    """Spots in the order in which to try them for a process; ``taken``: node and device of each
+    living process. A spot may occur several times, for as many processes. ``avoids``: whether
+    processes kept failing at a node and device; a spot that stays empty for that reason is taken
+    last, unless a GPU would have to be shared instead.
     """
     held, there = Counter(taken), Counter((spot.node, spot.device) for spot in spots)
 
@@ -111,7 +112,7 @@ def least_taken(
 
 
 class ThisMachine:
-    """``devices``: to deal out; ``events``, ``logs``: as of ``Spot``. This process becomes a child
+    """``devices``: to assign; ``events``, ``logs``: as in ``Spot``. This process becomes a child
     subreaper.
     """
 
@@ -132,11 +133,11 @@ class ThisMachine:
         self.pulse = self._node.pulse
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
-        """Until torch is imported."""
+        """Wait until torch is imported."""
         self._server.await_ready()
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """There is nothing to take over: processes of this machine end with their supervisor."""
+        """Nothing can be taken over: processes of this machine end with their supervisor."""
         raise InfrastructureError(
             "ranks of one machine end with their supervisor",
             hint="start the job anew, with another --events",
@@ -152,7 +153,7 @@ class ThisMachine:
         return self._node.start(name, told, mode=mode, log=config.events / f"{name}.jsonl")
 
     def may_return(self) -> bool:
-        """There is no other place."""
+        """False: there is no other place."""
         return False
 
     def close(self) -> dict[int, str]:

@@ -1,4 +1,6 @@
-"""Nodes with agents as the home of a supervised job: implements ``recovery.cli.home.Home``."""
+"""Runs a supervised job on nodes with agents: implements
+``recovery.cli.process_host.ProcessHost``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
-from recovery.cli.home import Spot
+from recovery.cli.process_host import Spot
 from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.coordinator.software import refuse_other
 from recovery.process.output import say
@@ -17,16 +19,16 @@ from recovery.rank.script import ScriptConfig
 from recovery.transport.progress_counters import Mark
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
-# theirs, to a coordinator that is there again: they dial at least every second
+# for agents to reconnect to a restarted coordinator: they try at least every second
 RETURN_LIMIT_S = 10.0
-HEARD_S = 1.0  # a node that was silent for longer is asked after the others
+HEARD_S = 1.0  # a node that was silent for longer is tried after the others
 LOGS = "logs"
 
 
 class Nodes:
-    """``nodes`` of them; ``size``: processes that the job begins with; ``device``: ``auto``,
-    ``cpu`` or ``cuda``; ``events``: directory here that all event logs come to, and what ranks
-    print below ``logs`` there.
+    """``nodes``: their number; ``size``: processes that the job begins with; ``device``: ``auto``,
+    ``cpu`` or ``cuda``; ``events``: local directory for all event logs, with the output of ranks
+    below ``logs``.
     """
 
     def __init__(self, fleet: Fleet, *, nodes: int, size: int, device: str, events: Path) -> None:
@@ -40,7 +42,7 @@ class Nodes:
         self.close = fleet.close
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
-        """Until an agent has dialled for each node."""
+        """Wait until an agent has connected for each node."""
         host, port = self._fleet.address
         say(f"{len(self._numbers)} agents are to dial {host}:{port}")
         self._fleet.await_nodes(
@@ -51,7 +53,7 @@ class Nodes:
             refuse_other(info)
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Agents that have not come back soon are lost."""
+        """Take over processes; agents that do not come back soon are lost."""
         self._fleet.inherit(self._events, processes)
         held = {node for node, _ in processes.values()}
         until_s = time.monotonic() + RETURN_LIMIT_S
@@ -66,8 +68,8 @@ class Nodes:
                     )
 
     def spots(self) -> Sequence[Spot]:
-        """Devices of all nodes that are heard of, or else of those that may be again, node by node;
-        on the CPU as many for each as it has at first.
+        """Devices of all nodes heard lately, or else of those that may come back, node by node; on
+        the CPU as many for each as it has at first.
         """
         left = [info for info in self._fleet.nodes().values() if not info.lost]
         there = [info for info in left if info.connected and info.silent_s < HEARD_S] or left
@@ -95,11 +97,11 @@ class Nodes:
         return found
 
     def may_return(self) -> bool:
-        """Whether a node is not given up. None is asked for longer than the bounds of the fleet."""
+        """Whether a node is not given up. Each is asked only within the bounds of the fleet."""
         return any(not info.lost for info in self._fleet.nodes().values())
 
     def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
-        """By the node's agent."""
+        """Start a process by the node's agent."""
         told = config.model_dump(mode="json")
         try:
             return self._fleet.spawn(name, spot.node, told, mode=mode, log=f"{name}.jsonl")
@@ -107,19 +109,19 @@ class Nodes:
             raise ConnectionError(error.message) from error
 
     def mark(self, name: str) -> Mark:
-        """As last heard of."""
+        """The last mark received."""
         return self._fleet.mark(name)
 
     def os_state(self, name: str) -> str:
-        """As last heard of."""
+        """The last state received."""
         return self._fleet.os_state(name)
 
     def pulse(self, name: str) -> Pulse:
-        """As last heard of."""
+        """The last pulse received."""
         return self._fleet.pulse(name)
 
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
-        """Of processes and nodes."""
+        """Reports on processes and nodes."""
         return self._fleet.wait(timeout_s)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from chaos.errors import InfrastructureError
 from harness.host.slurm_commands import ASK_LIMIT_S, Commands, Ran, Run, run_command
-from harness.undo.base import Outcome, Undo, done, failed, nothing, outside
+from harness.undo.base import Undo, UndoOutcome, done, failed, nothing, outside
 
 END_LIMIT_S = 15.0
 LOOK_S = 0.1
@@ -59,7 +59,7 @@ class CancelSteps(Undo):
             else f"the configuration of Slurm is another user's: {self.conf}"
         )
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         slurm = Commands(self._run(), limit_s=ASK_LIMIT_S)
         killed: set[str] = set()
         deadline, due = time.monotonic() + END_LIMIT_S, 0.0

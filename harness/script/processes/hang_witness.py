@@ -34,7 +34,7 @@ class _Watched:
         return (self.last_ns - self.since_ns) / NS
 
 
-class Standing:
+class HangWitness:
     """``threads``: of a process, by id."""
 
     def __init__(self, threads: Callable[[int], Mapping[int, Thread]] = threads_of) -> None:

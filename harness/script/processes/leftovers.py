@@ -20,7 +20,7 @@ from typing import Any
 
 from harness.host import processes
 from harness.script.processes import tree
-from harness.script.processes.tree import Process
+from harness.script.processes.tree import ProcessRow
 
 SHM = Path("/dev/shm")
 SEGMENTS = Path("/proc/sysvipc/shm")
@@ -46,7 +46,7 @@ class _Found:
     tries: int = 0
 
 
-class Leavings:
+class CommandLeftovers:
     """Of one arm. ``shm``, ``segments``: where shared memory is seen."""
 
     def __init__(self, shm: Path = SHM, segments: Path = SEGMENTS) -> None:
@@ -148,7 +148,7 @@ class Leavings:
         }
 
 
-def _owner(pid: int, rows: Mapping[int, Process], name_of: NameOf) -> str:
+def _owner(pid: int, rows: Mapping[int, ProcessRow], name_of: NameOf) -> str:
     """The rank that a process is, or is below."""
     while pid in rows:
         if name := name_of(pid):

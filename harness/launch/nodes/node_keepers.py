@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.launch.nodes.cluster import NodesCluster
 
 
-class OnNodes:
+class NodeKeepers:
     """One keeper a node, a process of its agent as any other. ``reports``: what the cluster has
     heard of keepers.
     """

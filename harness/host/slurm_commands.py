@@ -189,7 +189,7 @@ class Commands:
         return telling[0] if ran.code and telling else ""
 
     def drain(self, node: str, reason: str) -> None:
-        """Have Slurm place nobody on a node any more. Raises InfrastructureError, as for a user who
+        """Have Slurm place no job on a node any more. Raises InfrastructureError, as for a user who
         may not.
         """
         self._ask(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])

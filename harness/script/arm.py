@@ -1,8 +1,8 @@
 """A command of the user, as an arm plays it: started, watched, and hit by the planned faults.
 
-The counterpart of ``harness.run.orchestrator`` for a program that is not ours: nothing is asked of
-it and it is told nothing, so that its own recovery is what is measured. ``harness.arm.loop`` has
-the loop around it; ``harness.script.scene`` is what faults see of it.
+The counterpart of ``harness.run.orchestrator`` for a program that is not ours: the harness neither
+asks it for anything nor sends it anything, so that its own recovery is measured.
+``harness.arm.loop`` has the loop around it; ``harness.script.scene`` is what faults see of it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ScriptArm:
         self._watch.arm_generation()
         done = self.observer.committed_here
         self._injector.tick(done or 0)
-        if done is not None:  # before its first report nobody knows where a generation is
+        if done is not None:  # before its first report the step of a generation is unknown
             for process, message in self._agents.due(done, self.observer.resumed_after):
                 self._injector.on_said(process, self.observer.rank_of(process), message)
 

@@ -1,9 +1,9 @@
 """Stands in for the agents that a command's ranks do not have.
 
-A rank of a built-in workload is told where it has to hold for a fault, and says when it does. A
-command without points of its own cannot hold: such a place is reached once the step before was
-reported done. One whose script calls ``beacon.point`` really holds there, and is answered here with
-what the injector decided.
+A rank of a built-in workload receives the points at which it has to hold for a fault, and reports
+when it holds. A command without points of its own cannot hold: such a place is reached once the
+step before was reported done. One whose script calls ``beacon.point`` really holds there, and is
+answered here with what the injector decided.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class _Row:
 
 @dataclass(kw_only=True)
 class _Hold:
-    """A process that holds. ``rows``: what it holds for, the first of which the injector
-    knows of.
-    """
+    """A process that holds. ``rows``: the points it holds for; the injector knows of the first."""
 
     asked: PointRequest
     since_ns: int
@@ -78,7 +76,7 @@ class _Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What a process was told to do itself."""
+    """What a process was ordered to do itself."""
 
     process: str
     pid: int
@@ -197,13 +195,13 @@ class PointBroker:
             injector.on_said(process, observer.rank_of(process), message)
 
     def injected(self, event: Event) -> None:
-        """A fault fired: nobody holds for it again, unless it is to fire again."""
+        """A fault fired: no process holds for it again, unless it is to fire again."""
         if event.step is not None and self._left[event.data["fault"], event.step] > 0:
             self._left[event.data["fault"], event.step] -= 1
             self._arm_places()
 
     def close(self) -> None:
-        """Let everybody go on."""
+        """Let every process go on."""
         if self._points is not None:
             self._points.close()
 
@@ -232,7 +230,7 @@ class PointBroker:
             self._answer(connection, hold, "go")
 
     def _go(self, process: str, payload: Mapping[str, Any]) -> None:
-        """The injector is done with whoever holds, or tells it to act."""
+        """The injector releases the process that holds, or orders it to act."""
         found = next(((c, h) for c, h in self._holds.items() if h.process == process), None)
         if found is None:
             if payload["act"]:
@@ -313,7 +311,7 @@ class PointBroker:
         return (asked.step, asked.name) in self._wanted or (EVERY_STEP, asked.name) in self._wanted
 
     def _arm_places(self) -> None:
-        """Whoever comes to any other place does not even ask."""
+        """A process that reaches any other place does not even ask."""
         wanted = {
             (step, name)
             for (fault, step), phases in self._phases.items()

@@ -1,5 +1,5 @@
-"""Who is which rank of a command: found among its processes, also where several replica groups
-count from 0 each.
+"""Finds which process is which rank of a command, also where several replica groups count from 0
+each.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from harness.host import processes
 
 
 class UndoOutcome(BaseModel):
-    """What an undo came to. ``ok``: nothing of it is left; ``did``: it had to do something;
+    """The result of an undo. ``ok``: nothing of it is left; ``did``: it had to do something;
     ``text``: for people.
     """
 
@@ -53,8 +53,8 @@ class Undo(BaseModel):
     boot_id: str = Field(default_factory=processes.boot_id)
 
     def undo_of(self, run: Path) -> UndoOutcome:
-        """Undo it, if it can be of the run in that directory: its ledger may have been written by
-        anybody. Idempotent, bounded, and never an exception.
+        """Undo it, if it can be of the run in that directory: any user may have written its ledger.
+        Idempotent, bounded, and never an exception.
         """
         if not self.outlives_boot and self.boot_id != processes.boot_id():
             return self.undo()

@@ -61,7 +61,7 @@ class KillProcess(Undo):
         return f"kill {_who(self.pid, self.name)}"
 
     def idle(self) -> bool:
-        """Whether nobody is left to kill."""
+        """Whether no process is left to kill."""
         return super().idle() or processes.start_time(self.pid) != self.start_time
 
     def _undo(self) -> UndoOutcome:
@@ -104,7 +104,7 @@ class KillSession(Undo):
         return f"kill the session of {_who(self.sid, self.name)}"
 
     def idle(self) -> bool:
-        """Whether nobody is left to kill."""
+        """Whether no process is left to kill."""
         return super().idle() or not self._members()
 
     def _undo(self) -> UndoOutcome:
@@ -144,7 +144,7 @@ class KillMarked(Undo):
         return "kill the processes that carry the run's marker"
 
     def idle(self) -> bool:
-        """Whether nobody is left to kill."""
+        """Whether no process is left to kill."""
         return super().idle() or not self.members()
 
     def members(self) -> list[tuple[int, int]]:
@@ -162,7 +162,7 @@ class KillMarked(Undo):
 
 class Unmount(Undo):
     """Unmount what was mounted at a place. ``source``: what mountinfo calls the device; a run names
-    its own, so that somebody else's mount at the same place is left alone.
+    its own, so that a mount of another program at the same place is left alone.
     """
 
     do: Literal["unmount"] = "unmount"
@@ -345,7 +345,7 @@ AnyUndo = Annotated[
 
 
 def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> UndoOutcome:
-    """Kill until nobody is left: a process may fork while it is being looked for."""
+    """Kill until no process is left: a process may fork while it is being looked for."""
     deadline = time.monotonic() + KILL_LIMIT_S
     killed: set[int] = set()
     spared = processes.ancestors(os.getpid())

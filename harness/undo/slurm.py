@@ -20,8 +20,8 @@ AGAIN_S = 1.0
 
 
 class CancelSteps(Undo):
-    """Kill the job steps of a run: those of one job whose names begin with words that nobody else
-    has drawn.
+    """Kill the job steps of a run: those of one job whose names begin with words drawn for this run
+    alone.
 
     Written before the first step exists. ``job``: the job's number; ``names``: what the names begin
     with; ``conf``: Slurm's configuration, where it is not the machine's own. Agents end by

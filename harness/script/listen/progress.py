@@ -51,7 +51,7 @@ class ProgressReport:
 
 
 class ProgressReader(Protocol):
-    """Where progress comes from."""
+    """A source of progress reports."""
 
     source: str
     refused: int

@@ -97,7 +97,7 @@ class CommandGuard:
             pass
 
     def _kill_all(self) -> None:
-        """Until nobody is left: a process may fork while it is looked for."""
+        """Kill until no process is left: a process may fork while it is looked for."""
         deadline, killed = time.monotonic() + KILL_LIMIT_S, set()
         while time.monotonic() < deadline:
             self._reap()

@@ -1,5 +1,5 @@
-"""Threads of a command that said they hang: what the kernel counts of them, as a witness other than
-their word.
+"""Measures threads of a command that report a hang, by the kernel's counts: a witness other than
+their own word.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Watched:
 
 
 class HangWitness:
-    """``threads``: of a process, by id."""
+    """Watches threads that report a hang. ``threads``: the threads of a process, by id."""
 
     def __init__(self, threads: Callable[[int], Mapping[int, Thread]] = threads_of) -> None:
         self._threads = threads

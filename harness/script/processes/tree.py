@@ -1,6 +1,4 @@
-"""The processes of a command, as the kernel shows them: who is there, which of them is which rank,
-how one ended.
-"""
+"""Reads a command's processes from the kernel: which exist, which rank each is, how each ended."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def state_of(mib: int) -> TrainState:
     return state
 
 
-class Arms:
+class CheckpointArms:
     """What is timed; each leaves its files for the read that follows."""
 
     def __init__(self, directory: Path, state: TrainState) -> None:
@@ -157,7 +157,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     state = state_of(arguments.mib)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        arms = Arms(Path(folder), state)
+        arms = CheckpointArms(Path(folder), state)
         names = ["plain", "ours", "dcp"]
         saves: dict[str, list[float]] = {name: [] for name in names}
         loads: dict[str, list[float]] = {name: [] for name in names}

@@ -103,7 +103,7 @@ class Cost:
     sent: Counter[str] = field(default_factory=Counter)
 
 
-class Job:
+class ControlledJob:
     """A job in training."""
 
     def __init__(self, strategy: Strategy, world: int, shards: int = 1) -> None:
@@ -165,7 +165,7 @@ class Job:
 def cost_of(strategy: Strategy, world: int, *, shards: int = 1, memory: bool = False) -> Cost:
     """Of the loss of one rank. ``memory``: traced, which makes it slower."""
     cost, began = Cost(world=world), time.process_time()
-    job = Job(strategy, world, shards)
+    job = ControlledJob(strategy, world, shards)
     cost.start_s = time.process_time() - began
     job.go_on()
     began = time.process_time()

@@ -41,7 +41,7 @@ EVERY = 3  # steps between checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class GpuRow:
     """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``:
     of the model.
     """
@@ -55,23 +55,27 @@ class Row:
 
 
 ROWS = (
-    Row(name="hot-spare, two ranks on one GPU (gloo)", strategy="hot-spare", ranks=2, spares=1),
-    Row(name="drop-replica, two ranks on one GPU (gloo)", strategy="drop-replica", ranks=2),
-    Row(
+    GpuRow(name="hot-spare, two ranks on one GPU (gloo)", strategy="hot-spare", ranks=2, spares=1),
+    GpuRow(name="drop-replica, two ranks on one GPU (gloo)", strategy="drop-replica", ranks=2),
+    GpuRow(
         name="checkpoint-restart, two ranks on one GPU (gloo)",
         strategy="checkpoint-restart",
         ranks=2,
     ),
-    Row(
+    GpuRow(
         name="checkpoint-restart, a model in two shards on one GPU (gloo)",
         strategy="checkpoint-restart",
         ranks=2,
         shards=2,
     ),
-    Row(name="checkpoint-restart, one rank a GPU (NCCL)", strategy="checkpoint-restart", ranks=1),
-    Row(name="hot-spare, one rank a GPU (NCCL)", strategy="hot-spare", ranks=2, spares=1, gpus=3),
-    Row(name="drop-replica, one rank a GPU (NCCL)", strategy="drop-replica", ranks=2, gpus=2),
-    Row(
+    GpuRow(
+        name="checkpoint-restart, one rank a GPU (NCCL)", strategy="checkpoint-restart", ranks=1
+    ),
+    GpuRow(
+        name="hot-spare, one rank a GPU (NCCL)", strategy="hot-spare", ranks=2, spares=1, gpus=3
+    ),
+    GpuRow(name="drop-replica, one rank a GPU (NCCL)", strategy="drop-replica", ranks=2, gpus=2),
+    GpuRow(
         name="checkpoint-restart, a model in two shards, one a GPU (NCCL)",
         strategy="checkpoint-restart",
         ranks=2,
@@ -82,7 +86,7 @@ ROWS = (
 
 
 @dataclass(kw_only=True)
-class Measured:
+class GpuMeasured:
     """Seconds of a job: of its steps, from SIGKILL to detection, and to the next new step;
     ``note``: what was amiss.
     """
@@ -97,10 +101,10 @@ class JobFailed(Exception):
     """A job did not do what it was to do, in time."""
 
 
-class Job:
+class GpuJob:
     """A job under ``recovery.run``, followed by its event logs."""
 
-    def __init__(self, row: Row, folder: Path, device: str, size: str, batch: int) -> None:
+    def __init__(self, row: GpuRow, folder: Path, device: str, size: str, batch: int) -> None:
         self._events = folder / "events"
         self._output = (folder / "output").open("wb")
         self._tails: dict[str, Tail] = {}
@@ -170,7 +174,7 @@ class Job:
         elif event.kind is Kind.PROCESS_EXITED:
             self.gone.add(event.data["process"])
 
-    def until(self, row: Row, step: int, until_s: float) -> None:
+    def until(self, row: GpuRow, step: int, until_s: float) -> None:
         """Wait for a step of all ranks, with every spare ready. Raises JobFailed when it does not
         come in time.
         """
@@ -181,7 +185,7 @@ class Job:
             time.sleep(0.01)
             self.look()
 
-    def _at(self, row: Row, step: int) -> bool:
+    def _at(self, row: GpuRow, step: int) -> bool:
         whole = [
             event
             for event in self.commits
@@ -217,11 +221,11 @@ class Job:
         self._output.close()
 
 
-def play(row: Row, device: str, size: str, batch: int, until_s: float) -> Measured:
+def play(row: GpuRow, device: str, size: str, batch: int, until_s: float) -> GpuMeasured:
     """Incidents of one job, as many as there is time for."""
-    measured = Measured()
+    measured = GpuMeasured()
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(row, Path(folder), device, size, batch)
+        job = GpuJob(row, Path(folder), device, size, batch)
         try:
             for number in range(INCIDENTS):
                 done = max((event.step or 0 for event in job.commits), default=0)
@@ -235,7 +239,7 @@ def play(row: Row, device: str, size: str, batch: int, until_s: float) -> Measur
     return measured
 
 
-def _incident(job: Job, row: Row, number: int, until_s: float, measured: Measured) -> None:
+def _incident(job: GpuJob, row: GpuRow, number: int, until_s: float, measured: GpuMeasured) -> None:
     """Kill a rank, and wait for the first new step."""
     members = job.members()
     failures = len(job.failures)
@@ -262,7 +266,7 @@ def _incident(job: Job, row: Row, number: int, until_s: float, measured: Measure
     measured.recovered.append((new - moment) / 1e9)
 
 
-def _steps(job: Job) -> list[float]:
+def _steps(job: GpuJob) -> list[float]:
     """Seconds between neighbouring commits of one process, incidents left out."""
     times: dict[str, list[Event]] = {}
     for event in job.commits:
@@ -319,7 +323,7 @@ def page(
     batch: int,
     about: dict[str, Any],
     parts: dict[str, tuple[dict[str, Any], str]],
-    jobs: dict[str, Measured],
+    jobs: dict[str, GpuMeasured],
     skipped: dict[str, str],
 ) -> str:
     """The whole of docs/gpu-results.md. ``skipped``: job -> why it was not run."""
@@ -391,7 +395,7 @@ def page(
     return "\n".join(lines) + "\n"
 
 
-def why_not(row: Row, gpus: int, sharding: str) -> str:
+def why_not(row: GpuRow, gpus: int, sharding: str) -> str:
     """Why a job cannot be run here; else empty. ``sharding``: why this torch cannot shard
     a model.
     """
@@ -439,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_SKIPPED
     batch = 8
     about, reason = part("machine", given.device, given.size, until_s)
-    jobs: dict[str, Measured] = {}
+    jobs: dict[str, GpuMeasured] = {}
     sharding = about.pop("sharding", reason)
     skipped = {row.name: why for row in ROWS if (why := why_not(row, count, sharding))}
     rows = [row for row in ROWS if row.name not in skipped]

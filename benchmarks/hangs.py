@@ -42,7 +42,7 @@ silence somebody wants one in vain.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class HangPace:
     """``batch``: global, which makes a step short or long; ``first``, ``gap``, ``last``: steps
     before the first hang, between two, and after the last.
     """
@@ -54,13 +54,13 @@ class Pace:
 
 
 PACES = {
-    "short": Pace(batch=16, first=15, gap=25, last=5),
-    "long": Pace(batch=640, first=14, gap=7, last=6),
+    "short": HangPace(batch=16, first=15, gap=25, last=5),
+    "long": HangPace(batch=640, first=14, gap=7, last=6),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class MeasuredHang:
     """One hang. ``step_s``: the median step before it; ``busy``: what else the machine did
     meanwhile, if it did.
     """
@@ -77,7 +77,7 @@ class Found:
         return max(FLOOR_S, FACTOR * self.step_s)
 
 
-def scenario(seed: int, pace: Pace) -> str:
+def scenario(seed: int, pace: HangPace) -> str:
     """All families, one after the other, as YAML text."""
     draw = random.Random(seed)
     faults = []
@@ -106,7 +106,7 @@ stop_conditions: [{{when: "no_committed_step_for > 90s"}}]
 """
 
 
-def found_in(log: Log) -> list[Found]:
+def found_in(log: Log) -> list[MeasuredHang]:
     """The hangs of an arm, in order."""
     families = {family.replace(" ", "-"): family for family in FAMILIES}
     acts = {event.data["fault"]: event.time_ns for event in log.of(Kind.FAULT_INJECTED)}
@@ -118,7 +118,7 @@ def found_in(log: Log) -> list[Found]:
         detection_s = math.inf if incident.detection_time is None else incident.detection_time
         until_ns = injected_ns + int(min(detection_s, 60.0) * NS)
         found.append(
-            Found(
+            MeasuredHang(
                 family=families.get(incident.fault, incident.fault),
                 detection_s=detection_s,
                 recovery_s=math.inf if incident.recovery_time is None else incident.recovery_time,
@@ -177,7 +177,7 @@ def _wanted(log: Log, since_ns: int, until_ns: int) -> float:
     return max(0.0, float(last.data["some_s"] - first.data["some_s"]) - trained_s)
 
 
-def table(found: Mapping[str, Sequence[Found]]) -> str:
+def table(found: Mapping[str, Sequence[MeasuredHang]]) -> str:
     """A row for each family and step time, as Markdown. ``found``: by step time, in words."""
     head = [
         "a rank",
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[Found]] = {name: [] for name in PACES}
+    found: dict[str, list[MeasuredHang]] = {name: [] for name in PACES}
     verdicts = []
     for seed in range(max(options.seeds, options.long_seeds)):
         for name, wanted in (("short", options.seeds), ("long", options.long_seeds)):

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.checkpoint import state_of, timed
 from recovery.checkpoint.memory.client import KeeperClient
-from recovery.checkpoint.memory.housing import Here
+from recovery.checkpoint.memory.keeper_host import Here
 from recovery.checkpoint.memory.keepers import Keepers
 from recovery.checkpoint.memory_state import Memory
 from recovery.policy.layout import Layout
@@ -36,7 +36,7 @@ RESTORE_GOAL = 0.5  # of the copy's rate
 SAVE_GOAL = 1.3  # times the copy
 
 
-class Arms:
+class MemoryArms:
     """What is timed. ``state``: what is saved and restored in place."""
 
     def __init__(self, keepers: Keepers, state: TrainState) -> None:
@@ -79,7 +79,7 @@ def _nothing() -> None:
     """Nobody waits."""
 
 
-def measure(arms: Arms, rounds: int) -> dict[str, list[float]]:
+def measure(arms: MemoryArms, rounds: int) -> dict[str, list[float]]:
     """Seconds of each arm, round by round; what the first rounds pay for (fresh memory) is left
     out.
     """
@@ -100,7 +100,7 @@ def measure(arms: Arms, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def from_the_peer(keepers: Keepers, arms: Arms, rounds: int) -> list[float]:
+def from_the_peer(keepers: Keepers, arms: MemoryArms, rounds: int) -> list[float]:
     """Seconds of a restore through the other node's keeper, as after the loss of a node."""
     keepers.signal(keepers.keeper_of(0), signal.SIGKILL)
     while not any(isinstance(news, Exited) for news in keepers.look(1.0)):
@@ -125,7 +125,7 @@ def main() -> None:
 
     keepers = Keepers(Here(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True)
     try:
-        arms = Arms(keepers, state)
+        arms = MemoryArms(keepers, state)
         found = measure(arms, given.rounds)
         show(arms, found, from_the_peer(keepers, arms, 3))
         arms.memory.close()
@@ -134,7 +134,7 @@ def main() -> None:
         keepers.close()
 
 
-def show(arms: Arms, found: dict[str, list[float]], peer: list[float]) -> None:
+def show(arms: MemoryArms, found: dict[str, list[float]], peer: list[float]) -> None:
     """The table, with goals."""
     size = arms.bytes / 1e9
     rates = [copy / restore for copy, restore in zip(found["copy"], found["restore"], strict=True)]

@@ -22,13 +22,13 @@ never recovered.
 """
 
 
-class Model(BaseModel):
+class RegisterModel(BaseModel):
     """Base of what the register holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Figure(Model):
+class Figure(RegisterModel):
     """What was measured of one stack or strategy (``of``) under one fault. ``metric``: recovery, or
     what else; ``also``: more values of the same trials, by name; ``stated``: in which pages, empty:
     those of the measurement.
@@ -60,7 +60,7 @@ class Figure(Model):
         ]
 
 
-class Measurement(Model):
+class Measurement(RegisterModel):
     """Figures of one session. ``what``: the scenario or the benchmark; ``commit``: of the code,
     empty: not known, and the date stands for it; ``machine``: one of the register's; ``source``:
     the command, or what else it is from; ``archive``: file below docs/results that holds the runs;
@@ -101,7 +101,7 @@ class Measurement(Model):
         return figure.stated or self.stated
 
 
-class Excused(Model):
+class Excused(RegisterModel):
     """A phrase with a time in it that nobody measured: a limit, a default, an example."""
 
     file: str
@@ -109,7 +109,7 @@ class Excused(Model):
     why: str = Field(min_length=1)
 
 
-class Register(Model):
+class Register(RegisterModel):
     """``machines``: name -> what it is; ``excused``: what pages say of recovery in seconds that is
     no measurement.
     """

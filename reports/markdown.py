@@ -11,7 +11,7 @@ from harness.judge.results import Results
 from reports.content import metric_rows
 from reports.content.facts import (
     VERDICT_MARKS,
-    Strategy,
+    StrategyFacts,
     analyze_command,
     degraded,
     failing_slas,
@@ -118,7 +118,7 @@ def _comparison(results: Results) -> Iterator[str]:
         yield f"\\* {escape(note)}"
 
 
-def _row(e: Strategy) -> tuple[str, ...]:
+def _row(e: StrategyFacts) -> tuple[str, ...]:
     ranks = MISSING if e.provisioned is None else str(e.provisioned)
     return (
         e.label,

@@ -26,7 +26,7 @@ UNITS: Mapping[str, str] = {"s": "seconds", "ms": "milliseconds", "samples/s": "
 
 
 @dataclass
-class Family:
+class MetricFamily:
     """A metric and its samples: labels -> value. ``unit``: the last word of its name, or empty."""
 
     name: str
@@ -46,7 +46,7 @@ def render(run: RunDirectory, results: Results) -> Path:
     return path
 
 
-def families(results: Results) -> list[Family]:
+def families(results: Results) -> list[MetricFamily]:
     """Everything the file holds, each sample with the scenario's name."""
     found = [_run(results), _exit_code(results), _started(results), *_metrics(results)]
     found += [
@@ -59,7 +59,7 @@ def families(results: Results) -> list[Family]:
     return [one for one in found if one.samples]
 
 
-def text_of(found: Iterable[Family]) -> str:
+def text_of(found: Iterable[MetricFamily]) -> str:
     """The file's text; ``# EOF`` shows that it is whole."""
     lines: list[str] = []
     for one in found:
@@ -73,22 +73,24 @@ def text_of(found: Iterable[Family]) -> str:
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def _run(results: Results) -> Family:
-    family = Family(f"{PREFIX}_run_verdict", "1 for the verdict of the latest run of a scenario")
+def _run(results: Results) -> MetricFamily:
+    family = MetricFamily(
+        f"{PREFIX}_run_verdict", "1 for the verdict of the latest run of a scenario"
+    )
     for verdict in dict.fromkeys((*VERDICTS, results.verdict)):
         family.add(float(verdict == results.verdict), scenario=results.scenario, verdict=verdict)
     return family
 
 
-def _exit_code(results: Results) -> Family:
-    family = Family(f"{PREFIX}_run_exit_code", "exit code of the run")
+def _exit_code(results: Results) -> MetricFamily:
+    family = MetricFamily(f"{PREFIX}_run_exit_code", "exit code of the run")
     family.add(results.exit_code, scenario=results.scenario)
     return family
 
 
-def _started(results: Results) -> Family:
+def _started(results: Results) -> MetricFamily:
     name = f"{PREFIX}_run_started_timestamp_seconds"
-    family = Family(name, "when the run began, unix time", "seconds")
+    family = MetricFamily(name, "when the run began, unix time", "seconds")
     try:
         family.add(datetime.fromisoformat(results.started).timestamp(), scenario=results.scenario)
     except ValueError:
@@ -96,13 +98,13 @@ def _started(results: Results) -> Family:
     return family
 
 
-def _metrics(results: Results) -> list[Family]:
+def _metrics(results: Results) -> list[MetricFamily]:
     """A family for each metric: smallest, median and largest value of each cell, and how many there
     are.
     """
-    found: dict[str, Family] = {}
-    counts = Family(f"{PREFIX}_metric_values", "how many values a metric has")
-    could = Family(
+    found: dict[str, MetricFamily] = {}
+    counts = MetricFamily(f"{PREFIX}_metric_values", "how many values a metric has")
+    could = MetricFamily(
         f"{PREFIX}_metric_values_possible",
         "incidents or arms that could have given a metric a value",
     )
@@ -115,7 +117,7 @@ def _metrics(results: Results) -> list[Family]:
             unit = UNITS.get(metric.unit, re.sub(r"\W", "_", metric.unit))
             full = f"{PREFIX}_{name}_{unit}"
             doc = METRICS[name].doc if name in METRICS else name
-            family = found.setdefault(full, Family(full, doc, unit))
+            family = found.setdefault(full, MetricFamily(full, doc, unit))
             for statistic in ("min", "median", "max", "p95", "p99"):
                 value = getattr(metric, statistic)
                 if value is not None:
@@ -123,8 +125,8 @@ def _metrics(results: Results) -> list[Family]:
     return [*found.values(), counts, could]
 
 
-def _clauses(results: Results) -> Family:
-    family = Family(f"{PREFIX}_sla_verdict", "1 for the verdict of a clause")
+def _clauses(results: Results) -> MetricFamily:
+    family = MetricFamily(f"{PREFIX}_sla_verdict", "1 for the verdict of a clause")
     for sla in results.slas:
         for verdict in VERDICTS:
             family.add(
@@ -139,8 +141,8 @@ def _clauses(results: Results) -> Family:
     return family
 
 
-def _invariants(results: Results) -> Family:
-    family = Family(f"{PREFIX}_invariant_verdict", "1 for the verdict of an invariant")
+def _invariants(results: Results) -> MetricFamily:
+    family = MetricFamily(f"{PREFIX}_invariant_verdict", "1 for the verdict of an invariant")
     for cell in results.cells:
         for name, finding in cell.invariants.items():
             for verdict in VERDICTS:
@@ -154,8 +156,8 @@ def _invariants(results: Results) -> Family:
     return family
 
 
-def _incidents(results: Results) -> Family:
-    family = Family(f"{PREFIX}_incidents", "faults of the run by what became of the job")
+def _incidents(results: Results) -> MetricFamily:
+    family = MetricFamily(f"{PREFIX}_incidents", "faults of the run by what became of the job")
     tally = Counter((i.cell, i.fault, i.kind, i.outcome) for i in results.faults)
     for (cell, fault, kind, outcome), count in tally.items():
         family.add(
@@ -164,27 +166,31 @@ def _incidents(results: Results) -> Family:
     return family
 
 
-def _rates(results: Results) -> list[Family]:
+def _rates(results: Results) -> list[MetricFamily]:
     """Survival, false alarms and spares, each with its bounds."""
     told = {
-        "survival_ratio": Family(
+        "survival_ratio": MetricFamily(
             f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"
         ),
-        "alarms": Family(f"{PREFIX}_false_alarms", "suspicions of a detector while no fault acted"),
-        "hours": Family(
+        "alarms": MetricFamily(
+            f"{PREFIX}_false_alarms", "suspicions of a detector while no fault acted"
+        ),
+        "hours": MetricFamily(
             f"{PREFIX}_unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"
         ),
-        "rate": Family(
+        "rate": MetricFamily(
             f"{PREFIX}_false_alarm_rate",
             "false alarms per unfaulted rank-hour, with its 95 % upper bound",
         ),
-        "idle": Family(f"{PREFIX}_spare_idle_rank_hours", "spares x wall time, all arms", "hours"),
-        "memory": Family(
+        "idle": MetricFamily(
+            f"{PREFIX}_spare_idle_rank_hours", "spares x wall time, all arms", "hours"
+        ),
+        "memory": MetricFamily(
             f"{PREFIX}_spare_memory_bytes",
             "peak resident memory of a spare that never trained",
             "bytes",
         ),
-        "cores": Family(
+        "cores": MetricFamily(
             f"{PREFIX}_spare_cores", "processor time per second of a spare that never trained"
         ),
     }
@@ -217,9 +223,9 @@ def _rates(results: Results) -> list[Family]:
     return list(told.values())
 
 
-def _badput(results: Results) -> Family:
+def _badput(results: Results) -> MetricFamily:
     """Summed over the repeats, as time adds up."""
-    family = Family(
+    family = MetricFamily(
         f"{PREFIX}_badput_seconds", "wall time lost, by cause, summed over repeats", "seconds"
     )
     total: Counter[tuple[str, str, str]] = Counter()

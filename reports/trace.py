@@ -33,7 +33,7 @@ _LANES = ("recovery", "generations", "steps", "phases", "state", "busy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class TraceSpan:
     """One stretch of time on one lane, in microseconds since the arm began."""
 
     name: str
@@ -74,9 +74,11 @@ def _log(run: RunDirectory, arm: ArmResult) -> Log | None:
         return None
 
 
-def _lanes(log: Log | None, arm: ArmResult, results: Results, left: int) -> dict[Lane, list[Span]]:
+def _lanes(
+    log: Log | None, arm: ArmResult, results: Results, left: int
+) -> dict[Lane, list[TraceSpan]]:
     """All spans of an arm by (actor, lane); clipped so that none overlap within a lane."""
-    lanes: dict[Lane, list[Span]] = defaultdict(list)
+    lanes: dict[Lane, list[TraceSpan]] = defaultdict(list)
     for incident in _incidents(results, arm):
         lanes[ORCHESTRATOR, "recovery"] += list(_recovery(incident))
     if log is not None:
@@ -95,14 +97,14 @@ def _lanes(log: Log | None, arm: ArmResult, results: Results, left: int) -> dict
     return {lane: clip(spans) for lane, spans in sorted(lanes.items(), key=_lane_order) if spans}
 
 
-def _observed(log: Log, zero: int, left: int) -> Iterator[Span]:
+def _observed(log: Log, zero: int, left: int) -> Iterator[TraceSpan]:
     """The steps of a command, which only its observer has seen."""
     started = log.first(Kind.RUN_STARTED)
     if started is None or not started.data.get("observed"):
         return
     for run in history_of(log).runs[: max(0, left)]:
         args = {"generation": run.generation, "loss": _json(run.loss)}
-        yield Span(
+        yield TraceSpan(
             name=f"step {run.step}",
             start=_us(run.start_ns, zero),
             end=_us(run.end_ns, zero),
@@ -110,20 +112,20 @@ def _observed(log: Log, zero: int, left: int) -> Iterator[Span]:
         )
 
 
-def _lane_order(item: tuple[Lane, list[Span]]) -> tuple[bool, str, int]:
+def _lane_order(item: tuple[Lane, list[TraceSpan]]) -> tuple[bool, str, int]:
     (actor, lane), _ = item
     return actor != ORCHESTRATOR, actor, _LANES.index(lane)
 
 
-def clip(spans: Iterable[Span]) -> list[Span]:
+def clip(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
     """Sorted by start, each cut to begin when the one before it ended; nothing of no length
     remains.
     """
-    kept: list[Span] = []
+    kept: list[TraceSpan] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         start = max(span.start, kept[-1].end if kept else 0.0)
         if span.end > start:
-            kept.append(Span(name=span.name, start=start, end=span.end, args=span.args))
+            kept.append(TraceSpan(name=span.name, start=start, end=span.end, args=span.args))
     return kept
 
 
@@ -135,7 +137,7 @@ def _seconds(event: Event) -> dict[str, float]:
     }
 
 
-def _step(event: Event, zero: int) -> Span:
+def _step(event: Event, zero: int) -> TraceSpan:
     end = _us(event.time_ns, zero)
     spent = sum(_seconds(event).values()) * 1e6
     args = {
@@ -143,21 +145,21 @@ def _step(event: Event, zero: int) -> Span:
         "loss": _json(event.data["loss"]),
         "rank": event.data["rank"],
     }
-    return Span(name=f"step {event.step}", start=end - spent, end=end, args=args)
+    return TraceSpan(name=f"step {event.step}", start=end - spent, end=end, args=args)
 
 
-def _phases(event: Event, zero: int) -> Iterator[Span]:
+def _phases(event: Event, zero: int) -> Iterator[TraceSpan]:
     """The phases of a step one after the other, the last one ending when the step was committed."""
     seconds = _seconds(event)
     names = [*(p for p in PHASES if p in seconds), *(p for p in seconds if p not in PHASES)]
     start = _us(event.time_ns, zero) - sum(seconds.values()) * 1e6
     for name in names:
         end = start + seconds[name] * 1e6
-        yield Span(name=name, start=start, end=end, args={"step": event.step})
+        yield TraceSpan(name=name, start=start, end=end, args={"step": event.step})
         start = end
 
 
-def _state(event: Event, zero: int) -> Span:
+def _state(event: Event, zero: int) -> TraceSpan:
     end = _us(event.time_ns, zero)
     name = {
         Kind.GROUP_FORMED: "form group",
@@ -165,7 +167,7 @@ def _state(event: Event, zero: int) -> Span:
         Kind.CHECKPOINT_COMMITTED: "save checkpoint",
     }[event.kind]
     args = {key: _json(value) for key, value in event.data.items() if key != "seconds"}
-    return Span(
+    return TraceSpan(
         name=name,
         start=end - float(event.data["seconds"]) * 1e6,
         end=end,
@@ -173,7 +175,7 @@ def _state(event: Event, zero: int) -> Span:
     )
 
 
-def _busy(log: Log, zero: int) -> Iterator[tuple[str, Span]]:
+def _busy(log: Log, zero: int) -> Iterator[tuple[str, TraceSpan]]:
     """What ranks said that they do besides training, by whom; to the end of the log, or of the
     process, where it did not say that it is over.
     """
@@ -203,9 +205,9 @@ def _who(event: Event) -> str:
     return event.actor if event.actor != ORCHESTRATOR else f"rank {event.data['rank']}"
 
 
-def _doing(begun: Event, end: Event, zero: int) -> Span:
+def _doing(begun: Event, end: Event, zero: int) -> TraceSpan:
     args = {key: _json(value) for key, value in begun.data.items()}
-    return Span(
+    return TraceSpan(
         name=str(begun.data["what"]),
         start=_us(begun.time_ns, zero),
         end=_us(end.time_ns, zero),
@@ -213,13 +215,13 @@ def _doing(begun: Event, end: Event, zero: int) -> Span:
     )
 
 
-def _generations(log: Log, zero: int) -> Iterator[Span]:
+def _generations(log: Log, zero: int) -> Iterator[TraceSpan]:
     """From each generation's start to the next one's, the last to the end of the log."""
     started = list(log.of(Kind.GENERATION_STARTED))
     ends = [*(e.time_ns for e in started[1:]), log.events[-1].time_ns]
     for event, end in zip(started, ends, strict=False):  # no generation began: one end too many
         args = {key: _json(event.data[key]) for key in ("members", "state", "source", "cause")}
-        yield Span(
+        yield TraceSpan(
             name=f"generation {event.generation}",
             start=_us(event.time_ns, zero),
             end=_us(end, zero),
@@ -234,11 +236,11 @@ def _incidents(results: Results, arm: ArmResult) -> list[Incident]:
     return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
 
 
-def _recovery(incident: Incident) -> Iterator[Span]:
+def _recovery(incident: Incident) -> Iterator[TraceSpan]:
     for phase in incident.phases:
         start = (incident.injected_s + phase.start) * 1e6
         args = {"fault": incident.fault, "decision": incident.decision}
-        yield Span(name=phase.name, start=start, end=start + phase.seconds * 1e6, args=args)
+        yield TraceSpan(name=phase.name, start=start, end=start + phase.seconds * 1e6, args=args)
 
 
 def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Incident, float]]:
@@ -261,7 +263,7 @@ def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Inc
 def _records(
     pid: int,
     arm: ArmResult,
-    lanes: dict[Lane, list[Span]],
+    lanes: dict[Lane, list[TraceSpan]],
     faults: list[tuple[Incident, float]],
     news: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:

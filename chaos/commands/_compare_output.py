@@ -11,7 +11,7 @@ from chaos.commands._say import say
 
 if TYPE_CHECKING:
     from harness.compare.plan.directory import Directory, Plan
-    from harness.compare.play import Step
+    from harness.compare.play import ArmProgress
     from harness.compare.result.model import Comparison
 
 
@@ -23,7 +23,7 @@ class Progress:
     plan: Plan
     quiet: bool
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: ArmProgress) -> None:
         if self.quiet:
             return
         played = step.played
@@ -37,7 +37,7 @@ class Progress:
         words += [f"· {_duration(step.left_s)} left"] if step.number < step.total else []
         say(" ".join(words))
 
-    def _told(self, step: Step) -> str:
+    def _told(self, step: ArmProgress) -> str:
         from harness.compare.result.gather import seen_of
 
         if not step.played.usable:

@@ -18,7 +18,7 @@ from chaos.commands._say import say
 if TYPE_CHECKING:
     from harness.compare.plan.directory import Directory, Plan
     from harness.compare.play import Player
-    from harness.compare.prepare import Asked, Prepared
+    from harness.compare.prepare import CompareOptions, Prepared
 
 PLACE = "compare"
 SUFFIX = ".tar.xz"
@@ -296,14 +296,14 @@ def _name(options: dict[str, Any]) -> str:
     return plans[-1].parent.name
 
 
-def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory) -> Asked:
+def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory) -> CompareOptions:
     """What to plan: as the command line says, or, when it only says --resume, as it was planned."""
-    from harness.compare.prepare import Asked, as_planned
+    from harness.compare.prepare import CompareOptions, as_planned
 
     if options["resume"] and not what:
         return as_planned(directory.read_plan(), skip_missing=options["skip_missing"])
     names = [word for word in options["stacks"].split(",") if word.strip()]
-    return Asked(
+    return CompareOptions(
         name=directory.root.name,
         scenarios=what,
         stacks=names,

@@ -1,3 +1,3 @@
-"""What is common to the arms of a run, whatever trains in them: their processes, what an injector
-may touch, who watches.
+"""What all arms share, built-in workload or command: processes, what an injector may touch, and
+watchers.
 """

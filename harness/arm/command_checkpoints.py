@@ -1,5 +1,5 @@
-"""The checkpoint files of a command: the newest in the directory its scenario names, whatever they
-hold.
+"""Finds and digests the checkpoint files of a command: the newest in the directory that its
+scenario names, in any format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 class SavedFiles:
     """One file or directory that holds a checkpoint; see chaos.fault.targets.CheckpointTarget.
 
-    ``digests``: of its files before anybody touched them, so that a change is seen by reading it
+    ``digests``: of its files before a fault touched them, so that a change shows when they are read
     again.
     """
 
@@ -28,7 +28,7 @@ class SavedFiles:
     digests: dict[Path, str]
 
     def verify(self) -> str | None:
-        """What is no longer as it was saved, or None."""
+        """What differs from the saved files, or None."""
         for path, before in self.digests.items():
             now = digest(path)
             if now is None:
@@ -38,8 +38,8 @@ class SavedFiles:
         return None
 
     def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
-        """Nobody inside a command would do it: scenarios that ask for it are refused when loaded.
-        Raises InfrastructureError.
+        """Not possible for a command: scenarios that ask for it are refused when loaded. Raises
+        InfrastructureError.
         """
         raise InfrastructureError(
             "a command's save cannot be broken from outside",
@@ -48,10 +48,11 @@ class SavedFiles:
 
 
 def newest(directory: Path, seed: int) -> SavedFiles | None:
-    """The newest checkpoint, or None when there is none. Hidden and unfinished files are none.
+    """The newest checkpoint, or None when there is none. Hidden and unfinished files do not count.
 
-    Of files and directories side by side, those that hold more bytes in all are meant: the others
-    are bookkeeping, such as a file that names the newest directory, or a directory of logs.
+    Of files and directories side by side, those that hold more bytes in all are the checkpoints;
+    the others are bookkeeping, such as a file that names the newest directory, or a directory of
+    logs.
     """
     if not directory.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""What a fault injector and its sites may see and touch of an arm."""
+"""What a fault injector and its sites may read and change in an arm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.undo.ledger import Ledger
 from recovery.transport.wire import Message
 
 
-class Record(Protocol):
+class RecordEvent(Protocol):
     """Writes an event of an arm."""
 
     def __call__(
@@ -30,7 +30,7 @@ class Record(Protocol):
 
 
 class Scene(Protocol):
-    """What the injector may see and do of the arm that it acts on."""
+    """What the injector may read and do in the arm that it acts on."""
 
     setup: ArmSetup
     ledger: Ledger
@@ -38,12 +38,10 @@ class Scene(Protocol):
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether somebody supervises the job now."""
+        """Whether a coordinator supervises the job now."""
 
     def lose_coordinator(self, down_s: float) -> None:
-        """Whoever supervises the job forgets everything; another takes over ``down_s`` seconds
-        later.
-        """
+        """Drop the coordinator with all its state; another takes over ``down_s`` seconds later."""
 
     @property
     def store(self) -> StoreControl | None:
@@ -55,7 +53,7 @@ class Scene(Protocol):
 
     @property
     def machines(self) -> MachineControl | None:
-        """Acts on nodes as a whole, where they are more than names."""
+        """Control of whole nodes, where nodes are more than names."""
 
     @property
     def storage(self) -> StorageTarget | None:
@@ -67,7 +65,7 @@ class Scene(Protocol):
 
     @property
     def health(self) -> HealthSource | None:
-        """The source that monitors read, if anybody reads one."""
+        """The health source that monitors read, if there is one."""
 
     def node_of(self, process: str) -> int | None:
         """The node a process of the arm was placed on."""
@@ -90,24 +88,24 @@ class Scene(Protocol):
         """Signal a process of the run."""
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on it."""
+        """The kernel's state of a process."""
 
     def process_of(self, rank: int) -> str | None:
-        """Who holds a rank now."""
+        """The process that holds a rank now."""
 
     def spare(self, index: int) -> str | None:
-        """Who waits as spare number ``index``."""
+        """The process that waits as spare number ``index``."""
 
     def on_node(self, node: int) -> list[str]:
         """The living processes of a node."""
 
     def refuse_device(self, process: str) -> str:
-        """Let nobody start any more on a process's device, and name it. Raises RuntimeError where
-        that cannot be.
+        """Allow no further process on a process's device, and return the device's name. Raises
+        RuntimeError where that is impossible.
         """
 
     def accept_device(self, process: str) -> None:
-        """Let processes start there again."""
+        """Allow processes on that device again."""
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have something done ``delay_s`` seconds from now, if the arm still runs then."""
+        """Run ``action`` in ``delay_s`` seconds, if the arm still runs then."""

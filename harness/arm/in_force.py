@@ -1,4 +1,6 @@
-"""What faults do at present: of several at once on one thing each lasts until it is over itself."""
+"""Tracks the effects of faults that act now; each effect lasts until its own fault ends, even when
+several act on one target.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from typing import Any
 
 
 class InForce:
-    """Of one arm, or of one rank of it.
+    """Effects in force on one arm, or on one rank of it.
 
-    ``what``: kind of effect; ``on``: the thing that it is on; ``by``: who has it done, one name for
+    ``what``: kind of effect; ``on``: its target; ``by``: the fault that causes it, one name for
     each occurrence.
     """
 
@@ -17,18 +19,18 @@ class InForce:
         self._wanted: dict[tuple[str, Hashable], dict[Hashable, Any]] = {}
 
     def begin(self, what: str, on: Hashable, by: Hashable, value: Any = True) -> list[Any]:
-        """One more wants it so; what all want now, the newest last."""
+        """Add one occurrence; returns what all ask for now, the newest last."""
         wanted = self._wanted.setdefault((what, on), {})
         wanted.pop(by, None)
         wanted[by] = value
         return list(wanted.values())
 
     def end(self, what: str, on: Hashable, by: Hashable) -> list[Any]:
-        """It is over; what the others want still."""
+        """Remove one occurrence; returns what the others still ask for."""
         wanted = self._wanted.get((what, on), {})
         wanted.pop(by, None)
         return list(wanted.values())
 
     def now(self, what: str, on: Hashable) -> list[Any]:
-        """What is wanted at present."""
+        """What the occurrences in force ask for now."""
         return list(self._wanted.get((what, on), {}).values())

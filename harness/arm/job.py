@@ -1,4 +1,4 @@
-"""What the loop of an arm asks of the job that trains in it (``harness.arm.loop``)."""
+"""The interface between the loop of an arm (``harness.arm.loop``) and the job that trains in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Introduction:
 class Vitals:
     """What stop conditions are judged by. ``progress_ns``: when a step was last committed, or could
     first have been; ``healthy``: replicas whose ranks are all held by live processes, None until
-    training has begun; ``nonfinite``: a loss that is no number was reported.
+    training has begun; ``nonfinite``: a loss that is NaN or infinite was reported.
     """
 
     progress_ns: int
@@ -45,7 +45,7 @@ class Job(Protocol):
 
     @property
     def generation(self) -> int:
-        """The present generation; every event carries it."""
+        """The current generation; every event carries it."""
 
     @property
     def committed(self) -> int:
@@ -53,15 +53,15 @@ class Job(Protocol):
 
     @property
     def outcome(self) -> str:
-        """How it ended; empty while nothing has ended it."""
+        """How the job ended; empty while it runs."""
 
     @property
     def reason(self) -> str:
-        """Why it ended so, for people."""
+        """Why it ended, for people."""
 
     @property
     def ending(self) -> bool:
-        """Whether its end is decided, so that no stop condition matters any more."""
+        """Whether the end is decided, so that stop conditions no longer matter."""
 
     @property
     def over(self) -> bool:
@@ -71,34 +71,34 @@ class Job(Protocol):
         """Describe it, before anything else is done."""
 
     def prepare(self) -> None:
-        """Get ready what faults act on, before they are announced."""
+        """Prepare what faults act on, before the faults are announced."""
 
     def start(self) -> None:
         """Start the job's first processes."""
 
     def turn(self) -> None:
-        """Wait a moment for something to happen, take it in, and let the injector act."""
+        """Wait briefly for events, process them, and let the injector act."""
 
     def settle(self) -> None:
-        """Take in what is read once faults and timers have acted, and an end by itself."""
+        """Process what arrived while faults and timers acted, and notice the end of the job."""
 
     def vitals(self) -> Vitals:
-        """Its state, for the stop conditions of the scenario."""
+        """The job's state, for the stop conditions of the scenario."""
 
     def out_of_patience(self) -> tuple[str, str] | None:
-        """Outcome and reason when the job's own deadlines have passed."""
+        """Outcome and reason when one of the job's own deadlines has passed, else None."""
 
     def stop(self, outcome: str, reason: str) -> None:
-        """End it in order; nothing when it is ending already."""
+        """End the job in order; does nothing when it is ending already."""
 
     def fail(self, outcome: str, reason: str) -> None:
-        """An error ends the arm: note the outcome at once, unless there is one."""
+        """An error ends the arm: record the outcome at once, unless there is one."""
 
     def end_processes(self) -> None:
         """End all its processes and record their exits."""
 
     def release(self) -> None:
-        """Let go of what it holds of the machine; called even when ``end_processes`` failed."""
+        """Release what the job holds of the machine; called even when ``end_processes`` failed."""
 
     def account(self) -> Accounts:
-        """Say what is left of it."""
+        """What is left of the job."""

@@ -1,4 +1,4 @@
-"""The keepers of checkpoints in memory of an arm, as its event log and its ledger see them."""
+"""Records the arm's keepers of in-memory checkpoints in its event log and its undo ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KeeperTracker:
-    """Writes down starts and ends of keepers; without any, all of it does nothing."""
+    """Records starts and ends of keepers; does nothing in an arm without keepers."""
 
     def __init__(self, scene: Scene, cluster: Cluster) -> None:
         self._scene = scene
@@ -24,7 +24,7 @@ class KeeperTracker:
         self._records: dict[str, str] = {}
 
     def look(self) -> None:
-        """Record what has started or ended since."""
+        """Record starts and ends since the last call."""
         for news in self._keepers.look() if self._keepers is not None else ():
             self._note(news)
 
@@ -38,12 +38,12 @@ class KeeperTracker:
         return process in self._records or process in self._living
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal one, for faults."""
+        """Signal a keeper, for faults."""
         if self._keepers is not None:
             self._keepers.signal(process, signum)
 
     def os_state(self, process: str) -> str:
-        """The kernel's state of one."""
+        """The kernel's state of a keeper."""
         return self._keepers.os_state(process) if self._keepers is not None else "X"
 
     def end(self) -> None:

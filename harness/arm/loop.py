@@ -1,7 +1,7 @@
 """Plays one arm from its first event to its last: begin, turn until the job is over, end.
 
 The same loop for a built-in workload, real or simulated (``harness.run.orchestrator``), and for a
-command of the user (``harness.script.arm``). What differs between them is the job.
+command of the user (``harness.script.arm``). Only the job differs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from harness.launch.launcher import ArmSetup
 
 
 class Injected(Protocol):
-    """The faults of an arm, as its loop sees them (``harness.inject.injector.Injector``)."""
+    """The injector, as the loop uses it (``harness.inject.injector.Injector``)."""
 
     def announce(self) -> None:
-        """Record what is planned."""
+        """Record the planned faults."""
 
     def observe(self, event: Event) -> None:
-        """An event of the arm was recorded."""
+        """Take note of an event of the arm."""
 
     def close(self) -> None:
         """Heal everything."""
@@ -63,8 +63,8 @@ class ArmLoop:
         self._started_ns = 0
 
     def run(self) -> str:
-        """Play the arm and return the outcome. However it ends, everything is healed and gone
-        afterwards; an error is raised again.
+        """Play the arm and return the outcome. Every fault is healed and every process gone
+        afterwards, also after an error, which is raised again.
         """
         job = self._job
         self._begin()
@@ -85,7 +85,7 @@ class ArmLoop:
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Write an event of the arm, and let watcher and injector know."""
+        """Write an event and pass it to the watcher and the injector."""
         event = self._write(kind, step=step, generation=generation, **data)
         self._faults.observe(event)
         self._tally.observe(event)
@@ -139,8 +139,8 @@ class ArmLoop:
         return to_stop(self._conditions, facts)
 
     def _end(self) -> None:
-        """Kill, reap, heal, account; the job lets go of the machine whatever fails before, even
-        when the disk no longer takes events.
+        """Kill, reap, heal, account. The job releases the machine even when one of these fails, as
+        on a disk that takes no more events.
         """
         job = self._job
         try:

@@ -1,11 +1,12 @@
-"""Which process is on which node.
+"""Decides which node each process runs on.
 
 Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks
 first, then on the last node (``chaos.scenario.topology``). A replacement goes to the first node
-that lacks a process it began with, since a lost machine is replaced by another one of the same
-number where the platform has one. As long as it is not there, spare nodes are filled as others are,
-and then whoever is least over its number takes more. A node on which processes keep failing is the
-last to be chosen: it would be the first to lack some.
+that has fewer processes than it began with, since the platform, where it can, replaces a lost
+machine by another one of the same number. Until that machine is there, spare nodes are filled like
+the others; after them, the node that exceeds its number by the least takes more. A node on which
+processes keep failing is chosen last: otherwise it would be chosen first, as the node that lacks a
+process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from chaos.scenario.topology import Topology
 
 
 class Placement:
-    """Nodes of an arm's processes. ``spares``: that the job starts with."""
+    """The nodes of an arm's processes. ``spares``: the number that the job starts with."""
 
     def __init__(self, topology: Topology, *, spares: int) -> None:
         self._first = {
@@ -40,10 +41,10 @@ class Placement:
         again: bool = False,
         avoid: Collection[int] = (),
     ) -> int:
-        """The node of a process about to start. ``living``: those that are not gone and not about
-        to go; ``usable``: nodes that take processes now, at least one; ``again``: another try for
-        one that could not be started; ``avoid``: nodes on which processes keep failing, used when
-        there are no others.
+        """The node of a process about to start. ``living``: processes that are neither gone nor
+        asked to end; ``usable``: nodes that take processes now, at least one; ``again``: a retry
+        after a failed start; ``avoid``: nodes on which processes keep failing, used when there are
+        no others.
         """
         first = self._first.get(role, []) if not again else []
         node = first.pop(0) if first else None

@@ -1,9 +1,9 @@
-"""Writes down how short of processors the machines of an arm are while it trains, for who judges
-its rates.
+"""Records how short of processor time the machines of an arm are while it trains, so that its rates
+can be judged.
 
-Here the harness reads (``recovery.process.pressure``), and only while the job trains: a recovery
-pays for none of it. On nodes their agents read, all the time, and the newest of each is written
-down.
+For local ranks the harness reads (``recovery.process.pressure``), and only while the job trains, so
+that a recovery does not pay for it. On nodes the agents read all the time, and the newest reading
+of each node is recorded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from recovery.process.pressure import EVERY_S, Reader, Reading
 from recovery.supervise.supervision import Stage
 
 MOST_NODES = 8
-"""Whose readings are written down."""
+"""How many nodes' readings are recorded at a time."""
 
 
-class Scene(Protocol):
-    """The arm."""
+class PressureRecorder(Protocol):
+    """What the recording needs of an arm."""
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later, if the arm still runs then."""
+        """Run an action later, if the arm still runs then."""
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
@@ -34,28 +34,28 @@ class Scene(Protocol):
 
 
 @runtime_checkable
-class OnThisMachine(Protocol):
-    """Of a cluster whose processes are all of this machine: their pids."""
+class LocalProcesses(Protocol):
+    """A cluster whose processes all run on this machine: their pids."""
 
     pids: Mapping[str, int]
 
 
 @runtime_checkable
-class OnNodes(Protocol):
-    """Of a cluster whose nodes read for themselves."""
+class NodePressures(Protocol):
+    """A cluster whose nodes read for themselves."""
 
     def now_ns(self) -> int:
-        """The time on our clock."""
+        """The time on the arm's clock."""
 
     def pressures(self) -> Mapping[int, tuple[int, Reading]]:
-        """Node -> its newest reading, and when that was, on our clock."""
+        """Node -> its newest reading and the reading's time on the arm's clock."""
 
 
 def follow(
-    scene: Scene, training: Callable[[], Mapping[str, int]], reader: Reader | None = None
+    scene: PressureRecorder, training: Callable[[], Mapping[str, int]], reader: Reader | None = None
 ) -> None:
-    """Read now and again from now on. ``training``: the ranks that train just now, rank 0 first,
-    with their pids; none of them while the job is doing anything else.
+    """Read periodically from now on. ``training``: the pids of the ranks that train now, rank 0
+    first; empty while the job does anything else.
     """
     read = (reader or Reader()).read
 
@@ -69,35 +69,37 @@ def follow(
     scene.later(0.0, look)
 
 
-class Supervisor(Protocol):
-    """See recovery.supervise.controller.Controller."""
+class TrainingState(Protocol):
+    """The controller's state that the recording reads; see
+    recovery.supervise.controller.Controller.
+    """
 
     @property
     def stage(self) -> Stage:
-        """Where the job is."""
+        """The stage of the job."""
 
     @property
     def generation(self) -> int:
-        """Which one trains, or did last."""
+        """The generation that trains, or did last."""
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the generation, rank by rank."""
+        """The members of that generation, rank by rank."""
 
 
-class Supervised(Scene, Protocol):
+class SupervisedArm(PressureRecorder, Protocol):
     """The arm of a built-in workload."""
 
     @property
-    def controller(self) -> Supervisor:
-        """Of now."""
+    def controller(self) -> TrainingState:
+        """The current controller."""
 
 
-def follow_built_in(scene: Supervised, cluster: object) -> None:
-    """The same for ranks on this machine or on nodes; of others, the simulator's, nothing is
-    written down.
+def follow_built_in(scene: SupervisedArm, cluster: object) -> None:
+    """As ``follow``, for ranks on this machine or on nodes; records nothing for other clusters,
+    such as the simulator's.
     """
-    if isinstance(cluster, OnThisMachine):
+    if isinstance(cluster, LocalProcesses):
         pids = cluster.pids
 
         def training() -> Mapping[str, int]:
@@ -109,11 +111,11 @@ def follow_built_in(scene: Supervised, cluster: object) -> None:
             )
 
         follow(scene, training)
-    elif isinstance(cluster, OnNodes):
+    elif isinstance(cluster, NodePressures):
         _follow_nodes(scene, cluster)
 
 
-def _follow_nodes(scene: Supervised, cluster: OnNodes) -> None:
+def _follow_nodes(scene: SupervisedArm, cluster: NodePressures) -> None:
     since: dict[int, int] = {}  # generation -> when it was first seen to train
     written: dict[int, int] = {}
 
@@ -123,7 +125,7 @@ def _follow_nodes(scene: Supervised, cluster: OnNodes) -> None:
             began_ns = since.setdefault(now.generation, cluster.now_ns())
             for node, (read_ns, reading) in islice(sorted(cluster.pressures().items()), MOST_NODES):
                 ranks = {name: reading.ranks[name] for name in now.members if name in reading.ranks}
-                if ranks and read_ns > max(began_ns, written.get(node, 0)):  # none of a recovery
+                if ranks and read_ns > max(began_ns, written.get(node, 0)):  # not of a recovery
                     written[node] = read_ns
                     data = {**asdict(reading), "ranks": ranks, "node": node, "read_ns": read_ns}
                     scene.record(Kind.PRESSURE_READ, **data)

@@ -1,5 +1,5 @@
-"""The processes of an arm: where each is placed, that it is on record before it does anything, and
-which still live.
+"""The processes of an arm: where each is placed, its undo record (written before it acts), and
+which are alive.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from harness.launch.launcher import Cluster, Exited, Leftovers
 from recovery.policy.backoff import Reputation
 
 PATIENCE_S = (
-    # with nodes that do not answer and are not given up: a busy machine takes seconds, a cut as
-    # long
+    # with nodes that do not answer and are not given up: a busy machine takes seconds, a network
+    # cut too
     30.0
 )
 
 
 class Roster:
-    """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it
-    was.
+    """Every rank and spare that the arm ever had. ``asked_ns``: when each was first asked to end,
+    if it was.
     """
 
     def __init__(self, scene: Scene, cluster: Cluster, *, spares: int) -> None:
@@ -47,8 +47,9 @@ class Roster:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
         spare.
 
-        On another node, and under another name, if the one it was meant for is lost at that moment
-        or does not answer. Raises InfrastructureError when none has answered for ``PATIENCE_S``.
+        If the chosen node is lost at that moment or does not answer, the process starts on another
+        node under another name. Raises InfrastructureError when no node has answered for
+        ``PATIENCE_S``.
         """
         name, pid, node, device = self._start(role, mode)
         self._pids[name] = pid
@@ -75,7 +76,7 @@ class Roster:
             node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)
         }
         while True:
-            # What could not be started here may be there yet, and begin late: its name is used up.
+            # A process that seemed not to start may still begin late: its name is not used again.
             name = f"{'s' if role == 'spare' else 'w'}{self._count}"
             able = [node for node in self._cluster.usable() if self._board.takes(node)]
             usable = [node for node in able if node not in failed]
@@ -100,18 +101,18 @@ class Roster:
         )
 
     def note_exit(self, report: Exited) -> int:
-        """Its exit is known; returns the pid it had."""
+        """Record that the exit is known; returns the pid that the process had."""
         self._exited.add(report.process)
         if report.process not in self.asked_ns and report.exit_code != 0:
             self._reputation.failed(self.node_of(report.process), self._scene.now_ns() / 1e9)
         return self._pids[report.process]
 
     def gone(self, name: str) -> bool:
-        """Whether its exit is known."""
+        """Whether the exit is known."""
         return name in self._exited
 
     def living(self) -> list[str]:
-        """Processes that are not gone, and were not asked to go."""
+        """Processes that are neither gone nor asked to end."""
         return [
             name for name in self._pids if name not in self._exited and name not in self.asked_ns
         ]
@@ -125,7 +126,7 @@ class Roster:
         return self._placement.on(node, self.living())
 
     def ended(self, leftovers: Leftovers) -> None:
-        """The arm is over: what was to be undone is, if nothing is left."""
+        """The arm is over: close its undo records if nothing is left."""
         records: Mapping[str, str] = self._undo if not leftovers.processes else {}
         for process, record in records.items():
             self._scene.ledger.undone(record, f"{process} and what it started ended with the arm")

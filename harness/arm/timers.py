@@ -1,4 +1,4 @@
-"""Actions of an arm that are due later, on its own clock."""
+"""Runs actions of an arm after a delay, on the arm's own clock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Timers:
         self._pending: list[tuple[int, Callable[[], None]]] = []  # in the order they were set
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something ``delay_s`` seconds from now, if the arm still runs then."""
+        """Run ``action`` in ``delay_s`` seconds, if the arm still runs then."""
         self._pending.append((self._now_ns() + int(delay_s * 1e9), action))
 
     def run_due(self) -> None:
-        """Do what is due by now. What an action sets itself waits for the next call."""
+        """Run the actions that are due. An action set by another waits for the next call."""
         now = self._now_ns()
         due = [action for due_ns, action in self._pending if due_ns <= now]
         self._pending = [item for item in self._pending if item[0] > now]

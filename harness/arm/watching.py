@@ -1,4 +1,4 @@
-"""Who watches an arm from outside, and who ends it."""
+"""Interfaces for watching an arm from outside, and for ending it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from harness.launch.launcher import ArmSetup
 
 
 class Watcher(Protocol):
-    """Follows an arm for a person."""
+    """Shows an arm to a person."""
 
     def on_event(self, setup: ArmSetup, event: Event) -> None:
-        """The orchestrator wrote an event."""
+        """The arm wrote an event."""
 
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
-        """So many steps are committed."""
+        """The job has committed this many steps."""
 
 
 @dataclass(kw_only=True)
 class StopFlag:
-    """Set by a signal handler; the loop looks at it."""
+    """Set by a signal handler and polled by the loop."""
 
     signum: int = 0

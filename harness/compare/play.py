@@ -34,7 +34,7 @@ ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ArmProgress:
     """How far a comparison is, after one arm. ``left_s``: expected seconds for those that
     are left.
     """
@@ -98,7 +98,7 @@ class Player:
                 hint=error.hint or "faults on a command are those of docs/scripts.md",
             ) from error
 
-    def play(self, said: Callable[[Step], None]) -> int:
+    def play(self, said: Callable[[ArmProgress], None]) -> int:
         """Play what is missing. ``said``: told after each arm. Returns an exit code: 0 all done, 4
         some arms broke and are missing still, 5 something could not be cleaned up, 130 or 143 a
         signal ended it.
@@ -115,7 +115,7 @@ class Player:
             left, _ = seconds_left(missing[index + 1 :], took, self.plan.workloads)
             number = len(self.plan.arms) - len(missing) + index + 1
             said(
-                Step(
+                ArmProgress(
                     number=number,
                     total=len(self.plan.arms),
                     played=played,

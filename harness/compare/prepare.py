@@ -42,7 +42,7 @@ from harness.launch.devices import versions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CompareOptions:
     """What the command line says. ``seed``: of the first repetition, the others follow it;
     ``against``: label of the reference, empty for the first built-in one; ``deadline``: seconds;
     ``closed``, ``tune``, ``without``: as of ``Plan``.
@@ -76,7 +76,9 @@ class Prepared:
     pythons: Mapping[str, Path]
 
 
-def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogue) -> Prepared:
+def prepare(
+    asked: CompareOptions, stacks: Mapping[str, type[Stack]], catalogue: Catalogue
+) -> Prepared:
     """Work out the plan. Raises ScenarioError for what cannot be compared or is not installed."""
     wanted = _entrants(asked, stacks)
     families = [family_of(path, load(path, catalogue).cells) for path in asked.scenarios]
@@ -105,7 +107,7 @@ def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogu
 
 
 def _ready(
-    asked: Asked, wanted: Sequence[Entrant]
+    asked: CompareOptions, wanted: Sequence[Entrant]
 ) -> tuple[list[Entrant], dict[str, Path], dict[str, str]]:
     """(entrants that can be played, label -> interpreter, label -> why one is left out)."""
     pythons, missing = _pythons(wanted)
@@ -127,7 +129,7 @@ def _ready(
 
 
 def _plan(
-    asked: Asked,
+    asked: CompareOptions,
     chosen: Sequence[Entrant],
     families: Sequence[Family],
     *,
@@ -166,7 +168,7 @@ def _plan(
     )
 
 
-def _entrants(asked: Asked, stacks: Mapping[str, type[Stack]]) -> list[Entrant]:
+def _entrants(asked: CompareOptions, stacks: Mapping[str, type[Stack]]) -> list[Entrant]:
     if not asked.tune:
         return entrants(asked.stacks, stacks, asked.settings)
     if asked.stacks or asked.same or asked.closed:
@@ -266,10 +268,10 @@ def _versions(one: Entrant) -> dict[str, str]:
     return dict(environments.versions_of(one.name, type(one.stack)))
 
 
-def as_planned(plan: Plan, *, skip_missing: bool) -> Asked:
+def as_planned(plan: Plan, *, skip_missing: bool) -> CompareOptions:
     """What was asked for when a plan was made."""
     again = f"{plan.reference} {AGAIN}"
-    return Asked(
+    return CompareOptions(
         name=plan.name,
         scenarios=[Path(family.path) for family in plan.families],
         stacks=[

@@ -20,7 +20,7 @@ from harness.compare.plan.directory import Directory, differences
 from harness.compare.play import now
 from harness.compare.result import summary
 from harness.compare.result.at_rest import at_rest
-from harness.compare.result.believed import Record
+from harness.compare.result.believed import ArmRecord
 from harness.compare.result.gather import gather
 from harness.compare.result.model import AtRest, Comparison, StackInfo, Trial
 from harness.compare.result.runs import log_in, read_results
@@ -44,7 +44,7 @@ MAKES_THE_JOB = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StoredPart:
     """What one of the compared directories holds."""
 
     path: Path
@@ -99,11 +99,11 @@ def compare_stored(
     )
 
 
-def _part(path: Path) -> Part:
+def _part(path: Path) -> StoredPart:
     directory = Directory(path)
     if directory.plan.is_file():
         made = gather(directory)
-        return Part(
+        return StoredPart(
             path=path,
             stacks=made.stacks,
             trials=made.trials,
@@ -124,7 +124,7 @@ def _part(path: Path) -> Part:
     return _of_run(path, run, results)
 
 
-def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
+def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
     resolved = read_resolved(run)
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
     names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
@@ -144,7 +144,7 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
         families[source.family] = source.family
         stacks[source.label] = _info(source.label, cell, results)
         logs.setdefault(source.label, []).append(source)
-    return Part(
+    return StoredPart(
         path=path,
         stacks=list(stacks.values()),
         trials=trials,
@@ -177,10 +177,12 @@ def _source(
         return None
     control_id = arm_id(arm.cell, arm.repeat, "control")
     control = log_in(run.events(control_id), budget) if cell.scenario.baseline == "paired" else None
-    own = Record(log=log, resolved=resolved, cell=cell, repeat=arm.repeat, control=control)
+    own = ArmRecord(log=log, resolved=resolved, cell=cell, repeat=arm.repeat, control=control)
     other = None
     if control is not None and control.first(Kind.RUN_STARTED) is not None:
-        other = Record(log=control, resolved=resolved, cell=cell, repeat=arm.repeat, arm="control")
+        other = ArmRecord(
+            log=control, resolved=resolved, cell=cell, repeat=arm.repeat, arm="control"
+        )
     if other is not None and other.contradictions:
         control = None
     return Source(
@@ -225,7 +227,7 @@ def _info(label: str, cell: Cell, results: Results) -> StackInfo:
     )
 
 
-def _told_apart(parts: Sequence[Part]) -> list[Part]:
+def _told_apart(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """Two runs of one stack get its label with the directory's name, as two versions of it are to
     be compared.
     """
@@ -251,12 +253,12 @@ def _told_apart(parts: Sequence[Part]) -> list[Part]:
     return made
 
 
-def _short(parts: Sequence[Part], index: int) -> str:
+def _short(parts: Sequence[StoredPart], index: int) -> str:
     names = [part.path.resolve().name for part in parts]
     return names[index] if names.count(names[index]) == 1 else f"{names[index]} ({index + 1})"
 
 
-def _cautions(parts: Sequence[Part]) -> list[str]:
+def _cautions(parts: Sequence[StoredPart]) -> list[str]:
     """What is not alike between the first directory and each other one."""
     first, found = parts[0], [line for part in parts for line in part.cautions]
     for other in parts[1:]:

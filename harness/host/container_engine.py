@@ -1,5 +1,5 @@
-"""A container engine of this machine, reached through its socket; what it refuses is said in words
-for people.
+"""Access to this machine's container engine through its socket; refusals become messages for
+people.
 
 The engine is the one that ``DOCKER_HOST`` names, or else the one at the usual socket. Every call to
 it is bounded.

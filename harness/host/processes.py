@@ -207,7 +207,7 @@ def free_shared_memory(since_ns: int, until_ns: int) -> tuple[list[str], list[st
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether somebody accepts connections on a port of this machine."""
+    """Whether a process accepts connections on a port of this machine."""
     with socket.socket() as sock:
         sock.settimeout(1.0)
         return sock.connect_ex((host, port)) == 0

@@ -65,7 +65,7 @@ class ControllerSilent(InfrastructureError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeState:
+class SlurmNodeState:
     """What Slurm says of a node. ``state``: its base state (IDLE, ALLOCATED, DOWN ...); ``flags``:
     such as DRAIN, NOT_RESPONDING; ``reason``: why, in an operator's words or Slurm's; ``address``:
     of its daemon.
@@ -93,7 +93,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SlurmJob:
     """What Slurm says of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: why; ``nodelist``:
     that it has now: a node that was lost has left it, and does not come back to it.
     """
@@ -135,7 +135,7 @@ class Commands:
         """The nodes of a list such as ``n[1-3,7]``, in its order; asks nobody."""
         return tuple(self._ask(["scontrol", "show", "hostnames", nodelist]).split())
 
-    def job(self, job: str) -> Job | None:
+    def job(self, job: str) -> SlurmJob | None:
         """A job's state; None: Slurm does not know it any more."""
         try:
             rows = list(records(self._ask(["scontrol", "--oneliner", "show", "job", job])))
@@ -146,13 +146,13 @@ class Commands:
         if not rows:
             return None
         row = rows[0]
-        return Job(
+        return SlurmJob(
             state=row.get("JobState", ""),
             reason=row.get("Reason", ""),
             nodelist=row.get("NodeList", ""),
         )
 
-    def nodes(self, names: Sequence[str]) -> dict[str, NodeState]:
+    def nodes(self, names: Sequence[str]) -> dict[str, SlurmNodeState]:
         """States of nodes, by name."""
         out = self._ask(["scontrol", "--oneliner", "show", "node", ",".join(names)])
         return {row["NodeName"]: _node(row) for row in records(out) if "NodeName" in row}
@@ -189,7 +189,7 @@ class Commands:
         return telling[0] if ran.code and telling else ""
 
     def drain(self, node: str, reason: str) -> None:
-        """Have Slurm place nobody on a node any more. Raises InfrastructureError, as for a user who
+        """Have Slurm place no job on a node any more. Raises InfrastructureError, as for a user who
         may not.
         """
         self._ask(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
@@ -276,10 +276,10 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _node(row: Mapping[str, str]) -> NodeState:
+def _node(row: Mapping[str, str]) -> SlurmNodeState:
     shown = row.get("State", "UNKNOWN")
     state, *flags = re.sub(r"[^A-Z_+]", "", shown).split("+")
-    return NodeState(
+    return SlurmNodeState(
         name=row["NodeName"],
         state=state,
         flags=frozenset(flags + ["NOT_RESPONDING"] * ("*" in shown)),

@@ -1,4 +1,4 @@
-"""What a run in a Slurm job says of the job: in its facts, and when it was told to end."""
+"""Facts about the Slurm job that a run is in, and why a SIGTERM came."""
 
 from __future__ import annotations
 

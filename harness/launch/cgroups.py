@@ -45,15 +45,15 @@ class CgroupControl:
         self._home: dict[Path, str] = {}  # where a process in a group came from
 
     def undo(self, process: str) -> Sequence[RemoveCgroup]:
-        """The records by which anybody can remove the groups of a process."""
+        """The records by which any process can remove the groups of a process."""
         return [
             RemoveCgroup(path=path)
             for path in dict.fromkeys(self._path(process, c) for c in CONTROLLERS)
         ]
 
     def limit_memory(self, process: str, mib: int) -> None:
-        """Let it have that much more than it has; the kernel kills it (and it alone) when it takes
-        more.
+        """Cap memory at current usage plus ``mib``; the kernel kills this process, and it alone,
+        when it takes more.
 
         Raises OSError.
         """
@@ -82,7 +82,7 @@ class CgroupControl:
         return 0
 
     def limit_cpu(self, process: str, share: float) -> None:
-        """Let it have that share of one processor. Raises OSError."""
+        """Cap processor time at that share of one processor. Raises OSError."""
         quota = max(LEAST_US, int(PERIOD_US * share))
         self._enter(
             process,

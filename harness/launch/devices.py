@@ -76,7 +76,7 @@ def on_node(place: str, node: int) -> str:
 
 
 class Board:
-    """Which process is on which device, and which devices take nobody. ``places_on``: names of a
+    """Which process is on which device, and which devices are refused. ``places_on``: names of a
     node's devices, the same for the same device only.
     """
 
@@ -108,8 +108,8 @@ class Board:
         return self._device_of.get(process)
 
     def refuse(self, process: str) -> str:
-        """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no
-        other is left.
+        """Allow no further process on a process's device, and return its name. Raises RuntimeError
+        when no other is left.
         """
         device = self._device_of[process]
         others = {place for node in self._nodes for place in self._free(node)} - {device}

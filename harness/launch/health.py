@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class Reading(BaseModel):
+class HealthReport(BaseModel):
     """One report. ``what``: xid (with its number as ``code``), ecc, thermal or nvlink (with a count
     or a value as ``code``); ``device``: slot or CUDA device; ``node`` and ``rank``: whose, where
     known; ``source``: nvml|injected.
@@ -39,13 +39,13 @@ class HealthSource:
         self._path = path
         self._offset = 0
 
-    def append(self, reading: Reading) -> None:
+    def append(self, reading: HealthReport) -> None:
         """Report, as a driver would. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "ab") as stream:
             stream.write(reading.model_dump_json().encode() + b"\n")
 
-    def read(self) -> Iterator[Reading]:
+    def read(self) -> Iterator[HealthReport]:
         """What was reported since the last call; lines that are no reports are passed over."""
         with contextlib.suppress(OSError):
             if os.stat(self._path).st_size == self._offset:
@@ -57,7 +57,7 @@ class HealthSource:
             self._offset += len(whole)
             for line in whole.splitlines():
                 with contextlib.suppress(ValidationError):
-                    yield Reading.model_validate_json(line)
+                    yield HealthReport.model_validate_json(line)
 
 
 class NvmlEvents:
@@ -77,9 +77,9 @@ class NvmlEvents:
             with contextlib.suppress(pynvml.NVMLError):  # some devices support neither
                 pynvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[HealthReport]:
         """Events since the last call; does not wait."""
-        nvml, found = self._nvml, list[Reading]()
+        nvml, found = self._nvml, list[HealthReport]()
         while True:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._set, 0)
@@ -88,7 +88,7 @@ class NvmlEvents:
             device = self._device.get(nvml.nvmlDeviceGetUUID(event.device))
             xid = event.eventType == nvml.nvmlEventTypeXidCriticalError
             found.append(
-                Reading(
+                HealthReport(
                     what="xid" if xid else "ecc",
                     code=int(event.eventData),
                     device=device,

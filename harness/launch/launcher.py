@@ -22,7 +22,7 @@ from chaos.fault.targets import LinkShape, StorageTarget
 from chaos.scenario.model import Cell
 from chaos.schedule.blast import NO_COSTS, Privilege
 from harness.host.rundir import RunDirectory
-from harness.launch.health import Reading
+from harness.launch.health import HealthReport
 from harness.launch.workload import DataInfo
 from harness.undo.base import Undo
 from recovery.checkpoint.memory.keepers import Started as KeeperStarted
@@ -269,7 +269,7 @@ class Cluster(Protocol):
         are there.
         """
 
-    def hardware(self) -> Sequence[Reading]:
+    def hardware(self) -> Sequence[HealthReport]:
         """What the machine's own monitors reported since the last call."""
 
     def send(self, name: str, message: Message) -> bool:

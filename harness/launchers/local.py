@@ -16,7 +16,7 @@ from chaos.scenario.model import Cell
 from harness.host import processes
 from harness.host.rundir import RunDirectory
 from harness.launch.cgroups import CgroupControl, lacks_cgroup
-from harness.launch.health import Reading, nvml_events
+from harness.launch.health import HealthReport, nvml_events
 from harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
 from harness.launch.links.client import LinkProxy
 from harness.launch.memory import in_memory, keepers_for
@@ -211,7 +211,7 @@ class LocalCluster:
         self._sessions.append(KillSession.of(pid, name))
         return self._sessions[-1]
 
-    def hardware(self) -> Sequence[Reading]:
+    def hardware(self) -> Sequence[HealthReport]:
         """What NVML says, where there is a driver; asked at most once a second."""
         now = time.monotonic()
         if self._nvml is None or now < self._hardware_due_s:

@@ -24,7 +24,7 @@ from chaos import plugins
 from chaos.events.log import Kind
 from chaos.fault.base import Fault
 from chaos.fault.targets import DiskTrouble
-from harness.rank.shims.agenda import Acted, Agenda, Hold, Stall
+from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall
 from harness.rank.shims.body import BodyShim
 from harness.rank.shims.disk import DiskShim
 from harness.rank.shims.signs import SignsShim
@@ -108,7 +108,7 @@ class FaultAgent:
         with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
             for wait in waits:
                 match wait:
-                    case Hold():
+                    case HoldAnswer():
                         self._held(wait)
                     case Stall():
                         self._stall(wait.seconds)
@@ -191,7 +191,7 @@ class FaultAgent:
         """Logs what is seen of the act under way, whenever it is seen."""
         return partial(self._agenda.effect, self._agenda.command)
 
-    # ---- for the agenda (harness.rank.shims.agenda.Hands)
+    # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
         """See Hands."""
@@ -218,7 +218,7 @@ class FaultAgent:
 
     # ---- waiting
 
-    def _held(self, hold: Hold) -> None:
+    def _held(self, hold: HoldAnswer) -> None:
         """Until the supervisor answers; an abort ends it."""
         deadline = time.monotonic() + hold.limit_s
         while not self._agenda.answered:

@@ -1,1 +1,3 @@
-"""A whole run: cells, repeats and arms, the orchestrator of one arm, and every way out."""
+"""A whole run: cells, repeats and arms, the orchestrator of one arm, and how a run ends or is
+healed.
+"""

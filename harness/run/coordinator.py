@@ -1,6 +1,7 @@
-"""The coordinator of a job: a controller that can be lost, and others that take over from the log.
+"""The coordinator of a job: a controller that can be lost, and successors that take over from the
+log.
 
-What is lost is the controller and all it knew; the orchestrator around it (processes, injector,
+A loss takes the controller and all its state; the orchestrator around it (processes, injector,
 event log) belongs to the test, and stays.
 """
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from chaos.events.log import Kind, read_actor
 from harness.launch.launcher import Report, Said
-from harness.run.revocable_hands import Absence, CoordinatorLost, RevocableHands
+from harness.run.revocable_hands import CoordinatorAbsence, CoordinatorLost, RevocableHands
 from recovery.policy.strategy import StateFrom
 from recovery.supervise.adoption import past
 from recovery.supervise.controller import Controller
@@ -23,8 +24,8 @@ FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own,
 
 
 class Coordinator:
-    """``controller`` is the present one, or the one that was lost last. ``before``: see
-    ``RevocableHands``.
+    """Runs one controller at a time. ``controller``: the current one, or the one lost last.
+    ``before``: see ``RevocableHands``.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Coordinator:
         self._hands = hands
         self._log = log
         self._before = before
-        self._absence: Absence | None = None
+        self._absence: CoordinatorAbsence | None = None
         self._access = RevocableHands(hands, before)
         self.controller = make(self._access)
 
@@ -48,7 +49,7 @@ class Coordinator:
         self.supervise(lambda controller: controller.start(FIRST_STATE))
 
     def supervise(self, act: Callable[[Controller], None]) -> None:
-        """Have the controller act, if there is one; it may be lost in the middle of that."""
+        """Let the controller act, if there is one; it may be lost in the middle of that."""
         if self._absence is None:
             try:
                 act(self.controller)
@@ -56,15 +57,15 @@ class Coordinator:
                 pass
 
     def lose(self, down_s: float) -> None:
-        """Lose the controller, with all it knew, even in the middle of an act."""
+        """Lose the controller with all its state, even in the middle of an act."""
         now_ns = int(self._hands.now_s() * 1e9)
         self._access.lost = True
-        self._absence = Absence(
+        self._absence = CoordinatorAbsence(
             since_ns=now_ns, until_ns=now_ns + int(down_s * 1e9), stage=self.controller.stage.value
         )
 
     def misses(self, report: Report) -> bool:
-        """Whether no controller hears a report now. Messages are kept for the next one; exits
+        """Whether no controller receives a report now. Messages are kept for the next one; exits
         are in the log.
         """
         if self._absence is None or (
@@ -75,12 +76,12 @@ class Coordinator:
         return True
 
     def due(self, *, at_once: bool) -> bool:
-        """Whether another one is to take over now."""
+        """Whether the next controller is to take over now."""
         absence = self._absence
         return absence is not None and (at_once or self._hands.now_s() * 1e9 >= absence.until_ns)
 
     def take_over(self, asked: Collection[str]) -> list[Report]:
-        """Have another controller take over; returns the messages that came meanwhile. ``asked``:
+        """Start the next controller; returns the messages that arrived meanwhile. ``asked``:
         processes that were asked to end.
         """
         absence = self._absence

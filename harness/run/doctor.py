@@ -1,4 +1,4 @@
-"""What this machine can do for a chaos run: one finding each, with what to do where something is
+"""Checks this machine for chaos runs: one finding for each part, with what to do where something is
 missing.
 """
 
@@ -59,8 +59,8 @@ _WHAT: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """``said``: what was found; ``todo``: what to do about it, "" where nothing is to be done."""
+class MachineFinding:
+    """``said``: what was found; ``todo``: what to do about it, "" where no action is needed."""
 
     name: str
     state: State
@@ -68,8 +68,8 @@ class Finding:
     todo: str = ""
 
 
-def examine(directory: Path) -> list[Finding]:
-    """Look at everything. ``directory``: where runs would be stored."""
+def examine(directory: Path) -> list[MachineFinding]:
+    """Check everything. ``directory``: where runs would be stored."""
     return [
         _python(),
         _torch(),
@@ -86,22 +86,26 @@ def examine(directory: Path) -> list[Finding]:
     ]
 
 
-def _python() -> Finding:
+def _python() -> MachineFinding:
     said = f"Python {platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < LEAST_PYTHON:
-        return Finding(name="python", state="broken", said=said, todo="use Python 3.11 or newer")
+        return MachineFinding(
+            name="python", state="broken", said=said, todo="use Python 3.11 or newer"
+        )
     if sys.platform != "linux":
         todo = "real runs need Linux; launcher sim works anywhere"
-        return Finding(name="python", state="missing", said=f"{said}, {sys.platform}", todo=todo)
-    return Finding(name="python", state="ready", said=said)
+        return MachineFinding(
+            name="python", state="missing", said=f"{said}, {sys.platform}", todo=todo
+        )
+    return MachineFinding(name="python", state="ready", said=said)
 
 
-def _torch() -> Finding:
-    """As its metadata say: importing it takes seconds."""
+def _torch() -> MachineFinding:
+    """Read from its metadata: importing torch takes seconds."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Finding(
+        return MachineFinding(
             name="torch",
             state="broken",
             said="it is not installed",
@@ -110,36 +114,36 @@ def _torch() -> Finding:
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not (2, 11) <= (int(found[1]), int(found[2])) < (2, 14):
         todo = "chaos is tried with torch 2.11 to 2.13"
-        return Finding(name="torch", state="missing", said=f"torch {version}", todo=todo)
-    return Finding(name="torch", state="ready", said=f"torch {version}")
+        return MachineFinding(name="torch", state="missing", said=f"torch {version}", todo=todo)
+    return MachineFinding(name="torch", state="ready", said=f"torch {version}")
 
 
-def _packages() -> Finding:
+def _packages() -> MachineFinding:
     lost = [name for name in NEEDED if not _installed(name)]
     if lost:
         todo = "install chaos with its dependencies"
-        return Finding(
+        return MachineFinding(
             name="packages", state="broken", said=f"{', '.join(lost)} not installed", todo=todo
         )
-    return Finding(name="packages", state="ready", said="all that chaos needs is installed")
+    return MachineFinding(name="packages", state="ready", said="all that chaos needs is installed")
 
 
-def _cores() -> Finding:
+def _cores() -> MachineFinding:
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     said = f"{usable} of {there} cores may be used" if usable < there else f"{there} cores"
     todo = "steps of several ranks take turns on one core: expect slow runs" if usable < 2 else ""
-    return Finding(name="cores", state="missing" if todo else "ready", said=said, todo=todo)
+    return MachineFinding(name="cores", state="missing" if todo else "ready", said=said, todo=todo)
 
 
-def _memory() -> Finding:
+def _memory() -> MachineFinding:
     size = memory_gib()
     todo = "four ranks that have loaded torch need about 3 GiB" if size < LEAST_MEMORY_GIB else ""
-    return Finding(
+    return MachineFinding(
         name="memory", state="missing" if todo else "ready", said=f"{size:.1f} GiB", todo=todo
     )
 
 
-def _disk(directory: Path) -> Finding:
+def _disk(directory: Path) -> MachineFinding:
     there = next(
         path for path in (directory.absolute(), *directory.absolute().parents) if path.exists()
     )
@@ -147,7 +151,7 @@ def _disk(directory: Path) -> Finding:
     todo = f"free disk space below {there}" if free < LEAST_DISK_GIB else ""
     if not os.access(there, os.W_OK):
         todo = f"this user may not write to {there}: say --runs"
-    return Finding(
+    return MachineFinding(
         name="disk",
         state="missing" if todo else "ready",
         said=f"{free:.0f} GiB free at {there}",
@@ -155,11 +159,11 @@ def _disk(directory: Path) -> Finding:
     )
 
 
-def _gpus() -> Finding:
+def _gpus() -> MachineFinding:
     found = cuda_devices()
     if found:
-        return Finding(name="gpus", state="ready", said=", ".join(found))
-    return Finding(
+        return MachineFinding(name="gpus", state="ready", said=", ".join(found))
+    return MachineFinding(
         name="gpus",
         state="missing",
         said="no NVIDIA GPU",
@@ -167,18 +171,18 @@ def _gpus() -> Finding:
     )
 
 
-def _probe(name: str) -> Finding:
+def _probe(name: str) -> MachineFinding:
     why = PROBES[name]()
     if why is None:
-        return Finding(name=name, state="ready", said=_WHAT[name])
-    return Finding(name=name, state="missing", said=why, todo=_HINTS[name])
+        return MachineFinding(name=name, state="ready", said=_WHAT[name])
+    return MachineFinding(name=name, state="missing", said=why, todo=_HINTS[name])
 
 
-def _links() -> Finding:
+def _links() -> MachineFinding:
     """Between containers; the proxy of launcher local needs nothing."""
     why = lacks_links()
     if why is not None:
-        return Finding(
+        return MachineFinding(
             name="links",
             state="missing",
             said=why,
@@ -186,41 +190,41 @@ def _links() -> Finding:
         )
     tools = ", ".join(path for path in map(shutil.which, ("tc", "nft")) if path)
     said = f"links between containers can be shaped ({tools or 'by their own tools'})"
-    return Finding(name="links", state="ready", said=said)
+    return MachineFinding(name="links", state="ready", said=said)
 
 
-def _names() -> Finding:
+def _names() -> MachineFinding:
     slowest_s = dns_check.slowest_lookup_s()
     if slowest_s <= dns_check.SLOW_S:
         said = f"looking up {dns_check.ADDRESS} takes {slowest_s:.2g} s at the most"
-        return Finding(name="names", state="ready", said=said)
+        return MachineFinding(name="names", state="ready", said=said)
     said = f"looking up {dns_check.ADDRESS} took {slowest_s:.2g} s or more"
     todo = f"stacks and scripts that connect by themselves wait for it: {dns_check.REMEDY}"
-    return Finding(name="names", state="missing", said=said, todo=todo)
+    return MachineFinding(name="names", state="missing", said=said, todo=todo)
 
 
-def _slurm() -> Finding:
+def _slurm() -> MachineFinding:
     if not installed():
         todo = "only launcher slurm needs it"
-        return Finding(
+        return MachineFinding(
             name="slurm", state="missing", said="its commands are not in PATH", todo=todo
         )
     job = os.environ.get("SLURM_JOB_ID")
     said = f"in job {job}" if job else "its commands are here; this is not in a job"
     todo = "" if job else "launcher slurm runs in an allocation: salloc or sbatch"
-    return Finding(name="slurm", state="ready" if job else "missing", said=said, todo=todo)
+    return MachineFinding(name="slurm", state="ready" if job else "missing", said=said, todo=todo)
 
 
-def _stacks() -> Iterator[Finding]:
+def _stacks() -> Iterator[MachineFinding]:
     for name in environments.stacks():
         found = environments.look(name)
         versions = ", ".join(
             f"{package} {version}" for package, version in list(found.versions.items())[:4]
         )
         if found.ready:
-            yield Finding(name=f"stack {name}", state="ready", said=versions)
+            yield MachineFinding(name=f"stack {name}", state="ready", said=versions)
         else:
-            yield Finding(
+            yield MachineFinding(
                 name=f"stack {name}",
                 state="missing",
                 said=found.why,

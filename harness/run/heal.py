@@ -1,8 +1,7 @@
-"""Undoes what a run did to the machine: at the end of every run, and for a run whose harness was
-killed.
+"""Undoes what a run did to the machine: at the end of every run, and after a harness was killed.
 
-Everything there is to undo stands in the run's ledger. What ends processes is undone first, since
-nothing can be taken away from under a process; then the rest, the newest first.
+The run's ledger lists everything to undo. Records that end processes come first, since nothing can
+be taken away from under a process; then the rest, the newest first.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from pydantic import BaseModel, ConfigDict
 from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError, NoRun
 from harness.host.rundir import RunDirectory
 from harness.undo import live
-from harness.undo.base import Outcome, failed
+from harness.undo.base import UndoOutcome, failed
 from harness.undo.ledger import Entry, Ledger, read_open
 from harness.undo.records import FreeShm, KillMarked
 
 
 class Healed(BaseModel):
-    """What became of one run. ``alive``: its harness is at work, so it was not touched;
-    ``elsewhere``: it ran where this process cannot see its processes; ``busy``: somebody else heals
-    it; ``left``: something is left.
+    """The result for one run. ``alive``: its harness is at work, so it was not touched;
+    ``elsewhere``: it ran where this process cannot see its processes; ``busy``: another process is
+    healing it; ``left``: something is left.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,7 +35,7 @@ class Healed(BaseModel):
     run: Path
     state: Literal["healed", "left", "alive", "elsewhere", "busy"]
     note: str
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[UndoOutcome, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -49,8 +48,7 @@ class Healed(BaseModel):
 
 @contextmanager
 def guarded(run: RunDirectory) -> Iterator[Ledger]:
-    """Be the harness of a run; whatever happens inside, everything written down is undone when it
-    is left.
+    """Be the harness of a run; on leaving, everything recorded is undone, whatever happened inside.
 
     Two records come before everything else and cover what no other record can: processes between
     their start and their own record, by the marker that they inherit, and the shared memory of
@@ -71,9 +69,9 @@ def guarded(run: RunDirectory) -> Iterator[Ledger]:
             finish(run)
 
 
-def finish(run: RunDirectory, *, limit_s: float = float("inf")) -> tuple[Outcome, ...]:
+def finish(run: RunDirectory, *, limit_s: float = float("inf")) -> tuple[UndoOutcome, ...]:
     """Undo what is open in a run's ledger; when nothing is left, the run is over. ``limit_s``:
-    begin no undo later than that; what is not begun is left to ``chaos heal``.
+    start no undo later than that; ``chaos heal`` does the rest.
     """
     try:
         entries = read_open(run.ledger)
@@ -127,8 +125,8 @@ def heal_all(runs: Path) -> list[Healed]:
 
 
 def heal_everything(runs: Path) -> list[Healed]:
-    """As ``heal_all``, and what is left in this machine's container engine of runs without a ledger
-    to heal by.
+    """As ``heal_all``, and also removes what this machine's container engine holds of runs that
+    have no usable ledger.
     """
     from harness.launch.containers.orphans import orphans
 
@@ -172,7 +170,7 @@ def _is_open(run: RunDirectory) -> bool:
         return True
 
 
-def _undo(run: RunDirectory, entries: list[Entry], deadline: float) -> tuple[Outcome, ...]:
+def _undo(run: RunDirectory, entries: list[Entry], deadline: float) -> tuple[UndoOutcome, ...]:
     newest_first = entries[::-1]
     newest_first.sort(key=lambda entry: entry.undo is None or not entry.undo.ends_processes)
     ledger = Ledger(run.ledger)

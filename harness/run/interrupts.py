@@ -1,5 +1,5 @@
-"""What Ctrl-C, a termination request and a lost terminal do to a run: the first time it ends by
-healing, the second time at once.
+"""How Ctrl-C, a termination request and a lost terminal end a run: the first signal by healing, the
+second at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 @contextmanager
 def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
-    """Have the first signal set the flag, so that the arm ends by healing, and the second end this
+    """The first signal sets the flag, so that the arm ends by healing; the second ends this
     process.
 
     Only the main thread may install handlers; elsewhere nothing changes. A SIGHUP that the user has
@@ -51,8 +51,8 @@ def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
 
 
 def _give_up(run: RunDirectory, signum: int) -> NoReturn:
-    """Undo what can be undone in GIVE_UP_LIMIT_S, and end without another word of the run; a third
-    signal does not even wait for that.
+    """Undo what can be undone in GIVE_UP_LIMIT_S, and end without further output; a third signal
+    ends even that.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -71,7 +71,7 @@ def _give_up(run: RunDirectory, signum: int) -> NoReturn:
 
 
 def _leave_terminal() -> None:
-    """The terminal is gone: what is still to be said goes nowhere instead of failing."""
+    """The terminal is gone: discard further output, so that writing it does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         if stat.S_ISCHR(os.fstat(fd).st_mode):  # isatty says no once it is hung up

@@ -1,6 +1,7 @@
-"""A job of built-in ranks, as an arm plays it: its coordinator supervises it, faults act on it.
+"""The job of built-in ranks, as an arm plays it: its coordinator supervises it, and faults act on
+it.
 
-The same for real processes and simulated ones. ``harness.arm.loop`` has the loop around it;
+Real and simulated processes share this code. ``harness.arm.loop`` has the loop around it;
 ``harness.run.scene`` is what faults see of it.
 """
 
@@ -95,8 +96,8 @@ class Orchestrator:
         """Called before each act of the coordinator; tests override it."""
 
     def run(self) -> str:
-        """Play the arm to its end and return the outcome; everything is healed and gone afterwards,
-        however it ends.
+        """Play the arm to its end and return the outcome. Every fault is healed and every process
+        gone afterwards, also after an error.
         """
         return self._loop.run()
 
@@ -104,7 +105,7 @@ class Orchestrator:
 
     @property
     def controller(self) -> Controller:
-        """Of the coordinator that supervises, or did last."""
+        """The controller that supervises, or did last."""
         return self._coordinator.controller
 
     @property
@@ -114,7 +115,7 @@ class Orchestrator:
 
     @property
     def committed(self) -> int:
-        """The controller's, by the marks of the ranks."""
+        """The controller's count, from the ranks' progress counters."""
         return self.controller.committed
 
     @property
@@ -129,7 +130,7 @@ class Orchestrator:
 
     @property
     def ending(self) -> bool:
-        """Whether the controller ends its processes."""
+        """Whether the controller is ending its processes."""
         return self.controller.stage is Stage.ENDING
 
     @property
@@ -155,7 +156,7 @@ class Orchestrator:
         )
 
     def prepare(self) -> None:
-        """Record the nodes that are there."""
+        """Record the nodes of the job."""
         self._note_nodes()
 
     def start(self) -> None:
@@ -164,7 +165,7 @@ class Orchestrator:
         self._last_commit = (0, self._cluster.now_ns())
 
     def turn(self) -> None:
-        """Wait for reports, have the coordinator act on them, then the injector."""
+        """Wait for reports, let the coordinator act on them, then the injector."""
         if self.committed > self._last_commit[0]:
             self._last_commit = (self.committed, self._cluster.now_ns())
         reports = self._cluster.wait(self.controller.look_in_s)
@@ -179,12 +180,12 @@ class Orchestrator:
         self._injector.tick(self.committed)
 
     def settle(self) -> None:
-        """Record what monitors of the hardware say."""
+        """Record what the hardware monitors report."""
         for reading in (*self._cluster.hardware(), *self.scene.health.read()):
             self.record(Kind.HEALTH_REPORTED, **reading.model_dump())
 
     def vitals(self) -> Vitals:
-        """Replicas by the processes that live, once a generation has trained."""
+        """Count healthy replicas by live processes, once a generation has trained."""
         place = self._setup.cell.scenario.topology
         held = [rank for rank in range(place.ranks) if self.scene.process_of(rank)]
         return Vitals(
@@ -192,7 +193,7 @@ class Orchestrator:
         )
 
     def out_of_patience(self) -> tuple[str, str] | None:
-        """Never: the controller bounds its own waits, and gives up by itself."""
+        """Always None: the controller bounds its own waits, and gives up by itself."""
         return None
 
     def stop(self, outcome: str, reason: str) -> None:
@@ -200,18 +201,17 @@ class Orchestrator:
         self._coordinator.supervise(lambda c: c.stop(outcome, reason))
 
     def fail(self, outcome: str, reason: str) -> None:
-        """Note how the arm ended by an error."""
+        """Record how an error ended the arm."""
         if not self.controller.outcome:
             self.controller.outcome, self.controller.reason = outcome, reason
 
     def end_processes(self) -> None:
-        """Wait until every process is reaped and its exit recorded, killing what does not end by
-        itself.
+        """Wait until every process is reaped and its exit recorded, killing those that do not end
+        by themselves.
         """
         for name in self._roster.there() if not self.over else ():
             self.kill(name)
-        # After an error the controller is not told of exits: it would answer each with a new
-        # process.
+        # After an error the controller gets no exits: it would answer each with a new process.
         hear = self._hear if self.over else self._note_exit
         deadline = self._cluster.now_ns() + int(DRAIN_LIMIT_S * 1e9)
         while self._roster.there() and self._cluster.now_ns() < deadline:
@@ -228,7 +228,7 @@ class Orchestrator:
         self._roster.ended(leftovers)
 
     def account(self) -> Accounts:
-        """By the cluster as it was closed."""
+        """From the closed cluster."""
         assert self._left is not None
         committed, leftovers = self._left
         return Accounts(
@@ -282,7 +282,7 @@ class Orchestrator:
         )
 
     def _note_nodes(self) -> None:
-        """First of all, since what happens on a node is judged by what is known of it."""
+        """Record the nodes first: events on a node are judged by its description."""
         for news in self._cluster.news():
             self.record(news.kind, **news.data)
 
@@ -293,7 +293,7 @@ class Orchestrator:
     # ---- hands of the coordinator, beside ``mark``, ``os_state`` and ``pulse``
 
     def now_s(self) -> float:
-        """Clock of the arm, seconds."""
+        """The arm's clock, in seconds."""
         return self._cluster.now_ns() / 1e9
 
     def spawn(self, role: str, mode: str) -> str:
@@ -301,7 +301,7 @@ class Orchestrator:
         return self._roster.spawn(role, mode)
 
     def send(self, process: str, message: Message) -> bool:
-        """Send; a rank hears of the faults armed for it before it joins."""
+        """Send; a rank learns of the faults armed for it before it joins."""
         if isinstance(message, Join):
             self._injector.arm(process, message.rank)
         if isinstance(message, Stop):

@@ -38,7 +38,7 @@ class Quiet:
 
 
 def describe(event: Event) -> str | None:
-    """What an event means for a person watching, or None."""
+    """One line about an event for a person watching, or None."""
     data = event.data
     match event.kind:
         case Kind.FAULT_INJECTED:
@@ -103,7 +103,7 @@ def _named(what: str, which: Any) -> str:
 
 @contextmanager
 def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
-    """A watcher for standard error: live in a terminal, else lines."""
+    """A watcher that writes to standard error: live in a terminal, lines elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -152,7 +152,7 @@ class _Lines:
             self._say(now_ns, f"    step {committed}/{setup.cell.scenario.workload.steps}")
 
     def _say(self, now_ns: int, text: str) -> None:
-        # Whoever reads along may go away (``| head``); the run goes on.
+        # The reader may close the pipe (``| head``); the run goes on.
         with suppress(OSError):
             print(f"{(now_ns - self._started_ns) / 1e9:8.2f}s {text}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""What is live: runs with their processes, and what dead ones have left; for ``chaos ps``."""
+"""Lists live runs with their processes, and what dead runs have left; for ``chaos ps``."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ STATES = {
 }
 
 
-class Process(BaseModel):
+class LiveProcess(BaseModel):
     """A living process of a run. ``name``: its actor's, or its command; ``rank``: None for one that
-    holds none; ``node``: None where there are no nodes, or it is none of theirs.
+    holds none; ``node``: None where there are no nodes, or the process is on none of them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,7 +47,7 @@ class Process(BaseModel):
     node: int | None = None
 
 
-class Run(BaseModel):
+class LiveRun(BaseModel):
     """A run that is live, or dead with something that may be left. ``since``: ISO time;
     ``containers``: its nodes in a container engine, for people; ``to_undo``: of a dead run.
     """
@@ -61,24 +61,24 @@ class Run(BaseModel):
     since: str
     arm: str
     step: int
-    processes: tuple[Process, ...]
+    processes: tuple[LiveProcess, ...]
     containers: tuple[str, ...] = ()
     to_undo: tuple[str, ...]
 
 
-def listing(runs: Path) -> list[Run]:
+def listing(runs: Path) -> list[LiveRun]:
     """Every run below ``runs`` that is not over, the oldest first."""
     return [found for found in map(_look, live.unfinished(runs)) if found is not None]
 
 
-def as_text(found: list[Run], runs: Path) -> str:
+def as_text(found: list[LiveRun], runs: Path) -> str:
     """For people."""
     if not found:
         return f"no run is live below {runs}, and nothing is left of any"
     return "\n".join(line for run in found for line in _lines(run))
 
 
-def _look(run: RunDirectory) -> Run | None:
+def _look(run: RunDirectory) -> LiveRun | None:
     try:
         holder = live.read_holder(run)
     except OSError:  # of another user
@@ -94,7 +94,7 @@ def _look(run: RunDirectory) -> Run | None:
         KillMarked(marker=holder.marker, since=holder.start_time).members() if holder.here else []
     )
     rows = [_process(pid, names.get(pid, ""), members, nodes) for pid, _ in ours]
-    return Run(
+    return LiveRun(
         run=run.root,
         scenario=run.root.parent.name,
         state=state,
@@ -108,7 +108,7 @@ def _look(run: RunDirectory) -> Run | None:
     )
 
 
-def _lines(run: Run) -> list[str]:
+def _lines(run: LiveRun) -> list[str]:
     seconds = time.time() - datetime.fromisoformat(run.since).timestamp()
     what = {
         "live": f"live for {seconds:.0f} s, harness {run.pid}",
@@ -129,7 +129,7 @@ def _lines(run: Run) -> list[str]:
     return found + ([f"  heal it: chaos heal {run.run}"] if run.state == "dead" else [])
 
 
-def _on(row: Process) -> str:
+def _on(row: LiveProcess) -> str:
     return "" if row.node is None else f" on node {row.node}"
 
 
@@ -156,8 +156,8 @@ def _containers(run: RunDirectory) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> Process:
-    return Process(
+def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> LiveProcess:
+    return LiveProcess(
         pid=pid,
         name=name or _command(pid),
         rank=members.index(name) if name in members else None,
@@ -168,7 +168,7 @@ def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> 
 
 
 def _command(pid: int) -> str:
-    """What a process runs, short: of Python the module, else the program with its arguments."""
+    """What a process runs, short: for Python the module, else the program with its arguments."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -186,8 +186,8 @@ def _newest_arm(run: RunDirectory) -> str:
 
 
 def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], int, dict[str, int]]:
-    """Of an arm: the names by pid, the members of its present generation, the last step committed,
-    and nodes by name where there is more than one.
+    """Progress of an arm: process names by pid, the members of its current generation, the last
+    committed step, and nodes by name where there is more than one.
     """
     names: dict[int, str] = {}
     members: list[str] = []

@@ -19,7 +19,7 @@ class CoordinatorLost(Exception):
 
 
 class RevocableHands:
-    """Implements ``recovery.supervise.supervision.Hands`` by handing on to ``hands`` until
+    """Implements ``recovery.supervise.supervision.Hands`` by delegating to ``hands`` until
     ``lost``; every call raises then.
 
     ``before``: called before each act with its name; tests lose the coordinator there.
@@ -83,9 +83,9 @@ class RevocableHands:
 
 
 @dataclass(kw_only=True)
-class Absence:
-    """A time without a coordinator, by the clock of the arm. ``stage``: of the job when it began;
-    ``held``: reports that came meanwhile.
+class CoordinatorAbsence:
+    """A time without a coordinator, by the arm's clock. ``stage``: the job's stage when it began;
+    ``held``: reports that arrived meanwhile.
     """
 
     since_ns: int

@@ -63,10 +63,10 @@ def run_scenario(
     caller's to render.
 
     ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty:
-    all); ``argv``: the command line, kept for reproduction. SIGINT and SIGTERM end the run after
-    healing, with what was measured so far judged. What breaks while arms run ends the run; what was
-    logged is judged. Raises InfrastructureError when the machine refuses before that, ScenarioError
-    when the data does.
+    all); ``argv``: the command line, kept for reproduction. After SIGINT or SIGTERM the run heals,
+    judges what was measured so far, and ends. An error while arms run ends the run; what was logged
+    is judged. Raises InfrastructureError when the machine refuses before that, ScenarioError when
+    the data does.
     """
     cells = [_with_launcher(cell, launcher) for cell in loaded.cells if cell.among(only)]
     base_seed = cells[0].scenario.seed if seed is None else seed
@@ -101,15 +101,15 @@ def run_scenario(
     results = _or_broken(_or_interrupted(judge.judge(run), stop), problem)
     judge.write_results(run, results)
     if problem is not None and not isinstance(problem, ChaosError):
-        raise problem  # a defect of ours: it needs its traceback
+        raise problem  # a defect of the harness: it needs its traceback
     return results
 
 
 def _prepare(
     run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun
 ) -> dict[str, DataInfo]:
-    """Data and facts. An error leaves no run directory behind, since nothing in it could be
-    analysed.
+    """Prepare data and facts. An error leaves no run directory behind, since there would be nothing
+    in it to analyze.
     """
     try:
         data = _prepare_all(cells, run)
@@ -122,8 +122,8 @@ def _prepare(
 
 
 def _or_broken(results: Results, problem: Exception | None) -> Results:
-    """Say that the harness or the machine failed, and what to do; what was logged until then is
-    judged all the same.
+    """Report that the harness or the machine failed, and what to do; what was logged before is
+    still judged.
     """
     if problem is None or results.verdict in ("unsafe", "interrupted"):
         return results
@@ -141,8 +141,8 @@ def _or_broken(results: Results, problem: Exception | None) -> Results:
 
 
 def _or_interrupted(results: Results, stop: StopFlag) -> Results:
-    """Say so when a signal came while no arm was there to write it down, and who sends such signals
-    here.
+    """Report a signal that came between arms, when no arm could record it, and what sends such
+    signals here.
     """
     told = told_to_end(os.environ) if stop.signum == signal.SIGTERM else ""
     if told and results.verdict == "interrupted":
@@ -157,7 +157,7 @@ def _or_interrupted(results: Results, stop: StopFlag) -> Results:
 
 
 def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
-    """Cells this machine can run, and those it cannot with the reason."""
+    """Cells that this machine can run, and the others with the reason."""
     runnable, skipped = [], []
     for cell in cells:
         reason = too_small(cell) or _launcher(cell).missing(cell) or lacking(cell, _launcher(cell))
@@ -176,7 +176,7 @@ def _play(
     watcher: Watcher,
     stop: StopFlag,
 ) -> None:
-    """Every arm, one after the other; launchers stay open for the whole run."""
+    """Play every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load("chaos.faults", Fault)
     blind: set[str] = set()
     with _sessions(cells, run) as sessions:
@@ -184,7 +184,7 @@ def _play(
             if stop.signum:
                 return
             if cell.id in blind:
-                continue  # nothing was seen of its command, and nothing will be
+                continue  # its command could not be observed, and will not be
             name = arm_id(cell.id, repeat, arm)
             ledger = Ledger(run.ledger)
             checkpoints = ledger.will(
@@ -344,6 +344,6 @@ def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
 
 
 def _discard_checkpoints(run: RunDirectory, arm: str) -> str:
-    """Checkpoints were means to an end; what they showed is in the log."""
+    """Delete the checkpoints; what they showed is in the log."""
     shutil.rmtree(run.checkpoints(arm), ignore_errors=True)
     return "the arm is over"

@@ -1,9 +1,9 @@
-"""What the injector may see and touch of an arm whose ranks are ours."""
+"""What the injector may read and change in an arm of built-in ranks."""
 
 from __future__ import annotations
 
 from chaos.fault.targets import StorageTarget
-from harness.arm.fault_context import Record
+from harness.arm.fault_context import RecordEvent
 from harness.arm.in_force import InForce
 from harness.arm.keeper_tracker import KeeperTracker
 from harness.arm.roster import Roster
@@ -23,8 +23,8 @@ from recovery.supervise.controller import Controller
 
 
 class BuiltInScene:
-    """Implements ``harness.arm.fault_context.Scene``. Its ``roster`` and ``keepers`` know the
-    processes of the arm; ``spares``: that the job starts with.
+    """Implements ``harness.arm.fault_context.Scene``. ``roster`` and ``keepers`` know the processes
+    of the arm; ``spares``: the number that the job starts with.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class BuiltInScene:
         coordinator: Coordinator,
         timers: Timers,
         *,
-        record: Record,
+        record: RecordEvent,
         spares: int,
     ) -> None:
         self.setup = setup
@@ -53,7 +53,7 @@ class BuiltInScene:
 
     @property
     def controller(self) -> Controller:
-        """Of the coordinator that supervises, or did last."""
+        """The controller that supervises, or did last."""
         return self._coordinator.controller
 
     @property
@@ -62,7 +62,7 @@ class BuiltInScene:
         return self._coordinator.there
 
     def lose_coordinator(self, down_s: float) -> None:
-        """The coordinator forgets everything; another takes over ``down_s`` seconds later."""
+        """Drop the coordinator with all its state; another takes over ``down_s`` seconds later."""
         self._coordinator.lose(down_s)
         self._cluster.away()
 
@@ -83,12 +83,12 @@ class BuiltInScene:
 
     @property
     def links(self) -> LinkControl | None:
-        """What shapes connections between ranks."""
+        """Shapes connections between ranks."""
         return self._cluster.links
 
     @property
     def machines(self) -> MachineControl | None:
-        """Acts on nodes as a whole."""
+        """Control of whole nodes."""
         return self._cluster.machines
 
     def signal(self, process: str, signum: int) -> None:

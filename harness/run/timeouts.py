@@ -1,4 +1,4 @@
-"""How long the supervisor of a built-in workload waits, by what the scenario says."""
+"""Time-outs of a built-in workload's supervisor, as the scenario sets them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from recovery.supervise.supervision import Timing
 
 
 def timing_of(scenario: Scenario) -> Timing:
-    """The usual limits, but for those that the scenario gives."""
+    """The default limits, overridden by those of the scenario."""
     said = scenario.timeouts
     return Timing().with_limits(hang_s=said.hang, park_s=said.park, join_s=said.join)
 
 
 def refuse_clashing(scenario: Scenario) -> None:
-    """Raise ScenarioError for limits in the wrong order."""
+    """Raise ScenarioError when limits are in the wrong order."""
     limits.check(timing_of(scenario))

@@ -1,8 +1,8 @@
 """A command of the user, as an arm plays it: started, watched, and hit by the planned faults.
 
-The counterpart of ``harness.run.orchestrator`` for a program that is not ours: nothing is asked of
-it and it is told nothing, so that its own recovery is what is measured. ``harness.arm.loop`` has
-the loop around it; ``harness.script.scene`` is what faults see of it.
+The counterpart of ``harness.run.orchestrator`` for a program that is not ours: the harness neither
+asks it for anything nor sends it anything, so that its own recovery is measured.
+``harness.arm.loop`` has the loop around it; ``harness.script.scene`` is what faults see of it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from harness.arm.timers import Timers
 from harness.arm.watching import StopFlag, Watcher
 from harness.inject.injector import Injector
 from harness.launch.launcher import ArmSetup
-from harness.script.agents import Agents
 from harness.script.attempts import TICK_S, Attempts
-from harness.script.listen.listening import Listener
+from harness.script.listen.listening import CommandListener
 from harness.script.listen.observer import Observer
 from harness.script.outcome_text import Findings, outcome_of
+from harness.script.point_broker import PointBroker
 from harness.script.processes.command import Command
 from harness.script.processes.environment import prepare
-from harness.script.processes.leavings import Leavings
+from harness.script.processes.leftovers import CommandLeftovers
 from harness.script.processes.ranks import Ranks
 from harness.script.rank_watch import RankWatch
 from harness.script.rollcall import RollCall
@@ -53,8 +53,8 @@ class ScriptArm:
         prepared = prepare(setup)
         plan = plan_of(setup, kinds, spares=0)
         timers = Timers(now_ns)
-        self._ranks, self._leavings = Ranks(), Leavings()
-        self._listener = Listener(spec, prepared, now_ns)
+        self._ranks, self._leftovers = Ranks(), CommandLeftovers()
+        self._listener = CommandListener(spec, prepared, now_ns)
         self.observer = Observer(
             self.record,
             self._ranks.state,
@@ -62,7 +62,7 @@ class ScriptArm:
             deadline_s=spec.progress_deadline,
             source=self._listener.source,
         )
-        self._agents = Agents.of(spec, prepared.points, plan, kinds, self._listener.raised)
+        self._agents = PointBroker.of(spec, prepared.points, plan, kinds, self._listener.raised)
         if (fd := self._agents.fileno()) is not None:
             self._ranks.register(fd)
         self.scene = CommandScene(
@@ -85,7 +85,7 @@ class ScriptArm:
             observer=self.observer,
             agents=self._agents,
             injector=self._injector,
-            leavings=self._leavings,
+            leftovers=self._leftovers,
             record=self.record,
             now_ns=now_ns,
         )
@@ -95,7 +95,7 @@ class ScriptArm:
             ledger=self.scene.ledger,
             ranks=self._ranks,
             watch=self._watch,
-            leavings=self._leavings,
+            leftovers=self._leftovers,
             record=self.record,
             now_ns=now_ns,
         )
@@ -185,7 +185,7 @@ class ScriptArm:
         self._watch.arm_generation()
         done = self.observer.committed_here
         self._injector.tick(done or 0)
-        if done is not None:  # before its first report nobody knows where a generation is
+        if done is not None:  # before its first report the step of a generation is unknown
             for process, message in self._agents.due(done, self.observer.resumed_after):
                 self._injector.on_said(process, self.observer.rank_of(process), message)
 
@@ -240,7 +240,7 @@ class ScriptArm:
                 "processes": [{"pid": 0, "process": f"{left} of the command"}] if left else [],
                 "ports": [],
                 "shared_memory": [],
-                "of_command": self._leavings.memory(),
+                "of_command": self._leftovers.memory(),
             },
             finished={
                 "refused": self._listener.refused,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from chaos.events.log import Kind
-from harness.arm.fault_context import Record
+from harness.arm.fault_context import RecordEvent
 from harness.script.processes.command import Command
-from harness.script.processes.environment import Prepared
-from harness.script.processes.leavings import Leavings
+from harness.script.processes.environment import PreparedCommand
+from harness.script.processes.leftovers import CommandLeftovers
 from harness.script.processes.ranks import Ranks
 from harness.script.rank_watch import RankWatch
 from harness.undo.ledger import Ledger
@@ -27,14 +27,14 @@ class Attempts:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedCommand,
         *,
         arm: str,
         ledger: Ledger,
         ranks: Ranks,
         watch: RankWatch,
-        leavings: Leavings,
-        record: Record,
+        leftovers: CommandLeftovers,
+        record: RecordEvent,
         now_ns: Callable[[], int],
     ) -> None:
         self._prepared = prepared
@@ -42,7 +42,7 @@ class Attempts:
         self._ledger = ledger
         self._ranks = ranks
         self._watch = watch
-        self._leavings = leavings
+        self._leftovers = leftovers
         self._record = record
         self._now_ns = now_ns
         self.command: Command | None = None
@@ -75,7 +75,7 @@ class Attempts:
 
     def note_left(self, command: Command) -> None:
         """A command has ended well: note its processes that live on, before they are ended too."""
-        self._left = self._leavings.processes(command.guard_pid, command.pid)
+        self._left = self._leftovers.processes(command.guard_pid, command.pid)
 
     def close(self, *, asked: bool) -> int:
         """End the command and all that came of it; returns how many processes could not be killed.

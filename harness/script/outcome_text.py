@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from chaos.scenario.model import RegexProgress
 from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.listening import Listener
+from harness.script.listen.listening import CommandListener
 from harness.script.listen.observer import Observer
-from harness.script.processes.command import Ended
+from harness.script.processes.command import CommandEnded
 
 SHOWN_LINES = 6
 SHOWN_WIDTH = 160
@@ -30,7 +30,7 @@ class Findings:
     refused: int
 
     @classmethod
-    def of(cls, spec: WorkloadSpec, observer: Observer, listener: Listener) -> Findings:
+    def of(cls, spec: WorkloadSpec, observer: Observer, listener: CommandListener) -> Findings:
         """By what observer and listener have taken in."""
         return cls(
             spec=spec,
@@ -44,7 +44,7 @@ class Findings:
         )
 
 
-def outcome_of(found: Findings, ended: Ended | None) -> tuple[str, str]:
+def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
     """(outcome, reason). ``ended``: None when it made no progress for the deadline instead of
     ending.
     """

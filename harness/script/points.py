@@ -26,7 +26,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PointRequest:
     """A process holds at a point. ``number``: of its questions; ``pid``: by the kernel's word."""
 
     connection: int
@@ -50,7 +50,7 @@ class Did:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class Disconnected:
     """A connection ended."""
 
     connection: int
@@ -100,9 +100,9 @@ class Points:
             os.pwrite(self._fd, b"1" if place in wanted else b"0", self._offsets[place])
         self._armed = wanted
 
-    def listen(self) -> list[Asked | Did | Left]:
+    def listen(self) -> list[PointRequest | Did | Disconnected]:
         """What was said since the last look, without waiting."""
-        found: list[Asked | Did | Left] = []
+        found: list[PointRequest | Did | Disconnected] = []
         for fd, _ in self._poll.poll(0):
             if fd == self._server.fileno():
                 self._accept()
@@ -152,7 +152,7 @@ class Points:
             self._numbers[made.fileno()] = self._count
             self._poll.register(made.fileno(), select.EPOLLIN)
 
-    def _read(self, connection: int, one: _Connection) -> list[Asked | Did | Left]:
+    def _read(self, connection: int, one: _Connection) -> list[PointRequest | Did | Disconnected]:
         """One look at one connection; a line of another kind, or one too long, ends it."""
         try:
             data = one.socket.recv(4096)
@@ -162,10 +162,12 @@ class Points:
             data = b""
         *lines, one.rest = (one.rest + data).split(b"\n")
         found = [parse(connection, one.pid, line) for line in lines]
-        known: list[Asked | Did | Left] = [each for each in found if each is not None]
+        known: list[PointRequest | Did | Disconnected] = [
+            each for each in found if each is not None
+        ]
         if not data or len(known) < len(lines) or len(one.rest) > LINE_LIMIT:
             self._hang_up(connection)
-            known.append(Left(connection=connection))
+            known.append(Disconnected(connection=connection))
         return known
 
     def _hang_up(self, connection: int) -> None:
@@ -176,7 +178,7 @@ class Points:
             one.socket.close()
 
 
-def parse(connection: int, pid: int, line: bytes) -> Asked | Did | None:
+def parse(connection: int, pid: int, line: bytes) -> PointRequest | Did | None:
     """A line of a beacon, or None when it is not one: ``at number step name`` or ``did step what
     before after``.
     """
@@ -184,7 +186,9 @@ def parse(connection: int, pid: int, line: bytes) -> Asked | Did | None:
     if words[0] == "at" and len(words) == 4:
         number, step = _whole(words[1]), _whole(words[2])
         if number is not None and step is not None and _plain(words[3]):
-            return Asked(connection=connection, number=number, pid=pid, step=step, name=words[3])
+            return PointRequest(
+                connection=connection, number=number, pid=pid, step=step, name=words[3]
+            )
     if words[0] == "did" and len(words) == 5:
         step, before, after = _whole(words[1]), _real(words[3]), _real(words[4])
         if step is not None and before is not None and after is not None and _plain(words[2]):

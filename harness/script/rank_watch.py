@@ -8,13 +8,13 @@ from collections.abc import Callable, Set
 
 from chaos.events.log import Kind
 from chaos.scenario.workload import WorkloadSpec
-from harness.arm.fault_context import Record
+from harness.arm.fault_context import RecordEvent
 from harness.inject.injector import Injector
-from harness.script.agents import Agents
-from harness.script.listen.listening import Listener
+from harness.script.listen.listening import CommandListener
 from harness.script.listen.observer import Observer
+from harness.script.point_broker import PointBroker
 from harness.script.processes.command import Command
-from harness.script.processes.leavings import Leavings
+from harness.script.processes.leftovers import CommandLeftovers
 from harness.script.processes.ranks import Gone, Ranks
 from harness.script.rollcall import RollCall
 
@@ -36,12 +36,12 @@ class RankWatch:
         *,
         ranks: Ranks,
         roll: RollCall,
-        listener: Listener,
+        listener: CommandListener,
         observer: Observer,
-        agents: Agents,
+        agents: PointBroker,
         injector: Injector,
-        leavings: Leavings,
-        record: Record,
+        leftovers: CommandLeftovers,
+        record: RecordEvent,
         now_ns: Callable[[], int],
     ) -> None:
         self._spec = spec
@@ -51,7 +51,7 @@ class RankWatch:
         self._observer = observer
         self._agents = agents
         self._injector = injector
-        self._leavings = leavings
+        self._leftovers = leftovers
         self._record = record
         self._now_ns = now_ns
         self.sign_ns = self.progress_ns = now_ns()
@@ -85,7 +85,7 @@ class RankWatch:
         found = self._roll.find(command, self._listener.hints, spoken=spoken)
         sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
         members, new = self._ranks.hold(sure)
-        self._leavings.look(command.guard_pid, self._ranks.name_of)
+        self._leftovers.look(command.guard_pid, self._ranks.name_of)
         for rank in new:
             self.sign_ns = now
             self._record(

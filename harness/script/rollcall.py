@@ -1,5 +1,5 @@
-"""Who is which rank of a command: found among its processes, also where several replica groups
-count from 0 each.
+"""Finds which process is which rank of a command, also where several replica groups count from 0
+each.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.progress import Progress
+from harness.script.listen.progress import ProgressReport
 from harness.script.processes import tree
 from harness.script.processes.command import Command
 from harness.script.processes.trainer import Trainer
-from harness.script.processes.tree import Found
+from harness.script.processes.tree import FoundRank
 
 
 class RollCall:
@@ -25,7 +25,9 @@ class RollCall:
         self._ranks: dict[int, int] = {}  # by pid, of all that were found
         self._size = 1
 
-    def find(self, command: Command, hints: Mapping[int, int], *, spoken: bool) -> dict[int, Found]:
+    def find(
+        self, command: Command, hints: Mapping[int, int], *, spoken: bool
+    ) -> dict[int, FoundRank]:
         """Rank -> its process. ``hints``: pid -> rank, as the processes said; ``spoken``: steps
         were reported.
         """
@@ -41,7 +43,7 @@ class RollCall:
         self._size = max((one.size for one in found.values()), default=self._size)
         return found
 
-    def whose(self, said: Progress) -> Progress:
+    def whose(self, said: ProgressReport) -> ProgressReport:
         """The same report with the rank that its process is in the whole job: its own word counts
         in its group.
         """

@@ -7,13 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from harness.arm.fault_context import Record
+from harness.arm.fault_context import RecordEvent
 from harness.arm.in_force import InForce
 from harness.arm.timers import Timers
 from harness.launch.launcher import ArmSetup
 from harness.launch.storage import Storage, mount_for
-from harness.script.agents import Agents
 from harness.script.listen.observer import Observer
+from harness.script.point_broker import PointBroker
 from harness.script.processes.ranks import Ranks
 from harness.undo.ledger import Ledger
 
@@ -29,9 +29,9 @@ class CommandScene:
         *,
         ranks: Ranks,
         observer: Observer,
-        agents: Agents,
+        agents: PointBroker,
         timers: Timers,
-        record: Record,
+        record: RecordEvent,
     ) -> None:
         self.setup = setup
         self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()

@@ -9,7 +9,7 @@ from typing import Any
 
 from chaos import plugins
 from harness.launch import devices
-from harness.launch.health import Reading
+from harness.launch.health import HealthReport
 from harness.launch.launcher import ArmSetup, Exited, Leftovers, Report, Said
 from harness.sim.groups import SimGroups
 from harness.sim.rank.behaviour import Behaviour
@@ -120,7 +120,7 @@ class SimCluster:
         """It exists in memory only."""
         return None
 
-    def hardware(self) -> Sequence[Reading]:
+    def hardware(self) -> Sequence[HealthReport]:
         """There is none."""
         return ()
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from harness.host import processes
 
 
-class Outcome(BaseModel):
-    """What an undo came to. ``ok``: nothing of it is left; ``did``: it had to do something;
+class UndoOutcome(BaseModel):
+    """The result of an undo. ``ok``: nothing of it is left; ``did``: it had to do something;
     ``text``: for people.
     """
 
@@ -25,19 +25,19 @@ class Outcome(BaseModel):
     text: str
 
 
-def done(text: str) -> Outcome:
+def done(text: str) -> UndoOutcome:
     """It did something, and nothing is left."""
-    return Outcome(ok=True, did=True, text=text)
+    return UndoOutcome(ok=True, did=True, text=text)
 
 
-def nothing(text: str) -> Outcome:
+def nothing(text: str) -> UndoOutcome:
     """There was nothing to do."""
-    return Outcome(ok=True, did=False, text=text)
+    return UndoOutcome(ok=True, did=False, text=text)
 
 
-def failed(text: str) -> Outcome:
+def failed(text: str) -> UndoOutcome:
     """Something is left."""
-    return Outcome(ok=False, did=False, text=text)
+    return UndoOutcome(ok=False, did=False, text=text)
 
 
 class Undo(BaseModel):
@@ -52,9 +52,9 @@ class Undo(BaseModel):
     ends_processes: ClassVar[bool] = False
     boot_id: str = Field(default_factory=processes.boot_id)
 
-    def undo_of(self, run: Path) -> Outcome:
-        """Undo it, if it can be of the run in that directory: its ledger may have been written by
-        anybody. Idempotent, bounded, and never an exception.
+    def undo_of(self, run: Path) -> UndoOutcome:
+        """Undo it, if it can be of the run in that directory: any user may have written its ledger.
+        Idempotent, bounded, and never an exception.
         """
         if not self.outlives_boot and self.boot_id != processes.boot_id():
             return self.undo()
@@ -71,7 +71,7 @@ class Undo(BaseModel):
         """
         return ""
 
-    def undo(self) -> Outcome:
+    def undo(self) -> UndoOutcome:
         """Undo it; idempotent, bounded, and never an exception."""
         if not self.outlives_boot and self.boot_id != processes.boot_id():
             return nothing("gone with a restart of the machine (or made on another one)")
@@ -94,7 +94,7 @@ class Undo(BaseModel):
         """What ``undo`` is about to do, for people, beginning with a verb."""
 
     @abstractmethod
-    def _undo(self) -> Outcome: ...
+    def _undo(self) -> UndoOutcome: ...
 
 
 def outside(path: Path, run: Path) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from chaos.errors import InfrastructureError
 from harness.host.container_engine import NODE_LABEL, RUN_LABEL, asking, connect
-from harness.undo.base import Outcome, Undo, done, failed, nothing
+from harness.undo.base import Undo, UndoOutcome, done, failed, nothing
 
 REMOVE_LIMIT_S = 30.0
 AGAIN_S = 0.05
@@ -37,7 +37,7 @@ class _Labelled(Undo):
         except InfrastructureError:
             return False
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         try:
             with _engine(self.engine) as client:
                 return self._remove_all(client)
@@ -47,7 +47,7 @@ class _Labelled(Undo):
                 f" {error.hint or 'see the log of the engine'}"
             )
 
-    def _remove_all(self, client: Any) -> Outcome:
+    def _remove_all(self, client: Any) -> UndoOutcome:
         """Until nothing is found: the engine may still be at what a killed harness asked it for."""
         deadline = time.monotonic() + REMOVE_LIMIT_S
         removed: set[str] = set()

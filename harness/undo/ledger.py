@@ -112,7 +112,7 @@ def read_open(path: Path) -> list[Entry]:
     """What a ledger says is not undone yet, the oldest first; nothing when there is no ledger.
 
     A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError for
-    what can be no ledger of ours: nobody knows then what is to be undone.
+    what can be no ledger of ours: what is to be undone is then unknown.
     """
     entries: dict[str, Entry] = {}
     for line in _lines(path):

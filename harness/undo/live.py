@@ -1,9 +1,8 @@
-"""Which runs are live: each holds a file, ``live.json``, from its first moment until nothing of it
-is left.
+"""Tracks which runs are live: each holds a file, ``live.json``, from its first moment until nothing
+of it is left.
 
-The file is there as long as a run has something that may have to be undone. Its harness holds a
-lock on it, which the kernel releases however the harness ends, and its pid and start time stand in
-it.
+The file exists as long as a run has something that may have to be undone. Its harness holds a lock
+on it, which the kernel releases however the harness ends, and its pid and start time stand in it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ FILE = "live.json"
 
 
 class Holder(BaseModel):
-    """Who runs a run. ``pid_namespace``: pids mean nothing in another one; ``marker``: value of
-    CHAOS_RUN in the environment of its processes; ``since_ns``: Unix time.
+    """The process that runs a run. ``pid_namespace``: pids mean nothing in another one; ``marker``:
+    value of CHAOS_RUN in the environment of its processes; ``since_ns``: Unix time.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -132,7 +131,7 @@ def unfinished(runs: Path) -> list[RunDirectory]:
 
 @contextmanager
 def healing(run: RunDirectory) -> Iterator[bool]:
-    """Have a run to oneself for healing it; False when somebody else is at it."""
+    """Claim a run for healing; False when another process is healing it."""
     fd = os.open(run.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

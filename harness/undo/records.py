@@ -21,7 +21,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from harness.host import processes
-from harness.undo.base import Outcome, Undo, control_groups, done, failed, mounts, nothing, outside
+from harness.undo.base import (
+    Undo,
+    UndoOutcome,
+    control_groups,
+    done,
+    failed,
+    mounts,
+    nothing,
+    outside,
+)
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.slurm import CancelSteps
 
@@ -52,10 +61,10 @@ class KillProcess(Undo):
         return f"kill {_who(self.pid, self.name)}"
 
     def idle(self) -> bool:
-        """Whether nobody is left to kill."""
+        """Whether no process is left to kill."""
         return super().idle() or processes.start_time(self.pid) != self.start_time
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         ending = processes.end(self.pid, self.start_time, limit_s=KILL_LIMIT_S)
         who = _who(self.pid, self.name)
         if ending == "gone":
@@ -95,10 +104,10 @@ class KillSession(Undo):
         return f"kill the session of {_who(self.sid, self.name)}"
 
     def idle(self) -> bool:
-        """Whether nobody is left to kill."""
+        """Whether no process is left to kill."""
         return super().idle() or not self._members()
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         leader = processes.start_time(self.sid)
         if leader and leader != self.start_time:
             return nothing(f"the session of {_who(self.sid, self.name)} is gone")
@@ -135,7 +144,7 @@ class KillMarked(Undo):
         return "kill the processes that carry the run's marker"
 
     def idle(self) -> bool:
-        """Whether nobody is left to kill."""
+        """Whether no process is left to kill."""
         return super().idle() or not self.members()
 
     def members(self) -> list[tuple[int, int]]:
@@ -147,13 +156,13 @@ class KillMarked(Undo):
             row for row in found if row[0] not in own and processes.environment_has(row[0], entry)
         ]
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         return _kill_all(self.members, "the run")
 
 
 class Unmount(Undo):
     """Unmount what was mounted at a place. ``source``: what mountinfo calls the device; a run names
-    its own, so that somebody else's mount at the same place is left alone.
+    its own, so that a mount of another program at the same place is left alone.
     """
 
     do: Literal["unmount"] = "unmount"
@@ -168,7 +177,7 @@ class Unmount(Undo):
         """As the other: a run mounts in its own directory."""
         return outside(self.path, run)
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         libc = ctypes.CDLL(None, use_errno=True)
         did = False
         deadline = time.monotonic() + KILL_LIMIT_S
@@ -200,7 +209,7 @@ class RemoveCgroup(Undo):
         """For people."""
         return f"remove the control group {self.path}"
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         above = [str(place) for place in self.path.resolve().parents if os.path.ismount(place)]
         if not self.path.name.startswith("chaos-") or not above or above[0] not in control_groups():
             return failed(f"{self.path} is no control group of a run: left alone")
@@ -241,7 +250,7 @@ class RemoveTree(Undo):
         """As the other: what a run owns is its directory, whatever the record calls so."""
         return outside(self.inside, run) or outside(self.path, run)
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         place, own = self.path.parent.resolve() / self.path.name, self.inside.resolve()
         if own not in place.parents:
             return failed(f"{self.path} is not inside {self.inside}: left alone")
@@ -275,7 +284,7 @@ class RemoveQdisc(Undo):
         """For people."""
         return f"remove the queue {self.handle} of {self.device}"
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         base = ["tc", *(["-netns", self.namespace] if self.namespace else []), "qdisc"]
         shown = _tc([*base, "show", "dev", self.device])
         if f" {self.handle} root" not in (shown or ""):
@@ -303,7 +312,7 @@ class FreeShm(Undo):
         """As the other."""
         return outside(self.run, run)
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         freed, left = processes.free_shared_memory(self.since_ns, self._until_ns())
         if left:
             return failed(f"could not free shared memory {', '.join(left)}")
@@ -335,8 +344,8 @@ AnyUndo = Annotated[
 ]
 
 
-def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> Outcome:
-    """Kill until nobody is left: a process may fork while it is being looked for."""
+def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> UndoOutcome:
+    """Kill until no process is left: a process may fork while it is being looked for."""
     deadline = time.monotonic() + KILL_LIMIT_S
     killed: set[int] = set()
     spared = processes.ancestors(os.getpid())

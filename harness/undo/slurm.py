@@ -12,7 +12,7 @@ from pydantic import Field
 
 from chaos.errors import InfrastructureError
 from harness.host.slurm_commands import ASK_LIMIT_S, Commands, Ran, Run, run_command
-from harness.undo.base import Outcome, Undo, done, failed, nothing, outside
+from harness.undo.base import Undo, UndoOutcome, done, failed, nothing, outside
 
 END_LIMIT_S = 15.0
 LOOK_S = 0.1
@@ -20,8 +20,8 @@ AGAIN_S = 1.0
 
 
 class CancelSteps(Undo):
-    """Kill the job steps of a run: those of one job whose names begin with words that nobody else
-    has drawn.
+    """Kill the job steps of a run: those of one job whose names begin with words drawn for this run
+    alone.
 
     Written before the first step exists. ``job``: the job's number; ``names``: what the names begin
     with; ``conf``: Slurm's configuration, where it is not the machine's own. Agents end by
@@ -59,7 +59,7 @@ class CancelSteps(Undo):
             else f"the configuration of Slurm is another user's: {self.conf}"
         )
 
-    def _undo(self) -> Outcome:
+    def _undo(self) -> UndoOutcome:
         slurm = Commands(self._run(), limit_s=ASK_LIMIT_S)
         killed: set[str] = set()
         deadline, due = time.monotonic() + END_LIMIT_S, 0.0

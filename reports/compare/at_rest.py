@@ -4,7 +4,7 @@ for page and text.
 
 from __future__ import annotations
 
-from reports.compare.facts import Facts
+from reports.compare.facts import ComparisonFacts
 from reports.compare.table import Column, Table, table, text
 from reports.content.figures import alarms, percent
 
@@ -19,7 +19,7 @@ HEAD = (
 )
 
 
-def rows(facts: Facts) -> list[tuple[str, ...]]:
+def rows(facts: ComparisonFacts) -> list[tuple[str, ...]]:
     """A row for each stack."""
     return [
         (one.label, str(one.ranks), str(one.spares), percent(one.share), *alarms(one.false_alarms))
@@ -27,7 +27,7 @@ def rows(facts: Facts) -> list[tuple[str, ...]]:
     ]
 
 
-def at_rest(facts: Facts) -> Table:
+def at_rest(facts: ComparisonFacts) -> Table:
     """The same for a page."""
     wide = ("stack", "per rank-hour")
     columns = [Column(name=name, kind="wide" if name in wide else "number") for name in HEAD]

@@ -24,10 +24,10 @@ from harness.judge.figures import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A class of outcomes. ``kept``: the job went on with the work it had done; ``tried``: the
-    stack was put to the test at all; ``meaning``: one line for the key; its place in ``OUTCOMES``
-    is how good it is.
+class OutcomeTraits:
+    """What a class of outcomes means. ``kept``: the job went on with the work it had done;
+    ``tried``: the stack was put to the test at all; ``meaning``: one line for the key; its place in
+    ``OUTCOMES`` is how good it is.
     """
 
     kept: bool
@@ -35,36 +35,40 @@ class Outcome:
     meaning: str
 
 
-OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
+OUTCOMES: Mapping[OutcomeClass, OutcomeTraits] = MappingProxyType(
     {
-        "masked": Outcome(kept=True, tried=True, meaning="training never stopped"),
-        "recovered": Outcome(kept=True, tried=True, meaning="went on from where it was"),
-        "rolled back": Outcome(
+        "masked": OutcomeTraits(kept=True, tried=True, meaning="training never stopped"),
+        "recovered": OutcomeTraits(kept=True, tried=True, meaning="went on from where it was"),
+        "rolled back": OutcomeTraits(
             kept=True, tried=True, meaning="went on from a checkpoint, steps done again"
         ),
-        "degraded": Outcome(kept=True, tried=True, meaning="went on slower or with fewer ranks"),
-        "started over": Outcome(
+        "degraded": OutcomeTraits(
+            kept=True, tried=True, meaning="went on slower or with fewer ranks"
+        ),
+        "started over": OutcomeTraits(
             kept=False, tried=True, meaning="went on from step 0, all work lost"
         ),
-        "all ranks died": Outcome(kept=False, tried=True, meaning="the job ended"),
-        "hung": Outcome(kept=False, tried=True, meaning="the job stood still until it was ended"),
-        "committed bad values": Outcome(
+        "all ranks died": OutcomeTraits(kept=False, tried=True, meaning="the job ended"),
+        "hung": OutcomeTraits(
+            kept=False, tried=True, meaning="the job stood still until it was ended"
+        ),
+        "committed bad values": OutcomeTraits(
             kept=False, tried=True, meaning="trained on damaged state, unnoticed"
         ),
-        "not landed": Outcome(
+        "not landed": OutcomeTraits(
             kept=False, tried=False, meaning="the fault did not take effect; says nothing"
         ),
-        "not offered": Outcome(
+        "not offered": OutcomeTraits(
             kept=False, tried=False, meaning="this stack cannot be put under this fault"
         ),
-        "refuted": Outcome(
+        "refuted": OutcomeTraits(
             kept=False, tried=False, meaning="its record cannot be right, and counts for nothing"
         ),
     }
 )
 
 
-class Facts:
+class ComparisonFacts:
     """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first,
     then the fastest; ``counted``: families that test the stacks, which findings and ranks are
     about; ``apart``: those that test what a training script checks.

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from harness.compare.result.model import Comparison
 from harness.compare.result.statistics import EVERY
 from reports.compare import at_rest, lists, plots, tables
-from reports.compare.facts import Facts
+from reports.compare.facts import ComparisonFacts
 from reports.compare.shapes import HATCHES, patterns
 from reports.compare.words import findings
 from reports.content.figures import flatten, number, pairs, plural, visible
@@ -35,7 +35,7 @@ def render(comparison: Comparison) -> str:
 
 
 def _context(comparison: Comparison) -> dict[str, Any]:
-    facts = Facts(comparison)
+    facts = ComparisonFacts(comparison)
     said = findings(facts)
     panels = [
         {

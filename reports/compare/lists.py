@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from harness.compare.result.model import CellSummary, Trial
-from reports.compare.facts import Facts
+from reports.compare.facts import ComparisonFacts
 from reports.compare.table import (
     FINEST_S,
     OUTCOME_ORDER,
@@ -23,7 +23,7 @@ from reports.compare.words import COST_UNIT, interval
 from reports.content.figures import MISSING, pairs, survived
 
 
-def witnesses(facts: Facts) -> Table:
+def witnesses(facts: ComparisonFacts) -> Table:
     """What shows that each outcome is what it is said to be."""
     columns = [
         Column(name="fault"),
@@ -78,7 +78,7 @@ def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
     ]
 
 
-def trials(facts: Facts) -> Table:
+def trials(facts: ComparisonFacts) -> Table:
     """Every trial, and the command that does it again."""
     columns = [
         Column(name="fault"),
@@ -123,7 +123,7 @@ def _trial(t: Trial) -> list[Cell]:
     ]
 
 
-def settings(facts: Facts) -> Table:
+def settings(facts: ComparisonFacts) -> Table:
     """What was chosen for each stack, why, and in which version."""
     columns = [
         Column(name="stack"),
@@ -141,7 +141,7 @@ def settings(facts: Facts) -> Table:
     return table("Settings and versions", columns, rows)
 
 
-def same(facts: Facts) -> Table:
+def same(facts: ComparisonFacts) -> Table:
     """The reference against itself."""
     columns = [
         Column(name="fault"),

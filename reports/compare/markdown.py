@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from harness.compare.result.model import CellSummary, Comparison
 from harness.judge.figures import Metric
 from reports.compare import at_rest
-from reports.compare.facts import OUTCOMES, Facts
+from reports.compare.facts import OUTCOMES, ComparisonFacts
 from reports.compare.words import COST_UNIT, findings
 from reports.content.figures import (
     MISSING,
@@ -28,10 +28,10 @@ _REST = "compare.json"
 
 def render(comparison: Comparison) -> str:
     """The text of the file."""
-    return "\n".join(_lines(Facts(comparison))) + "\n"
+    return "\n".join(_lines(ComparisonFacts(comparison))) + "\n"
 
 
-def _lines(facts: Facts) -> Iterator[str]:
+def _lines(facts: ComparisonFacts) -> Iterator[str]:
     comparison = facts.comparison
     said = [line.striptags() for line in findings(facts)]
     yield f"## {escape(said[0])}"
@@ -90,7 +90,7 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield from (f"- {escape(key)}: {escape(value)}" for key, value in flatten(data))
 
 
-def _scorecard(facts: Facts, families: Sequence[str]) -> Iterator[str]:
+def _scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Iterator[str]:
     head = ("stack", *families, "step without a fault, times the bare one")
     body = [
         (label, *(_score(facts, label, f) for f in families), median_of(facts.slowest_step(label)))
@@ -99,7 +99,7 @@ def _scorecard(facts: Facts, families: Sequence[str]) -> Iterator[str]:
     yield from table(head, body, "l" * (len(head) - 1) + "r", rest=_REST)
 
 
-def _score(facts: Facts, label: str, family: str) -> str:
+def _score(facts: ComparisonFacts, label: str, family: str) -> str:
     cell = facts.cell(label, family)
     if cell is None:
         return "did not run"
@@ -143,7 +143,7 @@ def _lost(cell: CellSummary) -> str:
     return f"{median_of(cell.samples_lost)} samples lost" if known else "samples lost unknown"
 
 
-def _ratios(facts: Facts) -> Iterator[str]:
+def _ratios(facts: ComparisonFacts) -> Iterator[str]:
     body = []
     for ratio in (*facts.comparison.ratios, *facts.comparison.same):
         better = "higher" if (ratio.value or 0) > 1 else "lower"
@@ -175,7 +175,7 @@ def _ratios(facts: Facts) -> Iterator[str]:
         yield from table(head, body, "llllrlrlr", most=1000, rest=_REST)
 
 
-def _costs(facts: Facts) -> Iterator[str]:
+def _costs(facts: ComparisonFacts) -> Iterator[str]:
     body = []
     for label in facts.labels:
         row = [label]
@@ -198,7 +198,7 @@ def _cost(hours: float | None, money: float | None, currency: str) -> str:
     return with_unit(hours, COST_UNIT, "lower") + spent
 
 
-def _witnesses(facts: Facts) -> Iterator[str]:
+def _witnesses(facts: ComparisonFacts) -> Iterator[str]:
     body = [
         (
             c.family,
@@ -216,7 +216,7 @@ def _witnesses(facts: Facts) -> Iterator[str]:
         )
 
 
-def _notes(facts: Facts) -> Iterator[str]:
+def _notes(facts: ComparisonFacts) -> Iterator[str]:
     lines = [*facts.comparison.fidelity]
     lines += [
         f"{stack.label}: {line}" for stack in facts.comparison.stacks for line in stack.fidelity

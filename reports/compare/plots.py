@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from harness.compare.result.model import Trial
 from harness.judge.incident import PHASE_NAMES
-from reports.compare.facts import Facts, listed
-from reports.compare.shapes import Scale, curves, points, ruler, shares, slug, spans
+from reports.compare.facts import ComparisonFacts, listed
+from reports.compare.shapes import AxisScale, curves, points, ruler, shares, slug, spans
 from reports.compare.words import exact, median
 from reports.content.figures import number, percent, plural
 
@@ -34,7 +34,7 @@ _CLASSES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class PlotRow:
     """One row: name, drawing, and the number it stands for."""
 
     name: str
@@ -50,7 +50,7 @@ class Chart:
 
     title: str
     ruler: Markup
-    lines: tuple[Line, ...]
+    lines: tuple[PlotRow, ...]
     keys: tuple[tuple[str, str], ...] = ()
 
 
@@ -63,13 +63,13 @@ class Curve:
     drawing: Markup
 
 
-def times(facts: Facts, family: str) -> Chart | None:
+def times(facts: ComparisonFacts, family: str) -> Chart | None:
     """Every recovery time of a family, by stack, on a logarithmic scale that all stacks share."""
     found = {label: _timed(facts, label, family) for label in facts.labels}
     every = [t.recovery for trials in found.values() for t in trials if t.recovery is not None]
     if not every:
         return None
-    scale = Scale(every, logarithmic=True)
+    scale = AxisScale(every, logarithmic=True)
     lines = []
     for label, trials in found.items():
         cell = facts.cell(label, family)
@@ -79,7 +79,7 @@ def times(facts: Facts, family: str) -> Chart | None:
         said = ", ".join(number(value, "lower") for value, _ in values)
         words = f"{label}, {family}: {plural(len(values), 'recovery time')} in seconds: {said}"
         drawing = points(scale, values, cell.recovery.median, cell.recovery.ci95, words)
-        lines.append(Line(name=label, drawing=drawing, value=median(cell.recovery, unit=True)))
+        lines.append(PlotRow(name=label, drawing=drawing, value=median(cell.recovery, unit=True)))
     never = any(math.isinf(value) for value in every)
     return Chart(
         title=_times_finding(facts, family),
@@ -88,11 +88,11 @@ def times(facts: Facts, family: str) -> Chart | None:
     )
 
 
-def _timed(facts: Facts, label: str, family: str) -> list[Trial]:
+def _timed(facts: ComparisonFacts, label: str, family: str) -> list[Trial]:
     return [t for t in facts.trials(label, family) if t.recovery is not None]
 
 
-def _times_finding(facts: Facts, family: str) -> str:
+def _times_finding(facts: ComparisonFacts, family: str) -> str:
     known = [
         (value, label)
         for label in facts.labels
@@ -111,7 +111,7 @@ def _times_finding(facts: Facts, family: str) -> str:
     return fastest + tail
 
 
-def waterfall(facts: Facts, family: str) -> Chart | None:
+def waterfall(facts: ComparisonFacts, family: str) -> Chart | None:
     """The incident of median recovery time of each stack, phase by phase, on one linear scale."""
     found = {
         label: trial
@@ -121,7 +121,7 @@ def waterfall(facts: Facts, family: str) -> Chart | None:
     if not found:
         return None
     ends = [span.start + span.seconds for trial in found.values() for span in trial.phases]
-    scale = Scale(ends, logarithmic=False)
+    scale = AxisScale(ends, logarithmic=False)
     lines = []
     for label, trial in found.items():
         parts = ", ".join(
@@ -130,7 +130,9 @@ def waterfall(facts: Facts, family: str) -> Chart | None:
         words = f"{label}, {family}, seed {trial.seed}: {parts}"
         drawing = spans(scale, trial.phases, trial.recovery, words)
         lines.append(
-            Line(name=label, drawing=drawing, value=exact(trial.recovery, _seconds(trial.recovery)))
+            PlotRow(
+                name=label, drawing=drawing, value=exact(trial.recovery, _seconds(trial.recovery))
+            )
         )
     names = {span.name for trial in found.values() for span in trial.phases}
     ordered = [p for p in PHASE_NAMES if p in names] + sorted(names - set(PHASE_NAMES))
@@ -162,12 +164,14 @@ def _waterfall_finding(family: str, trials: Sequence[Trial]) -> str:
     )
 
 
-def wall(facts: Facts, family: str) -> Chart | None:
+def wall(facts: ComparisonFacts, family: str) -> Chart | None:
     """Where the wall time of the faulted arms went, by stack: useful first, the rest is badput."""
     found = {label: split for label in facts.labels if (split := facts.mean_wall(label, family))}
     if not found:
         return None
-    scale = Scale([sum(split.values()) for split in found.values()], logarithmic=False, room=98.0)
+    scale = AxisScale(
+        [sum(split.values()) for split in found.values()], logarithmic=False, room=98.0
+    )
     names = list(dict.fromkeys(name for split in found.values() for name in split))
     ordered = [c for c in _CLASSES if c in names] + [c for c in names if c not in _CLASSES]
     lines = []
@@ -178,7 +182,7 @@ def wall(facts: Facts, family: str) -> Chart | None:
         )
         share = split["useful"] / (sum(split.values()) or 1.0)
         lines.append(
-            Line(name=label, drawing=shares(scale, parts, words), value=Markup(percent(share)))
+            PlotRow(name=label, drawing=shares(scale, parts, words), value=Markup(percent(share)))
         )
     keys = tuple((slug(name), _words(name)) for name in ordered)
     title = _wall_finding(family, found)
@@ -205,7 +209,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def losses(facts: Facts, family: str) -> list[Curve]:
+def losses(facts: ComparisonFacts, family: str) -> list[Curve]:
     """The first trial of each stack that has losses, over its control's."""
     found = []
     for label in facts.labels:

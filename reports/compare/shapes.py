@@ -75,7 +75,7 @@ def patterns() -> Markup:
     ).format(drawn)
 
 
-class Scale:
+class AxisScale:
     """Values to percent of the width, linear from 0 or logarithmic over whole decades; infinity is
     right of all.
     """
@@ -114,7 +114,7 @@ class Scale:
         return [i * step_size for i in range(int(self.high / step_size) + 1)]
 
 
-def ruler(scale: Scale, unit: str, never: bool) -> Markup:
+def ruler(scale: AxisScale, unit: str, never: bool) -> Markup:
     """The axis above rows that share a scale."""
     words = [
         Markup('<text x="{}%" y="13">{}</text>').format(_n(scale.at(t)), f"{t:g}")
@@ -128,7 +128,7 @@ def ruler(scale: Scale, unit: str, never: bool) -> Markup:
 
 
 def points(
-    scale: Scale,
+    scale: AxisScale,
     values: Sequence[tuple[float, bool]],
     middle: float | None,
     bounds: tuple[float, float] | None,
@@ -159,7 +159,7 @@ def points(
     return _drawing("strip-row", 28, label, parts)
 
 
-def spans(scale: Scale, phases: Sequence[PhaseSpan], ends: float | None, label: str) -> Markup:
+def spans(scale: AxisScale, phases: Sequence[PhaseSpan], ends: float | None, label: str) -> Markup:
     """The phases of one incident one after the other; an arrow where it never ended."""
     parts = [_grid(scale, 28)]
     for phase in phases:
@@ -169,7 +169,7 @@ def spans(scale: Scale, phases: Sequence[PhaseSpan], ends: float | None, label: 
     return _drawing("bars", 28, label, parts)
 
 
-def shares(scale: Scale, parts_of: Sequence[tuple[str, float]], label: str) -> Markup:
+def shares(scale: AxisScale, parts_of: Sequence[tuple[str, float]], label: str) -> Markup:
     """Stacked seconds of classes, from the left."""
     parts, left = [_grid(scale, 28)], 0.0
     for name, seconds in parts_of:
@@ -203,7 +203,7 @@ def curves(
     ).format(label, path(control), path(faulted))
 
 
-def _grid(scale: Scale, height: int) -> Markup:
+def _grid(scale: AxisScale, height: int) -> Markup:
     return Markup("").join(
         Markup('<line class="grid" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>').format(
             _n(scale.at(t)), height
@@ -213,7 +213,7 @@ def _grid(scale: Scale, height: int) -> Markup:
 
 
 def _bar(
-    scale: Scale, start: float, seconds: float, name: str, top: int, height: int
+    scale: AxisScale, start: float, seconds: float, name: str, top: int, height: int
 ) -> list[Markup]:
     left, right = scale.at(max(start, 0.0)), scale.at(max(start, 0.0) + max(seconds, 0.0))
     box = Markup('x="{}%" y="{}" width="{}%" height="{}"').format(

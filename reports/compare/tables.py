@@ -10,7 +10,7 @@ from markupsafe import Markup
 from harness.compare.result.model import CellSummary
 from harness.compare.result.statistics import EVERY
 from harness.judge.incident import PHASE_NAMES
-from reports.compare.facts import OUTCOMES, Facts
+from reports.compare.facts import OUTCOMES, ComparisonFacts
 from reports.compare.table import (
     FINEST_S,
     Cell,
@@ -27,7 +27,7 @@ from reports.compare.words import COST_UNIT, exact, figure, interval, median
 from reports.content.figures import MISSING, plural
 
 
-def scorecard(facts: Facts, families: Sequence[str]) -> Table:
+def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
     """Stack by fault family: what became of the job, how long it took, what was lost."""
     columns = [
         Column(name="stack"),
@@ -41,7 +41,7 @@ def scorecard(facts: Facts, families: Sequence[str]) -> Table:
     return table("Scorecard: stacks by kind of fault", columns, rows)
 
 
-def _stack(facts: Facts, label: str) -> Cell:
+def _stack(facts: ComparisonFacts, label: str) -> Cell:
     known = facts.stacks.get(label)
     kept = f"{facts.kept(label)} of {facts.tried(label)} kept"
     ours = (
@@ -53,7 +53,7 @@ def _stack(facts: Facts, label: str) -> Cell:
     return Cell(content=content, key=label)
 
 
-def _score(facts: Facts, label: str, family: str) -> Cell:
+def _score(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     if cell is None:
         return Cell(content=Markup('<span class="quiet">did not run</span>'))
@@ -114,7 +114,7 @@ def _losses(cell: CellSummary) -> Markup:
     )
 
 
-def ratios(facts: Facts) -> Table:
+def ratios(facts: ComparisonFacts) -> Table:
     """Each stack's recovery time over that of the stack it is set against, pair by pair of the same
     seed.
     """
@@ -131,7 +131,7 @@ def ratios(facts: Facts) -> Table:
     )
 
 
-def _ratio(facts: Facts, label: str, family: str) -> Cell:
+def _ratio(facts: ComparisonFacts, label: str, family: str) -> Cell:
     ratio = facts.ratio(label, family)
     if ratio is None:
         against = facts.against(label)
@@ -159,7 +159,7 @@ def _ratio(facts: Facts, label: str, family: str) -> Cell:
     return Cell(content=content, key=sort_key(ratio.value))
 
 
-def phases(facts: Facts, family: str) -> Table:
+def phases(facts: ComparisonFacts, family: str) -> Table:
     """Median seconds of each phase under one family."""
     found = {
         label: c.phases for label in facts.labels if (c := facts.cell(label, family)) and c.phases
@@ -182,7 +182,7 @@ def phases(facts: Facts, family: str) -> Table:
     return table(f"Median seconds of each phase: {family}", columns, rows)
 
 
-def goodput(facts: Facts) -> Table:
+def goodput(facts: ComparisonFacts) -> Table:
     """Goodput with the fault, and of the control without it."""
     columns = [
         Column(name="stack"),
@@ -195,7 +195,7 @@ def goodput(facts: Facts) -> Table:
     return table("Goodput by kind of fault", columns, rows)
 
 
-def _goodput(facts: Facts, label: str, family: str) -> Cell:
+def _goodput(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     if cell is None or cell.goodput is None:
         return Cell(content=Markup(MISSING))
@@ -221,7 +221,7 @@ def _goodput(facts: Facts, label: str, family: str) -> Cell:
     return Cell(content=content, key=sort_key(cell.goodput.median))
 
 
-def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
+def _goodput_ratio(facts: ComparisonFacts, label: str, family: str) -> Markup:
     ratio = facts.ratio(label, family, "goodput")
     if ratio is None or ratio.value is None:
         return Markup("")
@@ -236,7 +236,7 @@ def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
     )
 
 
-def cost(facts: Facts) -> Table:
+def cost(facts: ComparisonFacts) -> Table:
     """Rank-hours, and money, that one failure costs."""
     columns = [
         Column(name="stack"),
@@ -248,7 +248,7 @@ def cost(facts: Facts) -> Table:
     return table("Cost of one failure", columns, rows)
 
 
-def _cost(facts: Facts, label: str, family: str) -> Cell:
+def _cost(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     hours = cell.cost_gpu_hours if cell is not None else None
     if hours is None:
@@ -271,7 +271,7 @@ def _cost(facts: Facts, label: str, family: str) -> Cell:
     return Cell(content=lines, key=sort_key(hours))
 
 
-def key_of_outcomes(facts: Facts) -> list[tuple[Markup, str]]:
+def key_of_outcomes(facts: ComparisonFacts) -> list[tuple[Markup, str]]:
     """Shape, word and meaning of the outcomes on the page."""
     used = {trial.outcome for trial in facts.comparison.trials} | {
         cell.worst for cell in facts.comparison.cells

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from harness.compare.result.statistics import EVERY
 from harness.judge.figures import Metric
 from harness.judge.measure.measure import METRICS
-from reports.compare.facts import OUTCOMES, Facts, listed
+from reports.compare.facts import OUTCOMES, ComparisonFacts, listed
 from reports.content.figures import MISSING, NEVER, few, number, plural, quantity
 
 COST_UNIT = METRICS["failure_cost"].unit
@@ -56,7 +56,7 @@ def interval(bounds: tuple[float, float] | None, better: str = "neither") -> Mar
     return Markup("[{}, {}]").format(*(exact(v, number(v, better)) for v in bounds))
 
 
-def findings(facts: Facts) -> list[Markup]:
+def findings(facts: ComparisonFacts) -> list[Markup]:
     """The headline, then what qualifies it; the first is about survival, the others about speed,
     money and doubt.
     """
@@ -79,7 +79,7 @@ def findings(facts: Facts) -> list[Markup]:
     return [line for line in lines if line]
 
 
-def _survival(facts: Facts) -> Markup:
+def _survival(facts: ComparisonFacts) -> Markup:
     name, kept, tried = facts.reference, facts.kept(facts.reference), facts.tried(facts.reference)
     lead = Markup("{} kept the job’s work through {} of {}").format(
         name, kept, plural(tried, "kind") + " of fault"
@@ -100,7 +100,7 @@ def _survival(facts: Facts) -> Markup:
     return lead + Markup("; the best of the others, {}, through {}.").format(shown, count)
 
 
-def _times(facts: Facts, label: str, family: str) -> tuple[float, bool] | None:
+def _times(facts: ComparisonFacts, label: str, family: str) -> tuple[float, bool] | None:
     """How many times as long a stack takes as what it is set against, and whether that is shown;
     None where one of them never recovers. Of pairs their ratio, never that of the medians, which
     may say otherwise; without pairs nothing is shown.
@@ -114,7 +114,7 @@ def _times(facts: Facts, label: str, family: str) -> tuple[float, bool] | None:
     return ratio.value, ratio.says in ("slower", "faster")
 
 
-def _multiple(facts: Facts, label: str, family: str, times: float) -> Markup:
+def _multiple(facts: ComparisonFacts, label: str, family: str, times: float) -> Markup:
     """``1.82 times [1.08, 2.53] as long``."""
     better = "higher" if times > 1 else "lower"
     ratio = facts.ratio(label, family)
@@ -123,7 +123,7 @@ def _multiple(facts: Facts, label: str, family: str, times: float) -> Markup:
     return Markup("{} times {}as long").format(said, bounds + " " if bounds else "")
 
 
-def _speed(facts: Facts) -> Markup:
+def _speed(facts: ComparisonFacts) -> Markup:
     """What is shown to be slower, and what only was in these trials, never in one breath."""
     shown: list[Markup] = []
     open_: list[Markup] = []
@@ -153,7 +153,7 @@ def _speed(facts: Facts) -> Markup:
     return line
 
 
-def _alike(facts: Facts) -> Markup:
+def _alike(facts: ComparisonFacts) -> Markup:
     """Stacks that are set against another built-in than the reference, since they go on in
     its way.
     """
@@ -180,7 +180,7 @@ def _alike(facts: Facts) -> Markup:
     )
 
 
-def _apart(facts: Facts) -> Markup:
+def _apart(facts: ComparisonFacts) -> Markup:
     if not facts.apart:
         return Markup("")
     return Markup(
@@ -188,7 +188,7 @@ def _apart(facts: Facts) -> Markup:
     ).format(listed(facts.apart), "tests" if len(facts.apart) == 1 else "test")
 
 
-def _division(facts: Facts) -> Markup:
+def _division(facts: ComparisonFacts) -> Markup:
     if facts.comparison.division == "closed":
         return Markup(
             "Closed division: every rule of docs/benchmark-rules.md that a program can hold was"
@@ -199,7 +199,7 @@ def _division(facts: Facts) -> Markup:
     return Markup("")
 
 
-def _behind(facts: Facts) -> Markup:
+def _behind(facts: ComparisonFacts) -> Markup:
     """Where another is better, in the same size of letters."""
     parts = []
     for family in facts.counted:
@@ -245,12 +245,12 @@ def _behind(facts: Facts) -> Markup:
     )
 
 
-def _masked(facts: Facts, label: str, family: str) -> bool:
+def _masked(facts: ComparisonFacts, label: str, family: str) -> bool:
     cell = facts.cell(label, family)
     return cell is not None and cell.worst == "masked"
 
 
-def _cost(facts: Facts) -> Markup:
+def _cost(facts: ComparisonFacts) -> Markup:
     for family in facts.counted:
         mine, other = facts.cell(facts.reference, family), facts.fastest_other(family)
         theirs = facts.cell(other[0], family) if other else None
@@ -271,7 +271,7 @@ def _cost(facts: Facts) -> Markup:
     return Markup("")
 
 
-def _certainty(facts: Facts) -> Markup:
+def _certainty(facts: ComparisonFacts) -> Markup:
     known = [
         r for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others
     ]

@@ -21,7 +21,7 @@ VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class StrategyFacts:
     """One line of the comparison of strategies; ``note`` names a price that the numbers alone do
     not show.
     """
@@ -69,7 +69,7 @@ def degraded(results: Results) -> list[str]:
     ]
 
 
-def strategies(results: Results) -> list[Strategy]:
+def strategies(results: Results) -> list[StrategyFacts]:
     """One entry per cell, in the order of the results."""
     names = labels(results)
     return [_strategy(results, cell, names[cell.id]) for cell in results.cells]
@@ -80,12 +80,12 @@ def labels(results: Results) -> dict[str, str]:
     return {cell.id: cell.label or cell.id for cell in results.cells}
 
 
-def _strategy(results: Results, cell: CellResult, label: str) -> Strategy:
+def _strategy(results: Results, cell: CellResult, label: str) -> StrategyFacts:
     faulted = arms_of(results, cell.id, "faulted")
     ranks = max((arm.provisioned_ranks for arm in faulted), default=None)
     waiting = any(arm.badput.get("spare_idle", 0.0) > 0 for arm in faulted)
     badput = [sum(arm.badput.values()) for arm in faulted]
-    return Strategy(
+    return StrategyFacts(
         cell=cell,
         label=label,
         recovery=cell.metrics.get("recovery_time"),
@@ -163,7 +163,7 @@ def failing_slas(results: Results) -> list[SlaResult]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeFacts:
     """A node over all arms. ``processes``: of the first arm that had it; ``lost``: arm and why;
     ``clock_bound_s``: the worst.
     """
@@ -177,17 +177,17 @@ class Node:
     clock_bound_s: float
 
 
-def nodes(results: Results) -> list[Node]:
+def nodes(results: Results) -> list[NodeFacts]:
     """Every machine that was a node of an arm, by number; a node that two machines were in turn has
     two rows.
     """
-    found: dict[tuple[int, str, str], Node] = {}
+    found: dict[tuple[int, str, str], NodeFacts] = {}
     for arm in results.arms:
         for one in arm.nodes:
             key = (one.node, one.host, one.address)
             known = found.get(key)
             lost = tuple(f"{arm.id} {why}" for why in one.lost)
-            found[key] = Node(
+            found[key] = NodeFacts(
                 number=one.node,
                 host=one.host,
                 address=one.address,

@@ -17,7 +17,7 @@ from harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Survival
 __all__ = [
     "MISSING",
     "NEVER",
-    "Clause",
+    "ClauseFigure",
     "alarms",
     "align",
     "count_of",
@@ -132,7 +132,7 @@ def _padding(decimals: int, widest: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clause:
+class ClauseFigure:
     """An SLA clause taken apart; ``limit`` is in base units (seconds, ratio)."""
 
     aggregate: str
@@ -140,7 +140,7 @@ class Clause:
     limit: float
 
 
-def parse_clause(text: str) -> Clause | None:
+def parse_clause(text: str) -> ClauseFigure | None:
     """Take ``"median < 500ms"`` apart. None for another form: the report then shows only
     the text.
     """
@@ -151,7 +151,7 @@ def parse_clause(text: str) -> Clause | None:
         limit = float(match[3].replace("_", ""))
     except ValueError:
         return None
-    return Clause(aggregate=match[1], op=match[2], limit=limit * _TO_BASE.get(match[4], 1.0))
+    return ClauseFigure(aggregate=match[1], op=match[2], limit=limit * _TO_BASE.get(match[4], 1.0))
 
 
 def pairs(data: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class OtelSpan:
     """Something that took time. ``start_ns``, ``end_ns``: unix time; ``failed``: why it counts as
     an error, or empty.
     """
@@ -38,10 +38,10 @@ class Span:
     end_ns: int
     attributes: Mapping[str, Value]
     failed: str = ""
-    children: Sequence[Span] = field(default_factory=tuple)
+    children: Sequence[OtelSpan] = field(default_factory=tuple)
 
 
-def spans(run: RunDirectory, results: Results) -> tuple[list[Span], list[str]]:
+def spans(run: RunDirectory, results: Results) -> tuple[list[OtelSpan], list[str]]:
     """A span for each faulted arm that has incidents, with them and their phases; and a line for
     each arm left out, as its log does not say when it began.
 
@@ -63,7 +63,9 @@ def spans(run: RunDirectory, results: Results) -> tuple[list[Span], list[str]]:
     return found, left_out
 
 
-def export(found: Sequence[Span], results: Results, exporter: SpanExporter | None = None) -> int:
+def export(
+    found: Sequence[OtelSpan], results: Results, exporter: SpanExporter | None = None
+) -> int:
     """Send spans and return how many. ``exporter``: None for OTLP over HTTP as the
     OTEL_EXPORTER_OTLP_... variables say.
 
@@ -106,7 +108,7 @@ def export(found: Sequence[Span], results: Results, exporter: SpanExporter | Non
         provider.shutdown()
 
 
-def _emit(provider: object, span: Span, parent: object) -> None:
+def _emit(provider: object, span: OtelSpan, parent: object) -> None:
     from opentelemetry import trace
 
     context = trace.set_span_in_context(parent) if parent is not None else None  # type: ignore[arg-type]
@@ -121,9 +123,9 @@ def _emit(provider: object, span: Span, parent: object) -> None:
     one.end(end_time=span.end_ns)
 
 
-def _arm(results: Results, arm: ArmResult, incidents: Sequence[Incident], start: int) -> Span:
+def _arm(results: Results, arm: ArmResult, incidents: Sequence[Incident], start: int) -> OtelSpan:
     end = start + _ns(arm.wall_s)
-    return Span(
+    return OtelSpan(
         name=f"{results.scenario} {arm.cell}",
         start_ns=start,
         end_ns=end,
@@ -144,12 +146,12 @@ def _arm(results: Results, arm: ArmResult, incidents: Sequence[Incident], start:
     )
 
 
-def _incident(i: Incident, start: int, arm_end: int) -> Span:
+def _incident(i: Incident, start: int, arm_end: int) -> OtelSpan:
     begin = start + _ns(i.injected_s)
     lasted = i.recovery_time if i.recovery_time is not None else i.detection_time
     end = arm_end if lasted is not None and math.isinf(lasted) else begin + _ns(lasted or 0.0)
     phases = tuple(
-        Span(
+        OtelSpan(
             name=p.name,
             start_ns=begin + _ns(p.start),
             end_ns=begin + _ns(p.start + p.seconds),
@@ -157,7 +159,7 @@ def _incident(i: Incident, start: int, arm_end: int) -> Span:
         )
         for p in i.phases
     )
-    return Span(
+    return OtelSpan(
         name=f"{i.kind} {i.fault}",
         start_ns=begin,
         end_ns=max(begin, end),

@@ -8,7 +8,7 @@ from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
 from reports.content import metric_rows
 from reports.content.facts import (
-    Strategy,
+    StrategyFacts,
     analyze_command,
     degraded,
     failing_slas,
@@ -124,7 +124,7 @@ def _table(results: Results) -> list[str]:
     return [*lines, *(f"  * {note}" for note in notes)]
 
 
-def _row(entry: Strategy) -> tuple[str, ...]:
+def _row(entry: StrategyFacts) -> tuple[str, ...]:
     return (
         entry.label,
         median_of(entry.recovery, unit=True) + (f" ({entry.never} never)" if entry.never else ""),

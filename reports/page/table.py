@@ -18,7 +18,7 @@ MAX_ROWS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class PageColumn:
     """Head of a column; ``kind`` is text, number or wide (text that may wrap)."""
 
     name: str
@@ -27,18 +27,18 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PageTable:
     """Columns and rows of ready cells; ``left_out`` rows were cut to keep the page readable."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[PageColumn, ...]
     rows: tuple[tuple[Markup, ...], ...]
     notes: tuple[str, ...] = ()
     left_out: int = 0
 
 
 def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
-) -> Table:
+    columns: Sequence[PageColumn], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> PageTable:
     """Build a table: numbers of a column are aligned at the decimal point, plain strings are
     escaped.
     """
@@ -48,14 +48,14 @@ def table(
             for row, text in zip(kept, align([row[i] for row in kept]), strict=True):
                 row[i] = text if not isinstance(row[i], Markup) else row[i]
     cells = tuple(tuple(escape(cell) for cell in row) for row in kept)
-    return Table(
+    return PageTable(
         columns=tuple(columns), rows=cells, notes=tuple(notes), left_out=len(rows) - len(kept)
     )
 
 
-def numeric(name: str, unit: str = "") -> Column:
+def numeric(name: str, unit: str = "") -> PageColumn:
     """The head of a column of numbers."""
-    return Column(name=name, unit=unit, kind="number")
+    return PageColumn(name=name, unit=unit, kind="number")
 
 
 def mark(verdict: str, label: str | None = None) -> Markup:

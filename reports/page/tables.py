@@ -10,7 +10,7 @@ from harness.judge.incident import PHASE_NAMES, Incident
 from harness.judge.results import Finding, Results
 from reports.content import metric_rows
 from reports.content.facts import (
-    Strategy,
+    StrategyFacts,
     incidents_of,
     labels,
     nodes,
@@ -28,18 +28,18 @@ from reports.content.figures import (
     with_unit,
 )
 from reports.page.strips import strip
-from reports.page.table import Column, Table, mark, numeric, table, two_lines
+from reports.page.table import PageColumn, PageTable, mark, numeric, table, two_lines
 
 FINEST_S = 1e-4
 
 
-def comparison(results: Results) -> Table:
+def comparison(results: Results) -> PageTable:
     """Strategies side by side: what they give and what they cost."""
     columns = (
-        Column(name="strategy"),
-        Column(name="verdict"),
+        PageColumn(name="strategy"),
+        PageColumn(name="verdict"),
         numeric("recovery", "s, median"),
-        Column(name="range", unit="s"),
+        PageColumn(name="range", unit="s"),
         numeric("n"),
         numeric("full rate", "s, median"),
         numeric("redundant", "s, median"),
@@ -48,7 +48,7 @@ def comparison(results: Results) -> Table:
         numeric("lost samples", "median"),
         numeric("goodput", "ratio, median"),
         numeric("badput", "s, median"),
-        Column(name="same result as without the fault"),
+        PageColumn(name="same result as without the fault"),
         numeric("provisioned", "ranks"),
     )
     entries = strategies(results)
@@ -56,7 +56,7 @@ def comparison(results: Results) -> Table:
     return table(columns, [_comparison_row(e) for e in entries], notes)
 
 
-def _comparison_row(e: Strategy) -> list[str]:
+def _comparison_row(e: StrategyFacts) -> list[str]:
     star = "*" if e.note else ""
     return [
         e.label,
@@ -66,18 +66,18 @@ def _comparison_row(e: Strategy) -> list[str]:
     ]
 
 
-def slas(results: Results) -> Table:
+def slas(results: Results) -> PageTable:
     """Every clause with all its points against the limit."""
     columns = (
-        Column(name="cell"),
-        Column(name="metric"),
-        Column(name="clause"),
-        Column(name="verdict"),
+        PageColumn(name="cell"),
+        PageColumn(name="metric"),
+        PageColumn(name="clause"),
+        PageColumn(name="verdict"),
         numeric("observed"),
-        Column(name="unit"),
+        PageColumn(name="unit"),
         numeric("n"),
-        Column(name="every point, limit as a line"),
-        Column(name="detail", kind="wide"),
+        PageColumn(name="every point, limit as a line"),
+        PageColumn(name="detail", kind="wide"),
     )
     names, rows = labels(results), []
     better = {(c.id, n): m.better for c in results.cells for n, m in c.metrics.items()}
@@ -118,22 +118,22 @@ def _margin(text: str, observed: float | None, unit: str) -> str:
     return f"{with_unit(abs(clause.limit - observed), unit)} from the limit"
 
 
-def faults(results: Results) -> Table:
+def faults(results: Results) -> PageTable:
     """Every incident: what was done, who saw it land, what the system made of it."""
     columns = (
-        Column(name="cell"),
-        Column(name="fault"),
-        Column(name="target"),
-        Column(name="struck at"),
-        Column(name="landed, seen by"),
-        Column(name="detected by"),
+        PageColumn(name="cell"),
+        PageColumn(name="fault"),
+        PageColumn(name="target"),
+        PageColumn(name="struck at"),
+        PageColumn(name="landed, seen by"),
+        PageColumn(name="detected by"),
         numeric("detection", "s"),
         numeric("recovery", "s"),
         numeric("full rate", "s"),
         numeric("redundant", "s"),
         numeric("lost steps"),
-        Column(name="outcome"),
-        Column(name="decision", kind="wide"),
+        PageColumn(name="outcome"),
+        PageColumn(name="decision", kind="wide"),
     )
     names = labels(results)
     return table(
@@ -172,22 +172,23 @@ def lost_steps(i: Incident) -> str:
     return str(i.steps_lost) if i.answered_with is None else f"with {i.answered_with}"
 
 
-def metrics(results: Results) -> Table:
+def metrics(results: Results) -> PageTable:
     """Every metric of every cell."""
     kinds = ["number" if side == "r" else "text" for side in metric_rows.SIDES]
     columns = [
-        Column(name=name, kind=kind) for name, kind in zip(metric_rows.HEAD, kinds, strict=True)
+        PageColumn(name=name, kind=kind) for name, kind in zip(metric_rows.HEAD, kinds, strict=True)
     ]
     return table(
         columns, [list(row) for row in metric_rows.rows(results)], metric_rows.absent(results)
     )
 
 
-def rates(results: Results) -> Table:
+def rates(results: Results) -> PageTable:
     """Survival, false alarms and spares of every cell."""
     kinds = ["number" if side == "r" else "text" for side in metric_rows.RATE_SIDES]
     columns = [
-        Column(name=name, kind=kind) for name, kind in zip(metric_rows.RATES, kinds, strict=True)
+        PageColumn(name=name, kind=kind)
+        for name, kind in zip(metric_rows.RATES, kinds, strict=True)
     ]
     return table(columns, [list(row) for row in metric_rows.rates(results)])
 
@@ -198,9 +199,9 @@ def _healed(i: Incident) -> str:
     return "healed" if i.healed else mark("fail", "not healed")
 
 
-def phases(results: Results) -> Table:
+def phases(results: Results) -> PageTable:
     """Median seconds of each recovery phase."""
-    columns = [Column(name="strategy"), *(numeric(p, "s") for p in PHASE_NAMES), numeric("n")]
+    columns = [PageColumn(name="strategy"), *(numeric(p, "s") for p in PHASE_NAMES), numeric("n")]
     names, rows = labels(results), []
     for cell in results.cells:
         found = incidents_of(results, cell.id)
@@ -213,16 +214,16 @@ def phases(results: Results) -> Table:
     return table(columns, rows)
 
 
-def machines(results: Results) -> Table:
+def machines(results: Results) -> PageTable:
     """Every node of the run: which machine it was, who ran there, how it was lost."""
     columns = (
-        Column(name="node"),
-        Column(name="host"),
-        Column(name="address"),
-        Column(name="devices"),
-        Column(name="processes", kind="wide"),
+        PageColumn(name="node"),
+        PageColumn(name="host"),
+        PageColumn(name="address"),
+        PageColumn(name="devices"),
+        PageColumn(name="processes", kind="wide"),
         numeric("clock", "±s"),
-        Column(name="lost", kind="wide"),
+        PageColumn(name="lost", kind="wide"),
     )
     rows = [
         [
@@ -239,12 +240,12 @@ def machines(results: Results) -> Table:
     return table(columns, rows)
 
 
-def arms(results: Results) -> Table:
+def arms(results: Results) -> PageTable:
     """Every run of training, faulted and control."""
     columns = (
-        Column(name="arm"),
+        PageColumn(name="arm"),
         numeric("seed"),
-        Column(name="outcome"),
+        PageColumn(name="outcome"),
         numeric("steps", "committed"),
         numeric("asked", "steps"),
         numeric("wall clock", "s"),
@@ -253,7 +254,7 @@ def arms(results: Results) -> Table:
         numeric("unexplained", "s"),
         numeric("step time", "s, median"),
         numeric("provisioned", "ranks"),
-        Column(name="reason", kind="wide"),
+        PageColumn(name="reason", kind="wide"),
     )
     rows = [
         [

@@ -8,7 +8,7 @@ from harness.judge.results import Results
 from reports.content.figures import (
     number,
 )
-from reports.page.table import Column, Table, numeric, table
+from reports.page.table import PageColumn, PageTable, numeric, table
 
 WALL_FINEST_S = 1e-3
 
@@ -50,10 +50,10 @@ def wall_seconds(results: Results) -> pd.DataFrame:
     return frame.loc[order, columns]
 
 
-def wall_table(frame: pd.DataFrame, names: dict[str, str]) -> Table:
+def wall_table(frame: pd.DataFrame, names: dict[str, str]) -> PageTable:
     """One column for each cell and arm kind, one row for each class, and the sum."""
     columns = [
-        Column(name="class"),
+        PageColumn(name="class"),
         *(numeric(names.get(cell, cell), f"{kind}, s") for cell, kind in frame.index),
     ]
     rows = [

@@ -19,7 +19,7 @@ from chaos import beacon
 from harness.script.listen.progress import (
     LINE_LIMIT,
     BeaconReader,
-    Lines,
+    GrowingFile,
     RegexReader,
     parse_beacon,
 )
@@ -48,7 +48,7 @@ def test_a_report_is_read_back(heard: Path) -> None:
     before = time.monotonic_ns()
     beacon.step(7, loss=0.1 + 0.2, samples=16)
     beacon.step(8)
-    first, second = BeaconReader(Lines(heard)).read()
+    first, second = BeaconReader(GrowingFile(heard)).read()
     assert (first.step, first.rank, first.pid, first.loss, first.samples) == (
         7,
         3,
@@ -64,7 +64,7 @@ def test_a_busy_process_says_so(heard: Path) -> None:
     with beacon.busy("evaluation on the test set\n1 1 1 1 1 1 1", limit_s=90):
         pass
     beacon.busy("x")
-    first, second, third = BeaconReader(Lines(heard)).read()
+    first, second, third = BeaconReader(GrowingFile(heard)).read()
     assert (first.busy_s, first.rank, first.pid) == (90, 3, os.getpid())
     assert (second.busy_s, third.busy_s) == (0, 3600)
     assert (first.what, second.what, third.what) == (
@@ -88,7 +88,10 @@ def test_a_forked_process_speaks_for_itself(heard: Path) -> None:
         beacon.step(2)
         os._exit(0)
     os.waitpid(child, 0)
-    assert [progress.pid for progress in BeaconReader(Lines(heard)).read()] == [os.getpid(), child]
+    assert [progress.pid for progress in BeaconReader(GrowingFile(heard)).read()] == [
+        os.getpid(),
+        child,
+    ]
 
 
 @pytest.mark.parametrize("step", [1, "x", None, 1e400, object()])
@@ -116,7 +119,7 @@ def test_a_copy_works_without_the_package(heard: Path) -> None:
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=30
     )
-    assert [progress.step for progress in BeaconReader(Lines(heard)).read()] == [5]
+    assert [progress.step for progress in BeaconReader(GrowingFile(heard)).read()] == [5]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None
     path.write_bytes(
         b"x" * (3 * LINE_LIMIT) + b"\nstep 1\nstep " + b"2" * 30 + b"\n\xff\xfe step 3\rstep 4"
     )
-    lines = Lines(path)
+    lines = GrowingFile(path)
     reader = RegexReader(lines, r"step (?P<step>\d+)")
     assert [progress.step for progress in reader.read()] == [1, 3]
     assert reader.refused == 1  # a step of 30 digits
@@ -162,7 +165,7 @@ def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None
 def test_a_line_without_end_is_not_kept_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"step 7 " + b"x" * LINE_LIMIT)
-    reader = RegexReader(Lines(path), r"step (?P<step>\d+)")
+    reader = RegexReader(GrowingFile(path), r"step (?P<step>\d+)")
     assert [progress.step for progress in reader.read()] == [7]
     with path.open("ab") as stream:
         stream.write(b" step 8\nstep 9\n")
@@ -172,7 +175,7 @@ def test_a_line_without_end_is_not_kept_for_ever(tmp_path: Path) -> None:
 def test_prefixes_colours_and_thousands(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("[default0]:\x1b[32mstep 1,200\x1b[0m loss nan\n[rank1] step 1_201 loss 2e-3\n")
-    reader = RegexReader(Lines(path), r"step (?P<step>[\d,_]+) loss (?P<loss>\S+)")
+    reader = RegexReader(GrowingFile(path), r"step (?P<step>[\d,_]+) loss (?P<loss>\S+)")
     first, second = reader.read()
     assert first.step == 1200 and first.loss is not None and math.isnan(first.loss)
     assert (second.step, second.loss) == (1201, 0.002)
@@ -184,4 +187,4 @@ def test_a_rank_that_is_numbered_anew_says_its_new_number(
     beacon.step(1)
     monkeypatch.setenv("RANK", "1")
     beacon.step(2)
-    assert [progress.rank for progress in BeaconReader(Lines(heard)).read()] == [3, 1]
+    assert [progress.rank for progress in BeaconReader(GrowingFile(heard)).read()] == [3, 1]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.events.log import Log
-from harness.compare.result.believed import Record
+from harness.compare.result.believed import ArmRecord
 from harness.compare.result.model import Trial
 from harness.compare.result.trials import Source, trial_of
 from tests.mutations.bases import ARMS, base
@@ -47,10 +47,10 @@ def trial(mutation: Mutation | None = None) -> Trial:
     )
 
 
-def _record(arm: str, logs: Mapping[Any, Log]) -> Record:
+def _record(arm: str, logs: Mapping[Any, Log]) -> ArmRecord:
     resolved = resolved_of(BASE, arm)
     (cell,) = resolved.cells
-    return Record(
+    return ArmRecord(
         log=logs[arm], resolved=resolved, cell=cell, name=cell.scenario.name, seed=resolved.seed
     )
 

@@ -18,8 +18,8 @@ import pytest
 from chaos.events.figures import number
 from harness.compare.result.model import Comparison
 from reports.compare import load, write_all
-from reports.compare.facts import OUTCOMES, Facts
-from reports.compare.shapes import Scale
+from reports.compare.facts import OUTCOMES, ComparisonFacts
+from reports.compare.shapes import AxisScale
 from reports.compare.words import findings
 from reports.content.figures import percent
 from tests.support.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
@@ -279,26 +279,26 @@ def test_what_waits_and_whom_a_stack_suspects_is_shown_for_each(written: Written
 
 def test_finding_comes_first_and_says_where_others_are_better() -> None:
     comparison = build(7)
-    facts = Facts(comparison)
+    facts = ComparisonFacts(comparison)
     kept = [facts.kept(label) for label in facts.labels]
     assert kept == sorted(kept, reverse=True) and facts.labels[-1] == "none"
-    lines = [line.striptags() for line in findings(Facts(comparison))]
+    lines = [line.striptags() for line in findings(ComparisonFacts(comparison))]
     assert lines[0].startswith(
         f"{REFERENCE} kept the job’s work through 6 of 6 kinds of fault; the best of the others"
     )
     assert any(line.startswith("The fastest other stack takes longer") for line in lines)
     other = comparison.model_copy(update={"reference": "torchrun tuned"})
-    said = " ".join(line.striptags() for line in findings(Facts(other)))
+    said = " ".join(line.striptags() for line in findings(ComparisonFacts(other)))
     assert "Where others are better: " in said and "drop-replica recovers from kill in 0.00" in said
     assert "Nothing was paired" in said or "paired comparisons" in said
 
 
 def test_fewer_than_six_pairs_are_said_to_prove_nothing_alone() -> None:
-    lines = [line.striptags() for line in findings(Facts(build(1)))]
+    lines = [line.striptags() for line in findings(ComparisonFacts(build(1)))]
     assert lines[-1].startswith(
         "With fewer than 6 pairs a cell none of this is shown at 95 % confidence."
     )
-    several = [line.striptags() for line in findings(Facts(build(2)))]
+    several = [line.striptags() for line in findings(ComparisonFacts(build(2)))]
     assert (
         "none of this is shown" in several[-1]
         and "9 of the 9 others are shown to be slower" in several[-1]
@@ -362,7 +362,7 @@ def test_a_stack_without_measures_has_gaps_not_guesses(tmp_path: Path) -> None:
 
 def test_scales_keep_their_order_and_put_never_last() -> None:
     for logarithmic in (True, False):
-        scale = Scale([0.02, 3.0, 17.0, math.inf], logarithmic=logarithmic)
+        scale = AxisScale([0.02, 3.0, 17.0, math.inf], logarithmic=logarithmic)
         places = [scale.at(value) for value in (0.02, 3.0, 17.0, math.inf)]
         assert (
             places == sorted(places)
@@ -371,8 +371,8 @@ def test_scales_keep_their_order_and_put_never_last() -> None:
             and places[-1] < 100
         )
         assert len(scale.ticks()) >= 2
-    assert Scale([], logarithmic=True).at(math.inf) > 90
-    assert Scale([0.0], logarithmic=False).ticks()
+    assert AxisScale([], logarithmic=True).at(math.inf) > 90
+    assert AxisScale([0.0], logarithmic=False).ticks()
 
 
 def test_the_page_has_the_columns_of_a_run_in_the_same_words(written: Written) -> None:

@@ -303,7 +303,7 @@ def test_trace_shows_what_ranks_did_besides_training() -> None:
 
 def test_trace_clips_what_overlaps() -> None:
     spans = [
-        trace.Span(name=n, start=a, end=b)
+        trace.TraceSpan(name=n, start=a, end=b)
         for n, a, b in (("a", 0, 5), ("b", 3, 9), ("c", 4, 8), ("d", -2, 1))
     ]
     assert [(s.name, s.start, s.end) for s in trace.clip(spans)] == [

@@ -27,7 +27,7 @@ THREE = ("pass", "inconclusive", "fail")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class ArmRecord:
     """The log of one arm, and what it should be that of. ``arm``: of its run, ``faulted`` or
     ``control``; ``name``: of its scenario, ``seed``: of its run, as the comparison planned them,
     empty and None where nobody planned; ``twins``: other arms whose log has the same content.
@@ -137,7 +137,7 @@ def _same_words(said: object, planned: Sequence[str]) -> bool:
     return all("$" in word or mine == word for mine, word in zip(said, planned, strict=True))
 
 
-def without_twins(records: Mapping[str, Record]) -> dict[str, Record]:
+def without_twins(records: Mapping[str, ArmRecord]) -> dict[str, ArmRecord]:
     """The same, each with the arms that have the same log: two arms never took the same
     nanoseconds.
     """

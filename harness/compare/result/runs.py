@@ -12,7 +12,7 @@ from chaos.events.log import Kind, Log, read_log
 from chaos.files import read_model
 from harness.compare.plan.directory import Directory, Played
 from harness.compare.plan.plan import Arm
-from harness.compare.result.believed import Record, without_twins
+from harness.compare.result.believed import ArmRecord, without_twins
 from harness.host.rundir import RunDirectory, read_resolved
 from harness.judge.results import Results
 
@@ -26,7 +26,7 @@ class Runs:
     directory: Directory
     played: Mapping[Arm, Played]
     logs: dict[Arm, Log | None] = field(default_factory=dict)
-    records: dict[Arm, Record | None] = field(default_factory=dict)
+    records: dict[Arm, ArmRecord | None] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
 
     def log(self, arm: Arm | None) -> Log | None:
@@ -37,7 +37,7 @@ class Runs:
             self.logs[arm] = log_of(self._run(arm), self.budget)
         return self.logs[arm]
 
-    def record(self, arm: Arm | None) -> Record | None:
+    def record(self, arm: Arm | None) -> ArmRecord | None:
         """What the arm should be, beside its log; None: it has no log, or nobody says what it
         should be.
         """
@@ -90,7 +90,7 @@ def log_in(events: Path, budget: Budget) -> Log | None:
     return log
 
 
-def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
+def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
     """None where the run does not say what it was to be, or not in the words of this version."""
     try:
         resolved = read_resolved(run)
@@ -99,7 +99,7 @@ def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
     if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
         return None
     name = arm.id.rpartition(".")[0]
-    return Record(log=log, resolved=resolved, cell=resolved.cells[0], name=name, seed=arm.seed)
+    return ArmRecord(log=log, resolved=resolved, cell=resolved.cells[0], name=name, seed=arm.seed)
 
 
 def read_results(run: RunDirectory) -> Results | None:

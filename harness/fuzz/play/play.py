@@ -276,8 +276,8 @@ def place_of(error: Exception) -> str:
 
 
 def place_in_rooms(file: str, function: str) -> str:
-    """A function of a file by its path from the project's root on, ``recovery/data/told.py of``; of
-    a file of somebody else's by the last two parts of its path.
+    """A function of a file by its path from the project's root, ``recovery/data/order.py of``; of
+    a file of another project by the last two parts of its path.
     """
     path = Path(file)
     ours = path.is_relative_to(ROOT)

@@ -11,7 +11,7 @@ from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
 from harness.inject.sites import Aim, Miss
 from harness.inject.sites.process import miss_rank
-from harness.launch.health import HealthSource, Reading
+from harness.launch.health import HealthReport, HealthSource
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HealthHandle:
         """Append to the source."""
         fields: dict[str, Any] = {"what": what, "code": code, "source": "injected"}
         fields |= {"node": self.node, "rank": self.rank, "device": self.device}
-        self.source.append(Reading.model_validate(fields))
+        self.source.append(HealthReport.model_validate(fields))
 
 
 class HealthSite:

@@ -46,7 +46,7 @@ BY_QUEUE = "a queue of packets in user space (this kernel has no netem)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodeAddress:
     """A node that lives. ``life``: another one each time it begins anew; ``open``: a way into its
     namespace.
     """
@@ -60,7 +60,7 @@ class Place:
 class _Rules:
     """What is in force in one life of one node."""
 
-    place: Place
+    place: NodeAddress
     inside: Inside
     device: str
     outward: Mapping[str, rules.Outward] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class NodeLinks:
     """
 
     def __init__(
-        self, place_of: Callable[[int], Place | None], address_of: Callable[[int], str]
+        self, place_of: Callable[[int], NodeAddress | None], address_of: Callable[[int], str]
     ) -> None:
         self._place_of = place_of
         self._address_of = address_of

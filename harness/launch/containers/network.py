@@ -31,7 +31,7 @@ _RULES = ("iptables-legacy-save", "iptables-nft-save", "iptables-save")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class ContainerNetwork:
     """``gateway``: this machine's address in it."""
 
     name: str
@@ -53,7 +53,7 @@ def make_network(
     nodes: int,
     subnet: str = "",
     outside: bool = False,
-) -> Network:
+) -> ContainerNetwork:
     """Make it. ``seed``: where to begin to look for free addresses, so that runs at the same time
     look elsewhere; ``subnet``: wanted by the user; ``outside``: nodes reach what is beyond this
     machine.
@@ -154,7 +154,7 @@ def _refuse_taken(subnet: str, taken: Collection[str], nodes: int) -> None:
 
 def _make(
     client: Any, name: str, subnet: str, labels: Mapping[str, str], *, outside: bool
-) -> Network:
+) -> ContainerNetwork:
     from docker.types import IPAMConfig, IPAMPool
 
     gateway = str(ipaddress.ip_network(subnet)[1])
@@ -167,10 +167,10 @@ def _make(
             internal=not outside,
             ipam=IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=gateway)]),
         )
-    return Network(name=name, id=str(made.id), subnet=subnet, gateway=gateway)
+    return ContainerNetwork(name=name, id=str(made.id), subnet=subnet, gateway=gateway)
 
 
-def _refuse_elsewhere(network: Network) -> None:
+def _refuse_elsewhere(network: ContainerNetwork) -> None:
     with socket.socket() as trial:
         try:
             trial.bind((network.gateway, 0))

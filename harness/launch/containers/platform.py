@@ -27,9 +27,9 @@ from harness.host.container_engine import (
 )
 from harness.launch.containers.image import Image, bound, host_image, user_image
 from harness.launch.containers.inside import ByEngine, ByNamespace, may_enter
-from harness.launch.containers.links import BY_QUEUE, NodeLinks, Place
+from harness.launch.containers.links import BY_QUEUE, NodeAddress, NodeLinks
 from harness.launch.containers.machines import PERIOD_US, ContainerMachines
-from harness.launch.containers.network import Network, make_network
+from harness.launch.containers.network import ContainerNetwork, make_network
 from harness.launch.containers.node_container import NodeContainer, remove
 from harness.launch.containers.sharing import PROPAGATION, SharedDirectory
 from harness.launch.launcher import LinkControl, MachineControl
@@ -127,7 +127,7 @@ class DockerPlatform:
         return self._links
 
     @property
-    def network(self) -> Network:
+    def network(self) -> ContainerNetwork:
         """Of the run."""
         return self._network
 
@@ -175,7 +175,7 @@ class DockerPlatform:
         """The quota that every node has anyway."""
         return self._settings.cpus
 
-    def _place(self, node: int) -> Place | None:
+    def _place(self, node: int) -> NodeAddress | None:
         """Where its packets can be handled."""
         with self._lock:
             found = self._nodes.get(node)
@@ -183,7 +183,7 @@ class DockerPlatform:
             return None
         pid, container, python = found.pid, found.container, self._image.python
         enter = pid > 0 and may_enter()
-        return Place(
+        return NodeAddress(
             address=self.address(node),
             life=found.life,
             open=lambda: ByNamespace(pid) if enter else ByEngine(container, python),

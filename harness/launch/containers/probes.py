@@ -44,7 +44,7 @@ BY_ENGINE = Sample(send_s=3.5, settle_s=0.5, window_s=2.5)
 _BYTES = re.compile(r"bytes (\d+)")
 
 
-class Standing(Protocol):
+class LiveNode(Protocol):
     """A node that lives."""
 
     @property
@@ -59,7 +59,7 @@ class Standing(Protocol):
 class Probes:
     """``standing``: a node that lives, None for one that does not."""
 
-    def __init__(self, standing: Callable[[int], Standing | None]) -> None:
+    def __init__(self, standing: Callable[[int], LiveNode | None]) -> None:
         self._standing = standing
         self._numbers = itertools.count()
         self._results: dict[int, Mapping[str, Any]] = {}

@@ -17,8 +17,8 @@ from harness.host.slurm_commands import Commands
 from harness.launch.launcher import LinkControl
 from harness.launch.nodes.platform import Wanted
 from harness.launch.slurm.allocation import Allocation, too_few
-from harness.launch.slurm.step import Step
-from harness.launch.slurm.watch import Watch
+from harness.launch.slurm.step import SlurmStep
+from harness.launch.slurm.watch import AllocationWatch
 from harness.undo.slurm import CancelSteps
 
 BYE_LIMIT_S = 2.0
@@ -51,9 +51,9 @@ class SlurmPlatform:
         self._hosts = dict(enumerate(found.hosts[: wanted.nodes]))
         self._free = list(found.hosts[wanted.nodes :])
         self._bad: set[str] = set()
-        self._steps: dict[int, Step] = {}
-        self._old: list[Step] = []
-        self._watch = Watch(slurm, found.job, found.hosts, name=f"{self._prefix}try")
+        self._steps: dict[int, SlurmStep] = {}
+        self._old: list[SlurmStep] = []
+        self._watch = AllocationWatch(slurm, found.job, found.hosts, name=f"{self._prefix}try")
         try:
             self._watch.look()
             if self._watch.over():
@@ -96,7 +96,7 @@ class SlurmPlatform:
             lives = sum(step.name.startswith(f"{self._prefix}n{node}.") for step in self._old)
             name = f"{self._prefix}n{node}.{lives}"
             log = self._wanted.run.root / "logs" / f"node-{node}.srun.log"
-            self._steps[node] = Step(
+            self._steps[node] = SlurmStep(
                 job=self._found.job,
                 host=host,
                 name=name,
@@ -174,7 +174,7 @@ class SlurmPlatform:
             "machine": "" if step is None else step.name,
         }
 
-    def _step_id(self, step: Step) -> str:
+    def _step_id(self, step: SlurmStep) -> str:
         if not step.id:
             try:
                 found = self._slurm.steps(self._found.job)

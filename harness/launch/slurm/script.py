@@ -23,7 +23,7 @@ DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AllocationOptions:
     """What the script asks for beside nodes; the parameters of launcher ``slurm`` of the same
     names.
     """
@@ -52,10 +52,10 @@ def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
     cells = [each.cell.scenario for each in planned.cells]
     largest = max(cells, key=lambda cell: cell.launcher.nodes)
     params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
-    known = {field.name for field in fields(Asked)}
+    known = {field.name for field in fields(AllocationOptions)}
     return batch_script(
         largest,
-        Asked(**{name: value for name, value in params.items() if name in known}),
+        AllocationOptions(**{name: value for name, value in params.items() if name in known}),
         nodes=largest.launcher.nodes,
         estimate_s=planned.estimate_s,
         directory=Path.cwd(),
@@ -77,7 +77,7 @@ def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[s
 
 def batch_script(
     scenario: Scenario,
-    asked: Asked,
+    asked: AllocationOptions,
     *,
     nodes: int,
     estimate_s: float,
@@ -113,7 +113,9 @@ def batch_script(
     return "\n".join(lines) + "\n"
 
 
-def _options(scenario: Scenario, asked: Asked, nodes: int, estimate_s: float) -> Iterator[str]:
+def _options(
+    scenario: Scenario, asked: AllocationOptions, nodes: int, estimate_s: float
+) -> Iterator[str]:
     cpus = asked.cpus_per_node or scenario.topology.ranks_per_node
     yield f"--job-name=chaos-{scenario.name}"
     yield f"--nodes={nodes + asked.reserve_nodes}"

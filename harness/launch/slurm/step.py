@@ -29,7 +29,7 @@ own steps (tasks, memory, binding ...) that an agent must not be subject to.
 """
 
 
-class Step:
+class SlurmStep:
     """Begins at once. ``name``: of the step; ``log``: what srun and the agent print."""
 
     def __init__(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import Commands, Job, NodeState
+from harness.host.slurm_commands import Commands, SlurmJob, SlurmNodeState
 
 EVERY_S = 1.0
 """Between two looks while somebody asks; the controller of a large cluster has others to answer."""
@@ -20,7 +20,7 @@ lost.
 END_LIMIT_S = 1.0
 
 
-class Watch:
+class AllocationWatch:
     """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look
     again. ``name``: of the steps that try a node whose agent is silent: a lost node is told from
     one whose agent is slow.
@@ -42,8 +42,8 @@ class Watch:
         self._name = name
         self._every_s = every_s
         self._clock_s = clock_s
-        self._nodes: Mapping[str, NodeState] = {}
-        self._of_job: Job | None = Job(state="RUNNING")
+        self._nodes: Mapping[str, SlurmNodeState] = {}
+        self._of_job: SlurmJob | None = SlurmJob(state="RUNNING")
         self._looked_s = -every_s
         # silent nodes: asked about from when until when
         self._doubted: dict[str, tuple[float, float]] = {}
@@ -95,7 +95,7 @@ class Watch:
         why = f" ({job.reason})" if job.reason not in ("", "None") else ""
         return f"job {self._job} is {job.state}{why}"
 
-    def state(self, host: str) -> NodeState | None:
+    def state(self, host: str) -> SlurmNodeState | None:
         """The last that is known of a node."""
         return self._nodes.get(host)
 

@@ -3,7 +3,7 @@ rank, without a clock, a thread or a body.
 
 ``harness.rank.fault_agent`` goes through it on a training thread and ``harness.sim.rank.faults`` in
 a simulated rank. Both wait where it says so (``Wait``), and do at once what it asks of them
-(``Hands``); everything else is decided here.
+(``AgendaRank``); everything else is decided here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ to hold at.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hold:
+class HoldAnswer:
     """Wait until ``Agenda.answered``, at most so long, and show every ``look_s`` that the rank is
     not hung: only the fault itself may look like that.
     """
@@ -53,10 +53,10 @@ class Acted:
     """A fault acted: wait for what keeps the rank from going on, where the act itself could not."""
 
 
-Wait = Hold | Stall | Acted
+Wait = HoldAnswer | Stall | Acted
 
 
-class Hands(Protocol):
+class AgendaRank(Protocol):
     """Who goes through an agenda; faults act on it, as their ``chaos.fault.targets.RankTarget``."""
 
     def now_ns(self) -> int:
@@ -104,7 +104,9 @@ class Agenda:
     data phase of each step takes.
     """
 
-    def __init__(self, hands: Hands, *, lock: AbstractContextManager[object] | None = None) -> None:
+    def __init__(
+        self, hands: AgendaRank, *, lock: AbstractContextManager[object] | None = None
+    ) -> None:
         self.rank = -1
         self.step = 0
         self.seed = 0
@@ -243,7 +245,7 @@ class Agenda:
             self._holds, self._answer = where["fault"], None
         self._hands.say("at_point", where)
         try:
-            yield Hold(limit_s=HOLD_LIMIT_S, look_s=LOOK_S)
+            yield HoldAnswer(limit_s=HOLD_LIMIT_S, look_s=LOOK_S)
         except GeneratorExit:
             # What it was told in the moment in which its generation was lost, it will not do.
             self._miss(self._leave() or {"act": False})

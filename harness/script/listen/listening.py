@@ -9,22 +9,30 @@ from dataclasses import replace
 
 from chaos.scenario.workload import WorkloadSpec
 from harness.script.listen.outputlog import OutputLog
-from harness.script.listen.progress import BeaconReader, Lines, Progress, Reader, RegexReader
-from harness.script.processes.environment import Prepared
+from harness.script.listen.progress import (
+    BeaconReader,
+    GrowingFile,
+    ProgressReader,
+    ProgressReport,
+    RegexReader,
+)
+from harness.script.processes.environment import PreparedCommand
 
 PENDING_S = 3.0  # reports wait so long for all ranks to be found
 LOOKS_AT_ONCE = 8  # a flood of output must not keep the arm from its other work
 NS = 1e9
 
 
-class Listener:
+class CommandListener:
     """The voices of one arm's command. ``hints``: pid -> rank, as the processes themselves say."""
 
-    def __init__(self, spec: WorkloadSpec, prepared: Prepared, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, spec: WorkloadSpec, prepared: PreparedCommand, now_ns: Callable[[], int]
+    ) -> None:
         self._now_ns = now_ns
-        self._output, self._reports = Lines(prepared.output), Lines(prepared.reports)
+        self._output, self._reports = GrowingFile(prepared.output), GrowingFile(prepared.reports)
         self._kept = OutputLog(prepared.output)
-        self._reader: Reader = (
+        self._reader: ProgressReader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"
             else RegexReader(self._output, spec.progress.regex)
@@ -33,7 +41,7 @@ class Listener:
         self._knows_itself = (
             spec.ranks == 1 or spec.group is not None
         )  # whoever speaks is the one, of its group
-        self._pending: list[Progress] = []
+        self._pending: list[ProgressReport] = []
         self._pending_ns = 0
         self._look_ns = now_ns()
 
@@ -96,7 +104,7 @@ class Listener:
 
     def take(
         self, pids: Set[int] | None = None, *, beyond: int | None = None
-    ) -> Sequence[Progress]:
+    ) -> Sequence[ProgressReport]:
         """The reports that waited, in the order in which they were made. ``pids``: of these
         processes only, and with ``beyond`` of those that say not whose they are the first, as long
         as each is of a later step than the last.
@@ -104,7 +112,7 @@ class Listener:
         waiting, self._pending = self._pending, []
         if pids is None:
             return waiting
-        taken: list[Progress] = []
+        taken: list[ProgressReport] = []
         for one in waiting:
             goes_on = one.pid is None and beyond is not None and one.step > beyond
             if one.pid is None:
@@ -119,10 +127,10 @@ class Listener:
         self._kept.close()
 
     @staticmethod
-    def _looks(lines: Lines, to_end: bool) -> range:
+    def _looks(lines: GrowingFile, to_end: bool) -> range:
         return range(lines.looks_left() if to_end else min(lines.looks_left(), LOOKS_AT_ONCE))
 
-    def _timed(self, found: list[Progress]) -> list[Progress]:
+    def _timed(self, found: list[ProgressReport]) -> list[ProgressReport]:
         """Lines of the output bear no time: those of one look were written one after the other
         since the last.
         """

@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chaos.events.log import Kind
-from harness.arm.fault_context import Record
-from harness.script.listen.progress import Progress
+from harness.arm.fault_context import RecordEvent
+from harness.script.listen.progress import ProgressReport
 
 NS = 1e9
 STALL_FLOOR_S = 5.0  # a shared machine may well stand still for some seconds
@@ -47,7 +47,7 @@ class Observer:
 
     def __init__(
         self,
-        record: Record,
+        record: RecordEvent,
         state_of: Callable[[str], str],
         *,
         steps: int,
@@ -189,7 +189,7 @@ class Observer:
                 now_ns,
             )
 
-    def on_progress(self, progress: Progress, now_ns: int) -> None:
+    def on_progress(self, progress: ProgressReport, now_ns: int) -> None:
         """A step was reported, or that a process is busy."""
         if progress.busy_s is not None:
             self._on_busy(progress, progress.busy_s, now_ns)
@@ -262,7 +262,7 @@ class Observer:
         """Until when a process says that it does something else than training; 0: none says so."""
         return max(self._busy.values(), default=0)
 
-    def _on_busy(self, progress: Progress, limit_s: float, now_ns: int) -> None:
+    def _on_busy(self, progress: ProgressReport, limit_s: float, now_ns: int) -> None:
         rank = progress.rank
         self._paused = True
         self._busy[rank] = now_ns + int(limit_s * NS)  # from its end on a step is waited for

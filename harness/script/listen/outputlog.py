@@ -1,5 +1,4 @@
-"""Keeps a command's output log small: its beginning and its end stay, what lies between is given
-back to the disk.
+"""Keeps a command's output log small: its beginning and end stay, and the space between is freed.
 
 The command writes to the file itself, so it cannot be cut while the command lives: what has been
 read is punched out of it, which leaves its length as it is, and at the end the file is written anew

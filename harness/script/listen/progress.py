@@ -31,7 +31,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class ProgressReport:
     """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock,
     None: not said; ``busy_s``: no step, but for how long at most the process does something else
     (0: not any more), ``what``: as it calls that; ``unread``: name -> what was said of it and is no
@@ -50,17 +50,17 @@ class Progress:
     group: int | None = None
 
 
-class Reader(Protocol):
-    """Where progress comes from."""
+class ProgressReader(Protocol):
+    """A source of progress reports."""
 
     source: str
     refused: int
 
-    def read(self) -> list[Progress]:
+    def read(self) -> list[ProgressReport]:
         """What was said since the last look."""
 
 
-class Lines:
+class GrowingFile:
     """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how
     many there were.
 
@@ -115,11 +115,11 @@ class BeaconReader:
 
     source = "beacon"
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: GrowingFile) -> None:
         self._lines = lines
         self.refused = 0
 
-    def read(self) -> list[Progress]:
+    def read(self) -> list[ProgressReport]:
         """Every well-formed line; others are counted and forgotten."""
         found = []
         for line in self._lines.read():
@@ -136,12 +136,12 @@ class RegexReader:
 
     source = "output"
 
-    def __init__(self, lines: Lines, pattern: str) -> None:
+    def __init__(self, lines: GrowingFile, pattern: str) -> None:
         self._lines = lines
         self._pattern = re.compile(pattern)
         self.refused = 0
 
-    def read(self) -> list[Progress]:
+    def read(self) -> list[ProgressReport]:
         """Every line that matches and whose step is a number."""
         found = []
         for line in self._lines.read():
@@ -154,7 +154,7 @@ class RegexReader:
         return found
 
 
-def parse_beacon(line: str) -> Progress | None:
+def parse_beacon(line: str) -> ProgressReport | None:
     """A line of the beacon, or None when it is not one: ``version time pid rank step loss
     samples``, or ``version time pid rank busy seconds word``.
     """
@@ -170,12 +170,12 @@ def parse_beacon(line: str) -> Progress | None:
         limit_s = value.value
         if limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
             return None
-        return Progress(
+        return ProgressReport(
             step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s, what=words[6][:WHAT_LIMIT]
         )
     if step is None:
         return None
-    return Progress(
+    return ProgressReport(
         step=step,
         rank=rank,
         pid=pid,
@@ -200,7 +200,7 @@ def _word(text: str, limit: int) -> int | None:
     )
 
 
-def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
+def _from_groups(groups: Mapping[str, str | None]) -> ProgressReport | None:
     step = numbers.whole(groups.get("step"), STEP_LIMIT)
     if step is None:
         return None
@@ -213,6 +213,6 @@ def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
         if value is None and said:
             unread[name] = said[: numbers.SHOWN]
     group = group_number(groups.get("group"))
-    return Progress(
+    return ProgressReport(
         step=step, rank=rank, loss=loss.value, samples=samples, unread=unread, group=group
     )

@@ -26,7 +26,7 @@ _MESSAGE_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandEnded:
     """How a command ended: exit code or signal, the other None."""
 
     exit_code: int | None
@@ -55,7 +55,7 @@ class Command:
         self._since = processes.start_time(holder.pid)
         self.pid = 0
         self.error = ""
-        self.ended: Ended | None = None
+        self.ended: CommandEnded | None = None
         self.killed = 0
         self.left: int | None = None
         self.lost = False
@@ -173,7 +173,7 @@ class Command:
         elif "error" in message:
             self.error, self.left = str(message["error"]), 0
         elif "ended" in message:
-            self.ended = Ended(
+            self.ended = CommandEnded(
                 **dict(
                     zip(("exit_code", "signal"), tree.how(int(str(message["ended"]))), strict=True)
                 )
@@ -184,7 +184,7 @@ class Command:
     def _guard_gone(self) -> None:
         """Without its guard the command has been killed by the kernel; others of it may live."""
         self.lost = self.ended is None
-        self.ended = self.ended or Ended(exit_code=None, signal=9)
+        self.ended = self.ended or CommandEnded(exit_code=None, signal=9)
         self.left = 0
 
     def _tell(self, order: bytes) -> None:

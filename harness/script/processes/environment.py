@@ -21,7 +21,7 @@ _OURS = re.compile(r"\$(CHAOS_[A-Z]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedCommand:
     """A command ready to be started. ``scratch``: an empty directory of the arm, kept over
     restarts.
     """
@@ -36,7 +36,7 @@ class Prepared:
     points: Path
 
 
-def prepare(setup: ArmSetup) -> Prepared:
+def prepare(setup: ArmSetup) -> PreparedCommand:
     """Work out what to start. ``$CHAOS_...`` is replaced in the command, in ``env`` and in the
     checkpoint directory.
     """
@@ -62,7 +62,7 @@ def prepare(setup: ArmSetup) -> Prepared:
     )
     env["PATH"] = search_path(spec.env)
     where = Path(spec.directory).absolute()
-    return Prepared(
+    return PreparedCommand(
         argv=tuple(_fill(word, ours) for word in spec.command or ()),
         directory=where,
         env=env,

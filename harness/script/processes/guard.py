@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Guard:
+class CommandGuard:
     """One command and all that comes of it."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -97,7 +97,7 @@ class Guard:
             pass
 
     def _kill_all(self) -> None:
-        """Until nobody is left: a process may fork while it is looked for."""
+        """Kill until no process is left: a process may fork while it is looked for."""
         deadline, killed = time.monotonic() + KILL_LIMIT_S, set()
         while time.monotonic() < deadline:
             self._reap()
@@ -169,7 +169,7 @@ def main() -> None:
     # handled, not ignored: an ignored signal would stay ignored in the command
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
-    Guard(control).run(sys.argv[3:], int(sys.argv[2]))
+    CommandGuard(control).run(sys.argv[3:], int(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.script.processes import tree
-from harness.script.processes.tree import Found
+from harness.script.processes.tree import FoundRank
 
 WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
 """Signals for a rank with all that it started; others are for those it stands for, who may tell
@@ -24,7 +24,7 @@ class Rank:
     """A process that was found to be a rank. ``name``: in events; ``pidfd`` -1: gone and closed."""
 
     name: str
-    found: Found
+    found: FoundRank
     pidfd: int
 
 
@@ -49,7 +49,7 @@ class Ranks:
         self._poll = select.poll()
         self.world: int | None = None
 
-    def hold(self, found: Mapping[int, Found]) -> tuple[dict[int, str], list[Rank]]:
+    def hold(self, found: Mapping[int, FoundRank]) -> tuple[dict[int, str], list[Rank]]:
         """Take hold of what was found: rank -> process name for those that live, and those that are
         new.
         """
@@ -68,8 +68,8 @@ class Ranks:
         return {rank: name for rank, name in members.items() if self._ranks[name].pidfd >= 0}, new
 
     def settled(
-        self, found: Mapping[int, Found], now_s: float, *, spoken: bool
-    ) -> tuple[dict[int, Found], bool]:
+        self, found: Mapping[int, FoundRank], now_s: float, *, spoken: bool
+    ) -> tuple[dict[int, FoundRank], bool]:
         """Those of the found that are ranks beyond doubt, and whether there are others.
 
         Known ones are; new ones behind a wrapper when they have lived for longer than a blink, and
@@ -169,7 +169,7 @@ class Ranks:
                 os.close(rank.pidfd)
                 rank.pidfd = -1
 
-    def _take(self, found: Found) -> Rank | None:
+    def _take(self, found: FoundRank) -> Rank | None:
         pidfd = _hold(found.pid, found.started)
         if pidfd is None:
             return None

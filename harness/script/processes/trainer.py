@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.script.processes.tree import PLUMBING, Process
+from harness.script.processes.tree import PLUMBING, ProcessRow
 
 HELPERS = ("multiprocessing", "compile_worker")
 """In the command lines of processes that Python starts for a program."""
@@ -37,11 +37,11 @@ class Trainer:
     """
 
     def __init__(self) -> None:
-        self._chosen: Process | None = None
+        self._chosen: ProcessRow | None = None
         self._launchers: set[tuple[int, int]] = set()
 
     def of(
-        self, top: int, rows: Mapping[int, Process], printed: int, *, settled: bool
+        self, top: int, rows: Mapping[int, ProcessRow], printed: int, *, settled: bool
     ) -> int | None:
         """The process, ``top`` or one below it, or None while a launcher has none. ``printed``:
         bytes of output so far; ``settled``: steps are reported, so that whoever is there now is
@@ -68,7 +68,7 @@ class Trainer:
 
 
 def _below(
-    row: Process, rows: Mapping[int, Process], printed: int, *, launches: bool
+    row: ProcessRow, rows: Mapping[int, ProcessRow], printed: int, *, launches: bool
 ) -> int | None:
     """The child that trains instead of a process; None: it trains itself, or, as a launcher, has
     nobody.
@@ -129,7 +129,7 @@ def _link(path: str) -> str:
         return ""
 
 
-def _all_work(top: int, rows: Mapping[int, Process]) -> Work:
+def _all_work(top: int, rows: Mapping[int, ProcessRow]) -> Work:
     """Of a process and those below it, as far as they show it."""
     found, waiting = [], [top]
     while waiting:

@@ -1,6 +1,4 @@
-"""The processes of a command, as the kernel shows them: who is there, which of them is which rank,
-how one ended.
-"""
+"""Reads a command's processes from the kernel: which exist, which rank each is, how each ended."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class ProcessRow:
     """One row of the kernel's process table. ``started`` with ``pid`` names it for ever."""
 
     pid: int
@@ -56,7 +54,7 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundRank:
     """A process that is a rank. ``world``: how many there are, by its environment; None: it does
     not say.
 
@@ -76,12 +74,12 @@ class Found:
     size: int = 1
 
 
-Choose = Callable[[int, Mapping[int, Process]], int | None]
+Choose = Callable[[int, Mapping[int, ProcessRow]], int | None]
 """(a process, all there are) -> the one at or below it that is the only rank; see
 ``harness.script.processes.trainer``."""
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> ProcessRow | None:
     """The row of a process, or None when it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -89,7 +87,7 @@ def process(pid: int) -> Process | None:
         return None
     start, end = text.find("("), text.rfind(")")
     fields = text[end + 2 :].split()
-    return Process(
+    return ProcessRow(
         pid=pid,
         parent=int(fields[1]),
         started=int(fields[19]),
@@ -98,15 +96,15 @@ def process(pid: int) -> Process | None:
     )
 
 
-def below(root: int) -> dict[int, Process]:
+def below(root: int) -> dict[int, ProcessRow]:
     """All living processes below ``root``, itself left out, parents before children."""
     rows = {
         p.pid: p for name in os.listdir("/proc") if name.isdigit() and (p := process(int(name)))
     }
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[ProcessRow]] = {}
     for row in rows.values():
         children.setdefault(row.parent, []).append(row)
-    found: dict[int, Process] = {}
+    found: dict[int, ProcessRow] = {}
     front = [root]
     while front:
         front = [
@@ -138,7 +136,7 @@ def find_ranks(
     *,
     group: str | None = None,
     choose: Choose | None = None,
-) -> dict[int, Found]:
+) -> dict[int, FoundRank]:
     """Rank -> its process, among those below ``root``.
 
     A rank is the topmost process with that rank in its environment, or what a wrapper that is
@@ -150,7 +148,7 @@ def find_ranks(
     """
     rows = below(root)
     said = {pid: _said(pid, group) for pid in rows}
-    found: dict[int, Found] = {}
+    found: dict[int, FoundRank] = {}
     for row in rows.values():
         rank, world, size = said[row.pid]
         if rank is None or rank == said.get(row.parent, _NOBODY)[0]:
@@ -163,7 +161,7 @@ def find_ranks(
         trains = choose(front, rows) if choose is not None else front
         if trains is not None:
             _take(found, 0, 1, rows[trains], top=top if trains == front else trains, sure=False)
-    spoken: dict[int, Found] = {}
+    spoken: dict[int, FoundRank] = {}
     for pid, word in hints.items():
         rank = said.get(pid, _NOBODY)[0] if group is not None else word
         if rank is None or pid not in rows:
@@ -218,7 +216,7 @@ def number(text: str | None) -> int | None:
     return value if (value := int(text)) < MOST_RANKS else None
 
 
-def behind(pid: int, rows: Mapping[int, Process]) -> list[int]:
+def behind(pid: int, rows: Mapping[int, ProcessRow]) -> list[int]:
     """The processes that a wrapper stands in front of, oldest first; a process that is none stands
     for itself.
     """
@@ -229,7 +227,7 @@ def behind(pid: int, rows: Mapping[int, Process]) -> list[int]:
     return [front for child in working for front in behind(child, rows)] or [pid]
 
 
-def struck_with(found: Found, *, whole: bool) -> dict[int, Process]:
+def struck_with(found: FoundRank, *, whole: bool) -> dict[int, ProcessRow]:
     """The processes that are hit with a rank: all that its wrapper started, never the wrapper
     alone.
 
@@ -251,7 +249,7 @@ def struck_with(found: Found, *, whole: bool) -> dict[int, Process]:
     return {pid: rows[pid] for pid in hit}
 
 
-def _is_wrapper(row: Process) -> bool:
+def _is_wrapper(row: ProcessRow) -> bool:
     """By its name, or, for a script, by the program that runs it."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{row.pid}/exe"))
@@ -260,17 +258,17 @@ def _is_wrapper(row: Process) -> bool:
     return row.name in WRAPPERS or program in WRAPPERS
 
 
-def _is_below(pid: int, top: int, rows: Mapping[int, Process]) -> bool:
+def _is_below(pid: int, top: int, rows: Mapping[int, ProcessRow]) -> bool:
     while pid in rows and pid != top:
         pid = rows[pid].parent
     return pid == top
 
 
 def _take(
-    found: dict[int, Found],
+    found: dict[int, FoundRank],
     rank: int,
     world: int | None,
-    row: Process,
+    row: ProcessRow,
     *,
     top: int,
     sure: bool = True,
@@ -278,7 +276,7 @@ def _take(
 ) -> None:
     known = found.get(rank)
     if known is None or row.started >= known.started:
-        found[rank] = Found(
+        found[rank] = FoundRank(
             rank=rank,
             world=world,
             pid=row.pid,

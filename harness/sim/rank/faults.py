@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.events.log import Kind
 from chaos.fault.targets import DiskTrouble
-from harness.rank.shims.agenda import Acted, Agenda, Hold, Stall
+from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall
 from harness.rank.shims.disk import DiskShim
 from harness.sim.rank.body import SimBody
 from harness.sim.rank.signs import SimSigns
@@ -113,14 +113,14 @@ class SimFaultAgent:
         with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
             for wait in waits:
                 match wait:
-                    case Hold():
+                    case HoldAnswer():
                         yield from self._held(wait)
                     case Stall():
                         yield from self._stall(wait.seconds * NS_PER_S)
                     case Acted():
                         yield from self.body.blocked()
 
-    def _held(self, hold: Hold) -> Sleeping:
+    def _held(self, hold: HoldAnswer) -> Sleeping:
         process = self._job.process
         self._holding, self._look_ns = process.ticket, hold.look_s * NS_PER_S
         process.clock.after(hold.limit_s * NS_PER_S, partial(process.wake, process.ticket))
@@ -235,7 +235,7 @@ class SimFaultAgent:
         """Logs what is seen of the act under way, whenever it is seen."""
         return partial(self._agenda.effect, self._agenda.command)
 
-    # ---- for the agenda (harness.rank.shims.agenda.Hands)
+    # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
         """See Hands."""

@@ -20,10 +20,10 @@ from harness.judge.measure.measure import measure
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.results import Results
 from harness.launchers.sim import Sim
-from harness.script.points import Asked, Did, Points
-from harness.script.processes.standing import Standing
+from harness.script.points import Did, PointRequest, Points
+from harness.script.processes.hang_witness import HangWitness
 from recovery.process.starvation import Pulse, Thread
-from tests.harness.script.test_point_agents import Arm, planned
+from tests.harness.script.test_point_broker import Arm, planned
 from tests.harness.script.test_points import at, done, heard, points  # noqa: F401 - a fixture
 from tests.harness.script.test_script_points import play
 from tests.recovery.detection.test_silences import Watched, ranks
@@ -57,7 +57,7 @@ def test_a_script_hangs_as_it_is_told_and_says_so_before(
     points.arm([(7, "backward")])
     thread, result = at("backward", 7)
     (asked,) = heard(points)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, PointRequest)
     points.answer(asked.connection, asked.number, word)
     done(thread)
     assert result == [None]
@@ -70,7 +70,7 @@ def test_a_script_hangs_as_it_is_told_and_says_so_before(
 
 def test_a_script_is_told_how_and_for_how_long_and_watched_from_outside() -> None:
     arm = Arm(planned("rank-hang", (7, "forward"), how="spin", hold_s=90))
-    arm.agents._standing = Standing(
+    arm.agents._standing = HangWitness(
         lambda pid: {pid: Thread(ready=True, ran_s=arm.now / S, queued_s=0.0)}
     )
     arm.arm("w1", ("hit", 7, "forward"))
@@ -131,7 +131,7 @@ def test_a_thread_that_is_gone_says_nothing_and_one_of_another_namespace_is_the_
     def of(pid: int) -> Mapping[int, Thread]:
         return threads
 
-    standing = Standing(of)
+    standing = HangWitness(of)
     standing.watch(("f", 0, 7), pid=5, tid=77, now_ns=0)
     standing.watch(("g", 0, 7), pid=6, tid=77, now_ns=0)
     threads = {5: Thread(ready=False, ran_s=1.1, queued_s=0.5)}
@@ -145,7 +145,7 @@ def test_a_thread_that_is_killed_soon_was_seen_until_then() -> None:
     """A stack with a short hang timeout kills it before it was watched for the usual time."""
     ran = Thread(ready=True, ran_s=1.0, queued_s=0.0)
     threads = {5: ran}
-    standing = Standing(lambda pid: threads)
+    standing = HangWitness(lambda pid: threads)
     standing.watch(("f", 0, 7), pid=5, tid=5, now_ns=0)
     threads = {5: Thread(ready=True, ran_s=1.05, queued_s=0.01)}
     assert standing.seen(S // 20) == []

@@ -13,7 +13,7 @@ import pytest
 from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
 from harness.compare.result.model import Trial
 from harness.compare.result.trials import Source, trial_of
-from harness.script.listen.progress import Progress
+from harness.script.listen.progress import ProgressReport
 from tests.harness.script.test_script_observer import Job, S
 
 BATCH, STEPS = 8, 60
@@ -43,7 +43,7 @@ class Fleet(Job):
             for rank in ranks:
                 told = 5.0 / step if loss is None else loss
                 self.observer.on_progress(
-                    Progress(step=step, rank=rank, loss=told, samples=share), self.now
+                    ProgressReport(step=step, rank=rank, loss=told, samples=share), self.now
                 )
 
     def hit(self, kind: str = "process-kill", *, landed: bool = True, fault: str = "hit") -> None:

@@ -28,7 +28,7 @@ from harness.compare.plan.plan import (
     family_of,
     seconds_left,
 )
-from harness.compare.prepare import Asked, as_planned, resumed
+from harness.compare.prepare import CompareOptions, as_planned, resumed
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1
@@ -83,7 +83,7 @@ def family(directory: Path, name: str = "kill", steps: int = 30, text: str = FAM
     return family_of(path, load(path, build_catalogue()).cells)
 
 
-def asked(directory: Path, **more: object) -> Asked:
+def asked(directory: Path, **more: object) -> CompareOptions:
     """What a command line says about the family ``kill``."""
     family(directory)
     given: dict[str, object] = {
@@ -101,7 +101,7 @@ def asked(directory: Path, **more: object) -> Asked:
         "skip_missing": False,
         "argv": ["compare"],
     }
-    return Asked(**{**given, **more})  # type: ignore[arg-type]
+    return CompareOptions(**{**given, **more})  # type: ignore[arg-type]
 
 
 def planned(directory: Path, **more: object) -> Plan:

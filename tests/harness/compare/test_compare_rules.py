@@ -23,7 +23,7 @@ from harness.compare.environments.stack import ROOT, CommonJob, Drive, Stack, Va
 from harness.compare.plan.directory import Directory, Plan, Played
 from harness.compare.plan.plan import Arm, entrants
 from harness.compare.plan.quiet import BUSY, busy_share
-from harness.compare.prepare import Asked, as_planned
+from harness.compare.prepare import CompareOptions, as_planned
 from harness.compare.result import archive, rules
 from harness.compare.result.gather import gather
 from harness.compare.result.model import Ratio, Trial
@@ -31,7 +31,7 @@ from harness.compare.result.summary import ratios_of
 from harness.compare.stacks.hot_spare import HotSpare
 from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from harness.compare.tuning import candidates, score, sweep_of
-from reports.compare.facts import Facts
+from reports.compare.facts import ComparisonFacts
 from reports.compare.words import findings
 from tests.support.sample_comparison import build
 
@@ -107,7 +107,7 @@ def planned(directory: Path, fault: str = KILL, **more: object) -> Plan:
         "skip_missing": False,
         "argv": ["compare"],
     }
-    asked = Asked(**{**given, **more})  # type: ignore[arg-type]
+    asked = CompareOptions(**{**given, **more})  # type: ignore[arg-type]
     return prepare.prepare(asked, STACKS, build_catalogue()).plan
 
 
@@ -181,7 +181,9 @@ def test_a_family_that_changes_values_tests_the_script(tmp_path: Path) -> None:
 def test_the_headline_counts_no_family_that_tests_the_script() -> None:
     made = build(6)
     apart = made.model_copy(update={"script": ["nan", "corrupted-checkpoint"]})
-    whole, some = ([line.striptags() for line in findings(Facts(one))] for one in (made, apart))
+    whole, some = (
+        [line.striptags() for line in findings(ComparisonFacts(one))] for one in (made, apart)
+    )
     assert "of 6 kinds of fault" in whole[0] and "of 4 kinds of fault" in some[0]
     assert any(line.startswith("nan and corrupted-checkpoint test what") for line in some)
     assert not any("nan" in line for line in some if not line.startswith("nan and"))
@@ -198,7 +200,7 @@ def test_like_against_like_is_said() -> None:
         for one in made.ratios
     ]
     like = made.model_copy(update={"stacks": stacks, "ratios": ratios})
-    said = [line.striptags() for line in findings(Facts(like))]
+    said = [line.striptags() for line in findings(ComparisonFacts(like))]
     (line,) = [line for line in said if line.startswith("Like against like")]
     assert "torchft tuned" in line and "set against drop-replica" in line
     assert "times [" in line and "as long" in line
@@ -221,7 +223,8 @@ def test_the_headline_gives_the_ratio_of_pairs_and_says_which_are_not_shown(
         for one in made.ratios
     ]
     said = [
-        line.striptags() for line in findings(Facts(made.model_copy(update={"ratios": ratios})))
+        line.striptags()
+        for line in findings(ComparisonFacts(made.model_copy(update={"ratios": ratios})))
     ]
     (line,) = [line for line in said if line.startswith("The fastest other stack")]
     first, _, second = line.partition("not shown")

@@ -22,7 +22,7 @@ from harness.compare.environments import environments
 from harness.compare.environments.stack import CommonJob, Settings, Stack
 from harness.compare.stacks.dlrover import DLRover
 from harness.compare.stacks.ray_train import RayTrain
-from harness.script.listen.progress import Progress, parse_beacon
+from harness.script.listen.progress import ProgressReport, parse_beacon
 from harness.script.processes.guard import descendants
 from tests.support.running import until
 
@@ -222,7 +222,7 @@ class Trained:
         )
         self._deadline = time.monotonic() + TRAIN_LIMIT_S
 
-    def said(self) -> list[Progress]:
+    def said(self) -> list[ProgressReport]:
         """All reports so far."""
         return [
             one
@@ -233,7 +233,7 @@ class Trained:
     def kill(self, rank: int, after: int) -> None:
         """SIGKILL to a rank once it has reported that step."""
 
-        def hit() -> list[Progress]:
+        def hit() -> list[ProgressReport]:
             assert self.process.poll() is None
             return [one for one in self.said() if one.rank == rank and (one.step or 0) >= after]
 

@@ -20,7 +20,7 @@ from harness.compare.stacks.nvrx_ft_launcher import NvrxFtLauncher
 from harness.compare.stacks.nvrx_inprocess import NvrxInprocess
 from harness.compare.stacks.torchft import Torchft
 from harness.peers import supervise
-from harness.script.listen.progress import Progress, parse_beacon
+from harness.script.listen.progress import ProgressReport, parse_beacon
 from tests.support.running import until
 
 LIMIT_S = 60.0
@@ -282,7 +282,7 @@ def start(
         )
 
 
-def reported(scratch: Path) -> list[Progress]:
+def reported(scratch: Path) -> list[ProgressReport]:
     """What ranks have said so far, in order."""
     said = [
         parse_beacon(line) for line in (scratch / "beacon").read_text().splitlines(keepends=False)
@@ -327,7 +327,7 @@ def test_training_goes_on_after_a_kill(name: str, data: Path, tmp_path: Path) ->
     job = start(name, "tuned", data, scratch, ranks=3, steps=steps)
     try:
 
-        def hit() -> list[Progress]:
+        def hit() -> list[ProgressReport]:
             assert job.poll() is None, output(scratch)
             return [one for one in reported(scratch) if one.rank == 1 and one.step >= 5]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.launch.cgroups import CgroupControl, lacks_cgroup
-from harness.launch.health import HealthSource, Reading
+from harness.launch.health import HealthReport, HealthSource
 from harness.launch.nodes.cluster import NodesCluster
 from harness.launchers.local import LocalCluster
 from harness.rank.shims.slowness import Slowness, _gpu_work
@@ -117,7 +117,7 @@ def test_a_competitor_for_a_gpu_comes_after_what_it_uses(monkeypatch: pytest.Mon
 def test_a_health_report_is_read_once_and_nonsense_is_passed_over(tmp_path: Path) -> None:
     source, reading = (
         HealthSource(tmp_path / "new" / "h.jsonl"),
-        Reading(what="xid", code=79, source="nvml"),
+        HealthReport(what="xid", code=79, source="nvml"),
     )
     assert list(source.read()) == []
     source.append(reading)

@@ -28,7 +28,7 @@ def test_without_a_gpu_it_is_skipped_and_writes_nothing(
 
 
 def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
-    job = gpu.Measured(
+    job = gpu.GpuMeasured(
         steps=[0.5, 0.25], detected=[0.01], recovered=[1.5], note="step 9 did not come in time"
     )
     parts = {
@@ -62,11 +62,11 @@ def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
         about = gpu_parts.machine(torch.device("cpu"), "tiny")
     assert "use torch 2.13" in about["sharding"]
     assert gpu_parts.machine(torch.device("cpu"), "tiny")["sharding"] == ""
-    played: list[gpu.Row] = []
+    played: list[gpu.GpuRow] = []
 
-    def play(row: gpu.Row, *_: object) -> gpu.Measured:
+    def play(row: gpu.GpuRow, *_: object) -> gpu.GpuMeasured:
         played.append(row)
-        return gpu.Measured()
+        return gpu.GpuMeasured()
 
     monkeypatch.setattr(gpu, "gpus", lambda: 1)
     monkeypatch.setattr(gpu, "play", play)
@@ -123,7 +123,7 @@ def test_groups_of_nccl_are_formed_aborted_and_formed_anew() -> None:
 @pytest.mark.gpu
 @pytest.mark.real
 @pytest.mark.parametrize("row", gpu.ROWS, ids=[row.name for row in gpu.ROWS])
-def test_a_killed_rank_is_recovered_from(row: gpu.Row) -> None:
+def test_a_killed_rank_is_recovered_from(row: gpu.GpuRow) -> None:
     why = gpu.why_not(row, GPUS, gpu_parts.machine(torch.device("cpu"), "tiny")["sharding"])
     if why:
         pytest.skip(why)

@@ -14,7 +14,7 @@ import pytest
 from chaos.events.log import Kind
 from harness.rank.fault_agent import FaultAgent
 from harness.rank.shims import agenda
-from harness.rank.shims.agenda import Acted, Agenda, Hold, Stall, Wait
+from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall, Wait
 from harness.sim.rank.faults import SimFaultAgent, TrainingError
 from harness.sim.rank.state import Part, State
 from harness.sim.world.clock import Clock
@@ -111,7 +111,7 @@ class Recorder:
         waits = []
         for wait in self.agenda.at(step, phase, rank=rank):
             waits.append(wait)
-            for answer in answers if isinstance(wait, Hold) else ():
+            for answer in answers if isinstance(wait, HoldAnswer) else ():
                 self.agenda.hear("go", answer)
         return waits
 
@@ -134,9 +134,9 @@ def test_it_holds_at_each_point_says_so_first_and_acts_when_it_is_told_to(hands:
     hands.agenda.hear("arm", armed(point("b", 0), point("a", 4), point("c", 4)))
     answers = [no("a"), no("c"), go("b", duration_steps=1)]
     assert [type(wait) for wait in hands.go_through(4, "data", *answers)] == [
-        Hold,
-        Hold,
-        Hold,
+        HoldAnswer,
+        HoldAnswer,
+        HoldAnswer,
         Acted,
         Stall,
     ]
@@ -166,7 +166,7 @@ def test_what_it_was_told_as_its_generation_was_lost_was_missed(hands: Recorder)
     """The injector has the act on record, and nobody else would ever say that it did not happen."""
     hands.agenda.hear("arm", armed(point("f", 4)))
     waits = hands.agenda.at(4, "data", rank=2)
-    assert isinstance(next(waits), Hold)
+    assert isinstance(next(waits), HoldAnswer)
     assert hands.agenda.hear("go", go("f"))
     waits.close()
     assert hands.seen == [("at_point", "f"), ("missed", "f")]

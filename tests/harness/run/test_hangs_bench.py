@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hangs
-from benchmarks.hangs import FAMILIES, PACES, Found
+from benchmarks.hangs import FAMILIES, PACES, MeasuredHang
 from chaos.events.log import Kind, Log
 from harness.launchers.sim import Sim
 from tests.chaos.loading.test_scenarios import loaded
@@ -57,8 +57,8 @@ def test_hangs_are_read_from_the_log(step_s: float, memory: Path) -> None:
 
 
 def test_the_table_has_a_row_for_each_family_and_pace() -> None:
-    def found(family: str, detection_s: float, step_s: float, busy: str = "") -> Found:
-        return Found(
+    def found(family: str, detection_s: float, step_s: float, busy: str = "") -> MeasuredHang:
+        return MeasuredHang(
             family=family,
             detection_s=detection_s,
             recovery_s=detection_s + 0.1,

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos import beacon
-from harness.script.points import LINE_LIMIT, Asked, Did, Left, Points, parse
+from harness.script.points import LINE_LIMIT, Did, Disconnected, PointRequest, Points, parse
 
 COST_LIMIT_S = 20e-6
 DEADLINE_S = 20.0
@@ -37,9 +37,9 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
     beacon._LOADED.clear()
 
 
-def heard(points: Points, count: int = 1) -> list[Asked | Did | Left]:
+def heard(points: Points, count: int = 1) -> list[PointRequest | Did | Disconnected]:
     """What is said, once it is so much."""
-    found: list[Asked | Did | Left] = []
+    found: list[PointRequest | Did | Disconnected] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"heard only {found}"
@@ -102,7 +102,7 @@ def test_it_holds_until_it_is_answered(points: Points, word: str) -> None:
     points.arm([(8, "gradient")])
     thread, result = at("gradient", 8)
     (asked,) = heard(points)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, PointRequest)
     assert (asked.pid, asked.step, asked.name) == (os.getpid(), 8, "gradient")
     assert thread.is_alive() and not result
     points.answer(asked.connection, asked.number, word)
@@ -114,7 +114,7 @@ def test_a_place_of_any_step_is_armed_and_disarmed(points: Points) -> None:
     points.arm([(0, "optimizer"), (99, "nowhere")])
     thread, result = at("optimizer", 1234)
     (asked,) = heard(points)
-    assert isinstance(asked, Asked) and asked.step == 1234
+    assert isinstance(asked, PointRequest) and asked.step == 1234
     points.arm([])
     points.answer(asked.connection, asked.number, "go")
     done(thread)
@@ -125,7 +125,7 @@ def test_what_it_raises_is_announced_first(points: Points) -> None:
     points.arm([(7, "backward")])
     thread, result = at("backward", 7)
     (asked,) = heard(points)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, PointRequest)
     points.answer(asked.connection, asked.number, "raise out\nof luck")
     done(thread)
     assert type(result[0]) is RuntimeError and str(result[0]) == "injected by chaos: out of luck"
@@ -137,7 +137,7 @@ def test_what_was_done_is_told_with_its_numbers(points: Points) -> None:
     points.arm([(8, "gradient")])
     thread, _ = at("gradient", 8)
     (asked,) = heard(points)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, PointRequest)
     points.answer(asked.connection, asked.number, "nan")
     done(thread)
     beacon.did("nan", 8, before=0.5, after=float("nan"))
@@ -186,10 +186,10 @@ def test_a_handler_that_interrupts_a_hold_is_not_in_its_way(points: Points) -> N
     finally:
         signal.signal(signal.SIGALRM, before)
     first, left = heard(points, 2)
-    assert isinstance(first, Asked) and left == Left(connection=first.connection)
+    assert isinstance(first, PointRequest) and left == Disconnected(connection=first.connection)
     thread, result = at("gradient", 8)  # a new connection, that no late answer can reach
     (second,) = heard(points)
-    assert isinstance(second, Asked) and second.connection != first.connection
+    assert isinstance(second, PointRequest) and second.connection != first.connection
     points.answer(first.connection, first.number, "nan")
     points.answer(second.connection, second.number, "go")
     done(thread)
@@ -219,10 +219,10 @@ def test_processes_started_anew_connect_anew_even_by_a_copy(points: Points, tmp_
     for word, expected in (("go", 0), ("nan", 1)):
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, str(copy.parent)])
         (asked,) = heard(points)
-        assert isinstance(asked, Asked) and asked.pid == process.pid
+        assert isinstance(asked, PointRequest) and asked.pid == process.pid
         points.answer(asked.connection, asked.number, word)
         assert process.wait(DEADLINE_S) == expected
-        assert heard(points) == [Left(connection=asked.connection)]
+        assert heard(points) == [Disconnected(connection=asked.connection)]
 
 
 @pytest.mark.parametrize(
@@ -279,20 +279,20 @@ def client(points: Points) -> socket.socket:
 def test_who_talks_nonsense_is_hung_up_on_and_others_are_heard(points: Points, line: bytes) -> None:
     with client(points) as hostile, client(points) as good:
         hostile.sendall(line)
-        assert [type(said) for said in heard(points)] == [Left]
+        assert [type(said) for said in heard(points)] == [Disconnected]
         assert hostile.recv(1) == b""
         good.sendall(b"at 1 7 backward\n")
-        assert [type(said) for said in heard(points)] == [Asked]
+        assert [type(said) for said in heard(points)] == [PointRequest]
 
 
 def test_who_reads_nothing_does_not_block_the_harness(points: Points) -> None:
     with client(points) as deaf:
         deaf.sendall(b"at 1 7 backward\n")
         (asked,) = heard(points)
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, PointRequest)
         for _ in range(10_000):
             points.answer(asked.connection, asked.number, "go")
-    assert heard(points) == [Left(connection=asked.connection)]
+    assert heard(points) == [Disconnected(connection=asked.connection)]
 
 
 @given(st.binary(max_size=300))

@@ -18,7 +18,7 @@ from chaos.events.log import Event, Kind, read_log
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
 from harness.launch.storage import lacks_mount
-from harness.script.processes import leavings
+from harness.script.processes import leftovers
 from reports.outlets.terminal import summary
 
 pytestmark = pytest.mark.real
@@ -283,7 +283,7 @@ def test_a_job_that_does_not_recover_fails(tmp_path: Path) -> None:
 def test_what_a_command_leaves_is_ended_and_held_against_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leavings, "LINGER_S", 0.5)
+    monkeypatch.setattr(leftovers, "LINGER_S", 0.5)
     argv = command("--steps", "30", "--late-s", "0.15", "--daemon", "--shared")
     fault = "{id: hit, kind: process-stop, target: {rank: 1}, at: {step: 12}, duration: 0.1s}"
     code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, fault=fault))

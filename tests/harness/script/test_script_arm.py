@@ -12,8 +12,8 @@ import pytest
 
 from chaos.events.log import Kind
 from harness.arm.command_checkpoints import newest
-from harness.script.listen.listening import Listener
-from harness.script.listen.progress import Progress
+from harness.script.listen.listening import CommandListener
+from harness.script.listen.progress import ProgressReport
 from harness.script.processes.ranks import Gone
 from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
@@ -51,7 +51,10 @@ class Said:
     hints: Mapping[int, int] = {}
 
     def __init__(self) -> None:
-        self.pending = [Progress(step=31, rank=1, pid=11), Progress(step=21, rank=1, pid=12)]
+        self.pending = [
+            ProgressReport(step=31, rank=1, pid=11),
+            ProgressReport(step=21, rank=1, pid=12),
+        ]
 
     def listen(self) -> None:
         pass
@@ -59,7 +62,7 @@ class Said:
     def overdue(self) -> bool:
         return False
 
-    def take(self, pids: Set[int], *, beyond: int | None) -> list[Progress]:
+    def take(self, pids: Set[int], *, beyond: int | None) -> list[ProgressReport]:
         taken = [one for one in self.pending if one.pid in pids]
         self.pending = [one for one in self.pending if one.pid not in pids]
         return taken
@@ -82,7 +85,7 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
         "injector": SimpleNamespace(
             arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
         ),
-        "leavings": SimpleNamespace(look=lambda *_: None),
+        "leftovers": SimpleNamespace(look=lambda *_: None),
     }
     spec: Any = SimpleNamespace(ranks=2)
     watch = RankWatch(
@@ -119,8 +122,8 @@ def test_last_words_that_say_not_whose_they_are_go_on_from_the_step_before(
 ) -> None:
     # then another began at 11
     said = [(12, None), (30, 7), (13, None), (31, 8), (11, None), (14, None)]
-    listener: Any = object.__new__(Listener)
-    listener._pending = [Progress(step=step, pid=pid) for step, pid in said]
+    listener: Any = object.__new__(CommandListener)
+    listener._pending = [ProgressReport(step=step, pid=pid) for step, pid in said]
     assert [(one.step, one.pid) for one in listener.take({7}, beyond=beyond)] == taken
     assert [(one.step, one.pid) for one in listener.take()] == [
         one for one in said if one not in taken

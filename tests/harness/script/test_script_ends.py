@@ -14,7 +14,7 @@ from chaos.events.log import Kind
 from harness.judge.measure.measure import measure
 from harness.script.arm import ScriptArm
 from harness.script.attempts import Attempts
-from harness.script.processes.command import Ended
+from harness.script.processes.command import CommandEnded
 from harness.script.processes.ranks import Gone
 from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
@@ -111,7 +111,7 @@ class Closing:
 
     pid, killed = 7, 1
 
-    def __init__(self, ended: Ended | None) -> None:
+    def __init__(self, ended: CommandEnded | None) -> None:
         self.ended = ended
         self._news = [[gone("w1", 1)], [gone("w0", None, signal.SIGKILL)]]
 
@@ -119,7 +119,7 @@ class Closing:
         return self._news.pop(0) if self._news else []
 
     def look(self) -> None:
-        self.ended = Ended(exit_code=None, signal=signal.SIGTERM)
+        self.ended = CommandEnded(exit_code=None, signal=signal.SIGTERM)
 
     def terminate(self) -> None:
         pass
@@ -143,7 +143,7 @@ def gone(name: str, code: int | None, signum: int | None = None) -> Gone:
 
 def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
     spec: Any = SimpleNamespace(ranks=2)
-    unused: dict[str, Any] = dict.fromkeys(("roll", "agents", "injector", "leavings"))
+    unused: dict[str, Any] = dict.fromkeys(("roll", "agents", "injector", "leftovers"))
     return RankWatch(
         spec,
         ranks=ranks,
@@ -155,14 +155,14 @@ def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
     )
 
 
-@pytest.mark.parametrize("ended", [None, Ended(exit_code=1, signal=None)])
-def test_what_the_harness_ends_is_no_failure_of_the_job(ended: Ended | None) -> None:
+@pytest.mark.parametrize("ended", [None, CommandEnded(exit_code=1, signal=None)])
+def test_what_the_harness_ends_is_no_failure_of_the_job(ended: CommandEnded | None) -> None:
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 31))
     closing: Any = Closing(ended)
     watch = watch_of(job, closing)
-    unused: dict[str, Any] = dict.fromkeys(("ledger", "leavings"))
+    unused: dict[str, Any] = dict.fromkeys(("ledger", "leftovers"))
     attempts = Attempts(
         cast(Any, SimpleNamespace(mark="x")),
         arm="a",
@@ -204,7 +204,7 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
     arm._attempts = SimpleNamespace(
         number=1, close=lambda asked: 0, start=lambda: started.append(1) or ""
     )
-    command: Any = SimpleNamespace(ended=Ended(exit_code=1, signal=None), lost=False)
+    command: Any = SimpleNamespace(ended=CommandEnded(exit_code=1, signal=None), lost=False)
     arm._on_command_ended(command)
     assert started == [1] * again and arm.outcome == ("" if again else "gave-up")
     assert done.failures() == ([("exit", "w1")] if again else [])

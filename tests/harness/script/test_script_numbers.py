@@ -18,7 +18,7 @@ from harness.judge.checkers import Evidence, check_all
 from harness.judge.measure.measure import measure
 from harness.judge.results import Finding
 from harness.script.listen import numbers
-from harness.script.listen.progress import Lines, RegexReader, parse_beacon
+from harness.script.listen.progress import GrowingFile, RegexReader, parse_beacon
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.support import arms
 
@@ -140,7 +140,7 @@ def test_what_an_expression_finds_and_cannot_be_read_is_kept(tmp_path: Path) -> 
         "step 1, loss 4,47 rank x n none\nstep 2, loss tensor(4.47) rank 1 n 8\nstep x, loss 1\n"
     )
     reader = RegexReader(
-        Lines(path),
+        GrowingFile(path),
         r"step (?P<step>\S+?), loss (?P<loss>\S+)(?: rank (?P<rank>\S+) n (?P<samples>\S+))?",
     )
     first, second = reader.read()

@@ -20,7 +20,7 @@ from harness.judge.record.lineage import history_of
 from harness.judge.record.observed import stride_of
 from harness.judge.results import Finding
 from harness.script.listen.observer import STALL_FLOOR_S, Observer
-from harness.script.listen.progress import Progress
+from harness.script.listen.progress import ProgressReport
 from tests.support import arms
 
 S = 1_000_000_000
@@ -90,7 +90,7 @@ class Job:
             self.observer.tick(self.now)
             odd = {"loss": unread} if unread else {}
             self.observer.on_progress(
-                Progress(step=step, rank=rank, loss=loss, unread=odd), self.now
+                ProgressReport(step=step, rank=rank, loss=loss, unread=odd), self.now
             )
 
     def wait(self, seconds: float) -> None:
@@ -183,7 +183,7 @@ def test_a_hang_is_declared_with_how_long_it_took_and_never_sooner(job: Job) -> 
 
 def test_a_process_that_says_it_is_busy_does_not_hang_within_its_limit(job: Job) -> None:
     job.train(*range(1, 30))
-    job.observer.on_progress(Progress(step=0, rank=0, busy_s=300), job.now)
+    job.observer.on_progress(ProgressReport(step=0, rank=0, busy_s=300), job.now)
     job.wait(299)
     assert job.failures() == [] and job.observer.committed == 29
     job.wait(STALL_FLOOR_S + 2)
@@ -192,9 +192,9 @@ def test_a_process_that_says_it_is_busy_does_not_hang_within_its_limit(job: Job)
 
 def test_what_an_evaluation_takes_is_not_learned_as_a_step(job: Job) -> None:
     job.train(*range(1, 30))
-    job.observer.on_progress(Progress(step=0, rank=0, busy_s=3600), job.now)
+    job.observer.on_progress(ProgressReport(step=0, rank=0, busy_s=3600), job.now)
     job.wait(600)
-    job.observer.on_progress(Progress(step=0, rank=0, busy_s=0), job.now)
+    job.observer.on_progress(ProgressReport(step=0, rank=0, busy_s=0), job.now)
     job.train(*range(30, 40))
     assert job.failures() == [] and job.observer.stall_bound_s() == STALL_FLOOR_S
     job.wait(STALL_FLOOR_S + 1)
@@ -203,7 +203,7 @@ def test_what_an_evaluation_takes_is_not_learned_as_a_step(job: Job) -> None:
 
 def test_a_call_of_busy_holds_until_the_next_step(job: Job) -> None:
     job.train(*range(1, 30), rank=0)
-    job.observer.on_progress(Progress(step=0, rank=0, busy_s=3600), job.now)
+    job.observer.on_progress(ProgressReport(step=0, rank=0, busy_s=3600), job.now)
     job.train(30, seconds=20, rank=0)
     job.wait(STALL_FLOOR_S + 1)
     assert len(job.failures()) == 1
@@ -211,7 +211,9 @@ def test_a_call_of_busy_holds_until_the_next_step(job: Job) -> None:
 
 def test_the_log_says_what_a_process_does_besides_training_and_for_how_long(job: Job) -> None:
     def busy(rank: int | None, what: str, limit_s: float) -> None:
-        job.observer.on_progress(Progress(step=0, rank=rank, busy_s=limit_s, what=what), job.now)
+        job.observer.on_progress(
+            ProgressReport(step=0, rank=rank, busy_s=limit_s, what=what), job.now
+        )
 
     job.train(*range(1, 30), rank=0)
     busy(0, "evaluation", 300)
@@ -345,7 +347,9 @@ def test_a_report_from_the_future_or_the_past_is_put_in_its_place(job: Job) -> N
     before = job.now
     for said in (before + 10**15, 5):
         job.now += S // 10
-        job.observer.on_progress(Progress(step=job.observer.committed + 1, time_ns=said), job.now)
+        job.observer.on_progress(
+            ProgressReport(step=job.observer.committed + 1, time_ns=said), job.now
+        )
     said = [e.data["reported_ns"] for e in job.events if e.kind is Kind.STEP_REPORTED]
     assert said == sorted(said) and said[-1] == job.now
 

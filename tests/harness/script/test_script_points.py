@@ -19,7 +19,7 @@ from chaos.loading.load import load
 from chaos.scenario.schema import scenario_schema
 from harness.judge.incident import Incident
 from harness.judge.measure.measure import measure
-from harness.script.listen.progress import Progress
+from harness.script.listen.progress import ProgressReport
 from tests.harness.script.test_script import command, events, run, write
 from tests.harness.script.test_script_observer import COMMAND, Job, S
 
@@ -275,7 +275,7 @@ def spoilt(job: Job, *steps: int) -> None:
     """Steps with a loss that is no number."""
     for step in steps:
         job.now += S // 10
-        job.observer.on_progress(Progress(step=step, rank=0, loss=math.nan), job.now)
+        job.observer.on_progress(ProgressReport(step=step, rank=0, loss=math.nan), job.now)
 
 
 def test_a_bad_loss_that_is_trained_on_is_an_escape_with_its_step(job: Job) -> None:

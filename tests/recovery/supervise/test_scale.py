@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.control_plane import Cost, Job, cost_of
+from benchmarks.control_plane import ControlledJob, Cost, cost_of
 from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
@@ -60,7 +60,7 @@ def test_sixteen_thousand_ranks_and_their_memory(strategy: Strategy, shards: int
 
 
 def test_the_dead_are_forgotten_once_they_are_gone_and_no_members() -> None:
-    job = Job(HotSpare(), 4)
+    job = ControlledJob(HotSpare(), 4)
     control = job.control
     for _ in range(100):
         victim, *others = control.members

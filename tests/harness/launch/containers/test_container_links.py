@@ -18,7 +18,7 @@ from chaos.fault.targets import LinkShape
 from harness.launch.containers import links, rules
 from harness.launch.containers.flapping import Flaps
 from harness.launch.containers.inside import ByEngine
-from harness.launch.containers.links import NodeLinks, Place
+from harness.launch.containers.links import NodeAddress, NodeLinks
 from harness.launch.containers.probes import AT_A_RATE, rate_of
 from harness.launchers.docker import Docker
 
@@ -67,10 +67,10 @@ class Rig:
         self.links = NodeLinks(self._place, lambda node: f"10.0.0.{node}")
         self.links._netem = netem
 
-    def _place(self, node: int) -> Place | None:
+    def _place(self, node: int) -> NodeAddress | None:
         if not self.lives[node]:
             return None
-        return Place(
+        return NodeAddress(
             address=f"10.0.0.{node}", life=self.lives[node], open=lambda: self.insides[node]
         )
 

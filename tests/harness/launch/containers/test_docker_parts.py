@@ -26,7 +26,7 @@ from chaos.errors import InfrastructureError, ScenarioError
 from harness.host.container_engine import connect, lacks_engine
 from harness.launch.containers import image, network
 from harness.launch.containers.network import (
-    Network,
+    ContainerNetwork,
     free_subnets,
     make_network,
     routed,
@@ -156,7 +156,7 @@ def test_runs_begin_to_look_at_different_places() -> None:
 def test_there_is_room_for_all_nodes(nodes: int, prefix: int) -> None:
     subnet = free_subnets([], seed="x", nodes=nodes)[0]
     net = ipaddress.ip_network(subnet)
-    found = Network(name="n", id="i", subnet=subnet, gateway=str(net[1]))
+    found = ContainerNetwork(name="n", id="i", subnet=subnet, gateway=str(net[1]))
     last = ipaddress.ip_address(found.address(nodes - 1))
     assert net.prefixlen == prefix and last in net and last != net.broadcast_address
     assert found.gateway != found.address(0)

@@ -11,7 +11,7 @@ from harness.host.slurm_commands import Commands, ControllerSilent, Ran, records
 from harness.host.slurm_facts import facts
 from harness.launch.slurm.allocation import allocation, too_few
 from harness.launch.slurm.step import step_environment
-from harness.launch.slurm.watch import Watch
+from harness.launch.slurm.watch import AllocationWatch
 from harness.undo.slurm import CancelSteps
 
 INSIDE = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
@@ -185,7 +185,7 @@ def test_the_watch_tells_lost_nodes_and_a_lost_job() -> None:
     fake = FakeSlurm(
         {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
     )
-    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
+    watch = AllocationWatch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
     try:
         watch.look()
         assert watch.lost("n1") is None
@@ -204,7 +204,7 @@ def test_the_watch_keeps_what_it_knows_while_the_controller_is_away() -> None:
     fake = FakeSlurm(
         {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
     )
-    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
+    watch = AllocationWatch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
     try:
         watch.look()
         fake.answers["scontrol --oneliner show job"] = SILENCE
@@ -222,7 +222,9 @@ def test_the_controller_is_asked_at_most_once_a_second_however_often_somebody_as
     fake = FakeSlurm(
         {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
     )
-    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try", clock_s=lambda: now_s[0])
+    watch = AllocationWatch(
+        Commands(fake), "12", ["n1", "n2"], name="chaos-try", clock_s=lambda: now_s[0]
+    )
     try:
         watch.look()
         assert not any(watch.ask() for _ in range(1000))
@@ -253,7 +255,7 @@ def test_a_silent_node_is_tried_after_a_while_and_only_then(answer: Ran, why: st
             "srun": answer,
         }
     )
-    watch = Watch(
+    watch = AllocationWatch(
         Commands(fake), "12", ["n1", "n2"], name="chaos-try", every_s=1.0, clock_s=lambda: now_s[0]
     )
     watch.close()  # the test looks in the thread's place

@@ -49,7 +49,7 @@ def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Com
 
 def find(
     command: Command, count: int, *, expected: int = 2, hints: dict[int, int] | None = None
-) -> dict[int, tree.Found]:
+) -> dict[int, tree.FoundRank]:
     """The ranks, once there are so many and as many processes as will be."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:

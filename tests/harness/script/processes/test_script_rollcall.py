@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.progress import Lines, Progress, RegexReader
+from harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
 from harness.script.processes import tree
 from harness.script.processes.command import Command
 from harness.script.processes.environment import MARK
@@ -35,11 +35,15 @@ def spec_of(ranks: int, **more: Any) -> WorkloadSpec:
 
 def found_in(
     monkeypatch: pytest.MonkeyPatch, *env: Mapping[str, str], **more: Any
-) -> dict[int, tree.Found]:
+) -> dict[int, tree.FoundRank]:
     """Ranks among processes 10, 11 ... below a launcher, each with an environment."""
-    rows = {LAUNCHER: tree.Process(pid=LAUNCHER, parent=GUARD, started=1, state="S", name="launch")}
+    rows = {
+        LAUNCHER: tree.ProcessRow(pid=LAUNCHER, parent=GUARD, started=1, state="S", name="launch")
+    }
     rows |= {
-        10 + n: tree.Process(pid=10 + n, parent=LAUNCHER, started=2 + n, state="S", name="python")
+        10 + n: tree.ProcessRow(
+            pid=10 + n, parent=LAUNCHER, started=2 + n, state="S", name="python"
+        )
         for n, _ in enumerate(env)
     }
     monkeypatch.setattr(tree, "below", lambda root: rows)
@@ -89,16 +93,16 @@ def test_reports_are_told_apart_by_their_processes(
     command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
     found_in(monkeypatch, *[replica(str(g), r, 2) for g in (0, 1) for r in (0, 1)])
     roll.find(command, {}, spoken=True)
-    said = [roll.whose(Progress(step=1, rank=0, pid=pid)).rank for pid in (10, 12, 99)]
+    said = [roll.whose(ProgressReport(step=1, rank=0, pid=pid)).rank for pid in (10, 12, 99)]
     assert said == [0, 2, None]
     path = tmp_path / "output.log"
     path.write_text("[replica_1] rank 1: step 7\nrank 1: step 8\n")
     read = RegexReader(
-        Lines(path), r"(?:\[(?P<group>\w+)\] )?rank (?P<rank>\d): step (?P<step>\d)"
+        GrowingFile(path), r"(?:\[(?P<group>\w+)\] )?rank (?P<rank>\d): step (?P<step>\d)"
     ).read()
     assert [roll.whose(one).rank for one in read] == [3, None]
     plain = RollCall(spec_of(4), path)
-    assert plain.whose(Progress(step=1, rank=1, pid=10)).rank == 1
+    assert plain.whose(ProgressReport(step=1, rank=1, pid=10)).rank == 1
 
 
 # ---- the one that trains
@@ -209,7 +213,7 @@ def test_a_trainer_is_not_taken_for_the_launcher_of_its_helpers(
 
 def test_whose_work_is_not_shown_is_taken_for_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {
-        pid: tree.Process(pid=pid, parent=pid - 1, started=pid, state="S", name="python")
+        pid: tree.ProcessRow(pid=pid, parent=pid - 1, started=pid, state="S", name="python")
         for pid in (2**29, 2**29 + 1)
     }
     assert Trainer().of(2**29, rows, 100, settled=True) == 2**29

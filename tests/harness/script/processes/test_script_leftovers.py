@@ -16,8 +16,8 @@ import pytest
 from chaos.events.log import Kind
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.results import Finding
-from harness.script.processes import leavings
-from harness.script.processes.leavings import OF_COMMAND, Leavings
+from harness.script.processes import leftovers
+from harness.script.processes.leftovers import OF_COMMAND, CommandLeftovers
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.support import arms
 
@@ -55,7 +55,7 @@ def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
     child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     shm = tmp_path / "shm"
-    seen = Leavings(shm, tmp_path / "none")
+    seen = CommandLeftovers(shm, tmp_path / "none")
     seen._before = {"before"}  # it may be quicker than we are
     ready(child)
     seen.look(os.getpid(), lambda pid: "w1" if pid == child.pid else None)
@@ -73,10 +73,10 @@ def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
 
 
 def test_what_another_program_has_is_not_ours(child: subprocess.Popen[str], tmp_path: Path) -> None:
-    seen = Leavings(tmp_path / "shm", tmp_path / "none")
+    seen = CommandLeftovers(tmp_path / "shm", tmp_path / "none")
     seen._before = {"before"}
     ready(child)
-    for _ in range(leavings.TRIES + 1):
+    for _ in range(leftovers.TRIES + 1):
         seen.look(child.pid, lambda pid: None)  # below it there is nobody
     os.kill(child.pid, signal.SIGKILL)
     child.wait(DEADLINE_S)
@@ -87,7 +87,7 @@ def test_segments_are_known_by_who_made_them(child: subprocess.Popen[str], tmp_p
     table = tmp_path / "segments"
     row = "0 {} 600 4096 {} 1 {} 0 0 0 0 0 0 0 0 0\n"
     table.write_text(HEAD + row.format(1, 5, 0))
-    seen = Leavings(tmp_path / "shm", table)
+    seen = CommandLeftovers(tmp_path / "shm", table)
     number = 2**31 - 7  # no such segment, so that nothing is removed
     table.write_text(
         HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 1) + row.format(3, 1, 0)
@@ -103,19 +103,25 @@ def test_segments_are_known_by_who_made_them(child: subprocess.Popen[str], tmp_p
 def test_who_lives_on_is_waited_for_and_then_named(
     child: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leavings, "LINGER_S", 0.1)
+    monkeypatch.setattr(leftovers, "LINGER_S", 0.1)
     ready(child)
     (left,) = [
-        one for one in Leavings().processes(os.getpid(), os.getsid(0)) if one["pid"] == child.pid
+        one
+        for one in CommandLeftovers().processes(os.getpid(), os.getsid(0))
+        if one["pid"] == child.pid
     ]
     assert left["detached"] and left["name"].startswith("python")
     os.kill(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + DEADLINE_S
-    while any(one["pid"] == child.pid for one in Leavings().processes(os.getpid(), os.getsid(0))):
+    while any(
+        one["pid"] == child.pid for one in CommandLeftovers().processes(os.getpid(), os.getsid(0))
+    ):
         assert time.monotonic() < deadline
-    monkeypatch.setattr(leavings, "LINGER_S", DEADLINE_S)
+    monkeypatch.setattr(leftovers, "LINGER_S", DEADLINE_S)
     os.kill(child.pid, signal.SIGKILL)
-    assert not [one for one in Leavings().processes(os.getpid(), 0) if one["pid"] == child.pid]
+    assert not [
+        one for one in CommandLeftovers().processes(os.getpid(), 0) if one["pid"] == child.pid
+    ]
 
 
 # ---- what is held against it

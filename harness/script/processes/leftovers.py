@@ -1,10 +1,10 @@
-"""What a command leaves behind when it ends: processes that live on, shared memory that nobody uses
-any more.
+"""Finds what a command leaves behind when it ends: processes that live on, and shared memory that
+no process uses any more.
 
-Only what is known to be the command's counts. Its processes are those below its guard, in whatever
-session: it collects what detaches. A file in /dev/shm, or a System V segment, that was not there
-before is the command's when one of its processes was seen to have it open or mapped, or made it, or
-gave it its number; other programs make such files too.
+Only what is known to be the command's counts. Its processes are those below its guard, in any
+session: the guard collects what detaches. A file in /dev/shm, or a System V segment, that was not
+there before is the command's when one of its processes was seen to have it open or mapped, or made
+it, or gave it its number; other programs make such files too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from harness.host import processes
 from harness.script.processes import tree
-from harness.script.processes.tree import Process
+from harness.script.processes.tree import ProcessRow
 
 SHM = Path("/dev/shm")
 SEGMENTS = Path("/proc/sysvipc/shm")
@@ -38,16 +38,16 @@ NameOf = Callable[[int], str | None]
 
 @dataclass(kw_only=True)
 class _Found:
-    """Something new. ``by``: who of the command was seen to have it; ``tries``: looks without an
-    answer.
+    """A new file or segment. ``by``: processes of the command that were seen to have it; ``tries``:
+    looks without an answer.
     """
 
     by: set[str] = field(default_factory=set)
     tries: int = 0
 
 
-class Leavings:
-    """Of one arm. ``shm``, ``segments``: where shared memory is seen."""
+class CommandLeftovers:
+    """The leftovers of one arm. ``shm``, ``segments``: where shared memory is listed."""
 
     def __init__(self, shm: Path = SHM, segments: Path = SEGMENTS) -> None:
         self._shm, self._segments = shm, segments
@@ -117,8 +117,8 @@ class Leavings:
             return []
 
     def _ids(self, *, unused: bool = False) -> dict[str, int]:
-        """System V segments -> the process that made each. ``unused``: those that nobody has
-        attached.
+        """System V segments -> the process that made each. ``unused``: only segments that no
+        process has attached.
         """
         try:
             head, *lines = self._segments.read_text().splitlines()
@@ -148,7 +148,7 @@ class Leavings:
         }
 
 
-def _owner(pid: int, rows: Mapping[int, Process], name_of: NameOf) -> str:
+def _owner(pid: int, rows: Mapping[int, ProcessRow], name_of: NameOf) -> str:
     """The rank that a process is, or is below."""
     while pid in rows:
         if name := name_of(pid):

@@ -13,9 +13,9 @@ from chaos.fault.base import Fault
 from chaos.fault.build import build_all
 from chaos.schedule.plan import PlannedFault
 from harness.inject.injector import Injector
-from harness.script.agents import STRANGER_S, Agents, places
 from harness.script.listen.observer import Observer
-from harness.script.points import Asked, Did, Left, Points
+from harness.script.point_broker import STRANGER_S, PointBroker, places
+from harness.script.points import Did, Disconnected, PointRequest, Points
 from harness.script.processes.ranks import Ranks
 from recovery.transport.wire import Extra
 
@@ -27,14 +27,14 @@ class Wire(Points):
     """What processes say, as the test wants it, and what they are answered."""
 
     def __init__(self) -> None:
-        self.said: list[Asked | Did | Left] = []
+        self.said: list[PointRequest | Did | Disconnected] = []
         self.answers: list[tuple[int, str]] = []
         self.armed: set[tuple[int, str]] = set()
 
     def arm(self, armed: Any) -> None:
         self.armed = set(armed)
 
-    def listen(self) -> list[Asked | Did | Left]:
+    def listen(self) -> list[PointRequest | Did | Disconnected]:
         said, self.said = self.said, []
         return said
 
@@ -49,7 +49,7 @@ class Arm:
 
     def __init__(self, *planned: PlannedFault) -> None:
         self.wire, self.now = Wire(), 0
-        self.agents = Agents(planned, KINDS, self.wire)
+        self.agents = PointBroker(planned, KINDS, self.wire)
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.effects: list[dict[str, Any]] = []
         self.errors: list[str] = []
@@ -86,7 +86,9 @@ class Arm:
         self.agents.take(process, Extra(topic="go", payload={"act": act, **payload}))
 
     def ask(self, connection: int, pid: int, step: int, name: str) -> None:
-        self.wire.said.append(Asked(connection=connection, number=1, pid=pid, step=step, name=name))
+        self.wire.said.append(
+            PointRequest(connection=connection, number=1, pid=pid, step=step, name=name)
+        )
         self.hear()
 
     def hear(self) -> None:
@@ -198,7 +200,7 @@ def test_an_order_that_comes_too_late_is_said_to_be_missed() -> None:
     arm = Arm(planned("exception", (7, "forward")))
     arm.arm("w1", ("hit", 7, "forward"))
     arm.ask(1, 101, 7, "forward")
-    arm.wire.said.append(Left(connection=1))
+    arm.wire.said.append(Disconnected(connection=1))
     arm.hear()
     arm.go("w1", act=True, fault="hit", occurrence=0, params={})
     arm.hear()

@@ -1,4 +1,4 @@
-"""Keepers of checkpoints in memory on nodes: implements
+"""Keepers of in-memory checkpoints on nodes: implements
 ``recovery.checkpoint.memory.keeper_host.KeeperHost``.
 """
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from harness.launch.nodes.cluster import NodesCluster
 
 
-class OnNodes:
-    """One keeper a node, a process of its agent as any other. ``reports``: what the cluster has
-    heard of keepers.
+class NodeKeepers:
+    """One keeper for each node, started by the node's agent like any other process. ``reports``:
+    reports of keepers that the cluster received.
     """
 
     def __init__(self, cluster: NodesCluster) -> None:
@@ -33,7 +33,7 @@ class OnNodes:
         return process in self._names
 
     def takes(self, node: int) -> bool:
-        """Whether its agent is there."""
+        """Whether the node's agent is connected."""
         return node in self._cluster.usable()
 
     def start(self, process: str, config: KeeperConfig) -> int:
@@ -47,7 +47,7 @@ class OnNodes:
         return self._cluster.send(process, message)
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """Whatever was heard; what concerns others is left to them."""
+        """Reports of keepers; other reports are left to the cluster."""
         if not self.reports:
             self._cluster.hear(timeout_s)
         reports, self.reports = self.reports, []

@@ -1,9 +1,9 @@
 """Stands in for the agents that a command's ranks do not have.
 
-A rank of a built-in workload is told where it has to hold for a fault, and says when it does. A
-command without points of its own cannot hold: such a place is reached once the step before was
-reported done. One whose script calls ``beacon.point`` really holds there, and is answered here with
-what the injector decided.
+A rank of a built-in workload receives the points at which it has to hold for a fault, and reports
+when it holds. A command without points of its own cannot hold: such a place is reached once the
+step before was reported done. One whose script calls ``beacon.point`` really holds there, and is
+answered here with what the injector decided.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from chaos.fault.base import Fault, Where
 from chaos.fault.build import build_all
 from chaos.scenario.workload import WorkloadSpec
 from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
-from harness.arm.fault_context import Record
+from harness.arm.fault_context import RecordEvent
 from harness.inject.injector import Injector
 from harness.script.listen.observer import Observer
-from harness.script.points import Asked, Did, Points
+from harness.script.points import Did, PointRequest, Points
+from harness.script.processes.hang_witness import HangWitness
 from harness.script.processes.ranks import Ranks
-from harness.script.processes.standing import Standing
 from recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200
@@ -57,7 +57,7 @@ class _Row:
     phase: str
     held: bool
 
-    def is_at(self, asked: Asked) -> bool:
+    def is_at(self, asked: PointRequest) -> bool:
         """Whether that is where a process asks."""
         return self.step in (NEXT_STEP, asked.step) and asked.name in POINT_NAMES.get(
             self.phase, ()
@@ -66,11 +66,9 @@ class _Row:
 
 @dataclass(kw_only=True)
 class _Hold:
-    """A process that holds. ``rows``: what it holds for, the first of which the injector
-    knows of.
-    """
+    """A process that holds. ``rows``: the points it holds for; the injector knows of the first."""
 
-    asked: Asked
+    asked: PointRequest
     since_ns: int
     process: str | None = None
     rows: list[_Row] = field(default_factory=list)
@@ -78,7 +76,7 @@ class _Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What a process was told to do itself."""
+    """What a process was ordered to do itself."""
 
     process: str
     pid: int
@@ -88,7 +86,7 @@ class _Order:
     occurrence: int
 
 
-class Agents:
+class PointBroker:
     """The points that the injector has given to the ranks of the present generation.
 
     ``points``: where the processes of a script that has some ask, None: it has none; ``printed``:
@@ -109,7 +107,7 @@ class Agents:
         self._holds: dict[int, _Hold] = {}  # by connection
         self._orders: dict[int, _Order] = {}
         self._raising: list[_Order] = []
-        self._standing = Standing()
+        self._standing = HangWitness()
         self._printed = printed
         self._out: list[tuple[str, Extra]] = []
         # firings that are still to come, by (fault, step)
@@ -128,7 +126,7 @@ class Agents:
         plan: Sequence[PlannedFault],
         kinds: Mapping[str, type[Fault]],
         printed: Callable[[], Sequence[str]],
-    ) -> Agents:
+    ) -> PointBroker:
         """For a command; ``path``: of the file of its points, if it has some."""
         if not spec.points:
             return cls()
@@ -175,7 +173,7 @@ class Agents:
     # ---- processes that hold
 
     def hear(
-        self, injector: Injector, observer: Observer, ranks: Ranks, record: Record, now_ns: int
+        self, injector: Injector, observer: Observer, ranks: Ranks, record: RecordEvent, now_ns: int
     ) -> None:
         """Take in what processes say at their points, and let the injector and the
         observer know.
@@ -183,7 +181,7 @@ class Agents:
         if self._points is None:
             return
         for said in self._points.listen():
-            if isinstance(said, Asked):
+            if isinstance(said, PointRequest):
                 self._holds[said.connection] = _Hold(asked=said, since_ns=now_ns)
             elif isinstance(said, Did):
                 self._did(said, observer, record, now_ns)
@@ -197,13 +195,13 @@ class Agents:
             injector.on_said(process, observer.rank_of(process), message)
 
     def injected(self, event: Event) -> None:
-        """A fault fired: nobody holds for it again, unless it is to fire again."""
+        """A fault fired: no process holds for it again, unless it is to fire again."""
         if event.step is not None and self._left[event.data["fault"], event.step] > 0:
             self._left[event.data["fault"], event.step] -= 1
             self._arm_places()
 
     def close(self) -> None:
-        """Let everybody go on."""
+        """Let every process go on."""
         if self._points is not None:
             self._points.close()
 
@@ -232,7 +230,7 @@ class Agents:
             self._answer(connection, hold, "go")
 
     def _go(self, process: str, payload: Mapping[str, Any]) -> None:
-        """The injector is done with whoever holds, or tells it to act."""
+        """The injector releases the process that holds, or orders it to act."""
         found = next(((c, h) for c, h in self._holds.items() if h.process == process), None)
         if found is None:
             if payload["act"]:
@@ -256,7 +254,7 @@ class Agents:
         )
         self._answer(connection, hold, f"{word} {fault.for_script(hold.asked.step)}".rstrip())
 
-    def _did(self, said: Did, observer: Observer, record: Record, now_ns: int) -> None:
+    def _did(self, said: Did, observer: Observer, record: RecordEvent, now_ns: int) -> None:
         order = self._orders.get(said.connection)
         if order is None or (order.step, order.word) != (said.step, said.what):
             return  # nobody had asked for it
@@ -281,7 +279,7 @@ class Agents:
             key = (order.fault, order.occurrence, said.step)
             self._standing.watch(key, pid=order.pid, tid=int(thread), now_ns=now_ns)
 
-    def _witness(self, record: Record, now_ns: int) -> None:
+    def _witness(self, record: RecordEvent, now_ns: int) -> None:
         """The error that a process ended with, where it is printed, and what a thread that hangs
         gets of the processors: not by the script's word alone.
         """
@@ -309,11 +307,11 @@ class Agents:
         held = self._faults.get(fault)
         return held is not None and (held.where is Where.RANK or phase != DEFAULT_PHASE)
 
-    def _worth_it(self, asked: Asked) -> bool:
+    def _worth_it(self, asked: PointRequest) -> bool:
         return (asked.step, asked.name) in self._wanted or (EVERY_STEP, asked.name) in self._wanted
 
     def _arm_places(self) -> None:
-        """Whoever comes to any other place does not even ask."""
+        """A process that reaches any other place does not even ask."""
         wanted = {
             (step, name)
             for (fault, step), phases in self._phases.items()

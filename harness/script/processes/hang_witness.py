@@ -1,5 +1,5 @@
-"""Threads of a command that said they hang: what the kernel counts of them, as a witness other than
-their word.
+"""Measures threads of a command that report a hang, by the kernel's counts: a witness other than
+their own word.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Watched:
         return (self.last_ns - self.since_ns) / NS
 
 
-class Standing:
-    """``threads``: of a process, by id."""
+class HangWitness:
+    """Watches threads that report a hang. ``threads``: the threads of a process, by id."""
 
     def __init__(self, threads: Callable[[int], Mapping[int, Thread]] = threads_of) -> None:
         self._threads = threads

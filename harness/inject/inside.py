@@ -33,10 +33,14 @@ class InsideActs:
             self._send(process, command_of(self._struck.begin(act, aim)))
 
     def do_everywhere(self, act: Act, held: Mapping[int, str]) -> None:
-        """One occurrence in all ranks. Those that do not hold hear of it when they are armed."""
+        """One occurrence in all ranks. Those that do not hold hear of it when they are armed: they
+        may have computed the step by then, so that what is chosen by step is chosen from the next.
+        """
         names = tuple(process for _, process in sorted(held.items()))
         aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
-        command = command_of(self._struck.begin(act, aim))
+        there = {rank for rank in act.planned.ranks if self._scene.process_of(rank) is not None}
+        ahead = 0 if there <= set(held) else 1
+        command = command_of(self._struck.begin(act, aim), ahead=ahead)
         self.standing.append(command)
         for process in names:
             self._send(process, command)

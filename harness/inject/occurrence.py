@@ -172,8 +172,10 @@ def to_hold_at(
     ]
 
 
-def command_of(live: Live) -> dict[str, Any]:
-    """What a rank's agent is told to do. Its act is one that ranks hold for."""
+def command_of(live: Live, *, ahead: int = 0) -> dict[str, Any]:
+    """What a rank's agent is told to do. Its act is one that ranks hold for. ``ahead``: by how many
+    steps ranks that do not hold may be further than those that do.
+    """
     planned, at = live.planned, live.act.at
     assert at is not None
     return {
@@ -185,6 +187,7 @@ def command_of(live: Live) -> dict[str, Any]:
         "duration_s": planned.duration_s,
         "duration_steps": planned.duration_steps,
         "step": at[0],
+        "due_step": at[0] + ahead,
         "seed": planned.seed,
     }
 

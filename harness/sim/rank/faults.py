@@ -202,7 +202,8 @@ class SimFaultAgent:
     def due_samples(self) -> list[int]:
         """See chaos.fault.targets.RankTarget."""
         config = self._job.config
-        batch = order.batch(self.step, config.global_batch, config.samples, config.seed)
+        step = min(self._agenda.command.get("due_step", self.step), config.steps)
+        batch = order.batch(step, config.global_batch, config.samples, config.seed)
         shrink = config.batch == "shrink"
         return order.computed_by_any(batch, full=config.world, shrink=shrink)
 

@@ -153,6 +153,20 @@ def _brief(tree: Tree, played: Played) -> bool:
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
 
 
+def _displaced(tree: Tree, played: Played) -> bool:
+    """Whether wrong data took the place of a poisoned sample in the step in which it was due."""
+    log = _faulted(played)
+    if log is None:
+        return False
+    effects = list(log.of(Kind.FAULT_EFFECT))
+    poisoned = {e.data["evidence"]["sample"] for e in effects if "sample" in e.data["evidence"]}
+    shifted = {(e.actor, e.step) for e in effects if "shift" in e.data["evidence"]}
+    return any(
+        (batch.actor, batch.step) in shifted and not poisoned.isdisjoint(batch.data["samples"])
+        for batch in log.of(Kind.BATCH_TAKEN)
+    )
+
+
 def _names_a_sample(tree: Tree, played: Played) -> bool:
     """Whether a sample is poisoned that was chosen without a look at when it is due."""
     poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
@@ -263,6 +277,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_displaced),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),

@@ -231,6 +231,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.CHECKPOINT_COMMITTED: frozenset({"checkpoint", "bytes", "seconds"}),
         Kind.CHECKPOINT_FAILED: frozenset({"checkpoint", "error"}),
         Kind.CHECKPOINT_REFUSED: frozenset({"checkpoint", "reason"}),
+        # left: by retention, the names of those that stay
         Kind.CHECKPOINT_DELETED: frozenset({"checkpoint"}),
         # retention wanted it gone, and the disk refused; checkpoint: "" when not even the directory
         # could be read

@@ -83,9 +83,10 @@ def stood_still(
     occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
 ) -> Landed | None:
     """The supervisor declared the process hung, by its progress marks; or, with a length in
-    seconds, a step that the process committed after the fault acted took that long by its own
-    account.
+    seconds, a step that the process committed after the fault acted, or refused as not finite, took
+    that long by its own account.
     """
+    last_ns = occurrence.time_ns
     for event in events:
         if event.time_ns < occurrence.time_ns:
             continue
@@ -98,6 +99,12 @@ def stood_still(
         if at_least_s is not None and commits and sum(event.data["seconds"].values()) >= at_least_s:
             seconds = round(sum(event.data["seconds"].values()), 3)
             return Landed(witness="job: phase times", evidence={"step_s": seconds})
+        if event.actor == occurrence.process and event.kind is not Kind.FAULT_EFFECT:
+            silent_s = (event.time_ns - last_ns) / 1e9
+            if at_least_s and event.kind is Kind.NONFINITE_CAUGHT and silent_s >= at_least_s:
+                evidence = {"step_s": round(silent_s, 3)}
+                return Landed(witness="job: a step that was refused", evidence=evidence)
+            last_ns = event.time_ns
     return None
 
 

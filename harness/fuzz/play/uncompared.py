@@ -20,6 +20,9 @@ saves, with a state that is compared later. So a difference is no defect of reco
 - it is of a state that a fault changed: all that hold none such hold the same; and
 - no comparison was due that could have shown that change, from the injection until the end.
 
+A change that a comparison did not show though it could have (random numbers that nothing draws) has
+not made any difference, and is none of those that are followed.
+
 Both are read from the log, and from what a kind of fault says of itself.
 """
 
@@ -72,7 +75,9 @@ def uncompared(tree: Tree, log: Log) -> bool:
         for one in episodes_of(history)
         if one.injected and one.changed_state
     ]
-    differences = list(_differences(history))
+    groups = _groups(history)
+    differences = [digests for digests in groups if not _same(digests)]
+    changes = [one for one in changes if not _without_effect(history, groups, one)]
     return bool(differences) and all(
         _made_by_changes(history, digests, changes)
         and not any(_was_due(tree, history, one) for one in _behind(history, digests, changes))
@@ -80,17 +85,28 @@ def uncompared(tree: Tree, log: Log) -> bool:
     )
 
 
-def _differences(history: History) -> Iterator[list[Event]]:
-    """Digests of one part of the model after one step that are not all the same."""
+def _groups(history: History) -> list[list[Event]]:
+    """Digests of one part of the model after one step, in the order of the log."""
     groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
     for event in sound_digests(history):
         key = (event.generation, event.step or 0, event.data["rank"] % history.shards)
         groups[key].append(event)
-    yield from (digests for digests in groups.values() if not _same(digests))
+    return list(groups.values())
 
 
-def _same(digests: list[Event]) -> bool:
-    return len({tuple(event.data[part] for part in PARTS) for event in digests}) <= 1
+def _same(digests: list[Event], parts: tuple[str, ...] = PARTS) -> bool:
+    return len({tuple(event.data[part] for part in parts) for event in digests}) <= 1
+
+
+def _without_effect(history: History, groups: list[list[Event]], change: Change) -> bool:
+    """Whether the first digests that could have shown a change, random numbers included, did not:
+    some of those that sent them held it, and some did not.
+    """
+    for digests in groups:
+        held = change.origins(history, digests[0].generation, digests[0].step or 0)
+        if 0 < sum(event.actor in held for event in digests) < len(digests):
+            return _same(digests, (*PARTS, "rng"))
+    return False
 
 
 def _made_by_changes(history: History, digests: list[Event], changes: list[Change]) -> bool:

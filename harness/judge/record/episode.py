@@ -21,7 +21,8 @@ class Episode:
 
     ``process`` and ``rank``: the true target at injection time, as far as it is a process;
     ``processes``: all of them, where it hit more than one; ``replica``: those that held one copy of
-    the model together with it, if it was spread over several; ``failure``: the first one it
+    the model together with it, if it was spread over several; ``over_ns``: when it was over by
+    itself, as its target had been held for the time that it names; ``failure``: the first one it
     explains, ``others``: those after it.
     """
 
@@ -40,6 +41,7 @@ class Episode:
     processes: tuple[str, ...] = ()
     others: tuple[Event, ...] = ()
     replica: tuple[str, ...] = ()
+    over_ns: float = float("inf")
 
     def may_be_blamed(self, failure: Event) -> bool:
         """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole

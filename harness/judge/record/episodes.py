@@ -13,12 +13,13 @@ injection lies between; values that nobody is blamed for also to one that only s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from chaos.events.log import Event, Kind
 from harness.judge.record.episode import Episode
-from harness.judge.record.history import History
+from harness.judge.record.history import NS, History
 from harness.judge.record.split import holders, outvoted, tied
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
@@ -35,7 +36,12 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
     planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
     marks = {
         kind: _by_occurrence(log.of(kind))
-        for kind in (Kind.FAULT_LANDED, Kind.FAULT_FAILED, Kind.FAULT_HEALED)
+        for kind in (
+            Kind.FAULT_LANDED,
+            Kind.FAULT_FAILED,
+            Kind.FAULT_HEALED,
+            Kind.FAULT_EFFECT,
+        )
     }
     found: list[Episode] = []
     for event in log.of(Kind.FAULT_INJECTED):
@@ -59,6 +65,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 healed=marks[Kind.FAULT_HEALED].get(key),
                 processes=_all_hit(event, process),
                 replica=_replica(history, event, process),
+                over_ns=_over_ns(history, marks[Kind.FAULT_EFFECT].get(key)),
             )
         )
     fired = {episode.fault for episode in found}
@@ -107,6 +114,14 @@ def _replica(history: History, event: Event, process: str | None) -> tuple[str, 
     return generation.members[first : first + generation.shards]
 
 
+def _over_ns(history: History, effect: Event | None) -> float:
+    """When a fault that holds its target for a given time had let it go, at the latest."""
+    held_s = effect.data["evidence"].get("held_s") if effect is not None else None
+    if effect is None or not isinstance(held_s, int | float):
+        return float("inf")
+    return effect.time_ns + held_s * NS + history.log.clocks.bound_ns(effect)
+
+
 def _never_fired(event: Event) -> Episode:
     return Episode(
         fault=event.data["fault"],
@@ -118,7 +133,7 @@ def _never_fired(event: Event) -> Episode:
 
 
 def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
-    """Who held a state that one of these had changed, when replicas were found to differ."""
+    """Who held a state that one of these had changed, at the time of a failure."""
     mine = [
         one
         for one in episodes
@@ -166,15 +181,20 @@ def _with_failures(
             if (index in paired and not values_too) or episode.injected is None or episode.missed:
                 continue
             start = episode.injected.time_ns
-            ends = _ends(history, episodes, index, same_target=direct)
+            ends = _ends(history, episodes, index, seen, same_target=direct)
             values = _spoilt_everywhere(episodes, index) if direct else float("inf")
             due = [
                 f
                 for f in left
                 if start <= seen[id(f)] < min(ends(f), values if _of_values(f) else float("inf"))
+                and not _was_over(episode, f, seen[id(f)])
                 and (_of_values(f) or index not in paired)
             ]
-            found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
+            found = (
+                [f for f in due if _explains(history, episode, f)]
+                if direct
+                else _first_of(episode, due)
+            )
             found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
@@ -222,22 +242,31 @@ def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
     ]
 
 
-def _explains(episode: Episode, failure: Event) -> bool:
-    """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever
-    joined since.
+def _explains(history: History, episode: Episode, failure: Event) -> bool:
+    """Whether a failure blames what the episode hit, or, for values, whoever holds the state that
+    it changed. One that acts everywhere also hits whoever joined since.
     """
     if episode.target.get("everywhere"):
         return _of_values(failure)
-    return episode.may_be_blamed(failure)
+    if episode.may_be_blamed(failure):
+        return True
+    return _of_values(failure) and failure.data["process"] in changed_by(
+        history, (episode,), failure
+    )
 
 
 def _ends(
-    history: History, episodes: list[Episode], index: int, *, same_target: bool
+    history: History,
+    episodes: list[Episode],
+    index: int,
+    seen: Mapping[int, int],
+    *,
+    same_target: bool,
 ) -> Callable[[Event], float]:
     """Up to when episode ``index`` may explain a failure. Of values that it spoilt, and that may be
     refused still, only another that spoils values is a newer cause.
     """
-    until, one = _ends_of_any(episodes, index, same_target=same_target), episodes[index]
+    until, one = _ends_of_any(episodes, index, seen, same_target=same_target), episodes[index]
     if not one.corrupts:
         return until
     hit = set(one.processes)
@@ -266,37 +295,47 @@ def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:
 
 
 def _ends_of_any(
-    episodes: list[Episode], index: int, *, same_target: bool
+    episodes: list[Episode], index: int, seen: Mapping[int, int], *, same_target: bool
 ) -> Callable[[Event], float]:
     """Up to when episode ``index`` may explain a failure: of one of several processes that it hit,
     until that one is hit again, as the others are still as they were. What only changed values
-    neither explains that nobody goes on, nor is it a newer cause of that. One that hides that a
-    rank works may make the job seem stuck, with nobody to blame, until it is healed, whatever
-    strikes meanwhile.
+    neither explains that nobody goes on, nor is it a newer cause of that; nor does what was over by
+    then. One that hides that a rank works may make the job seem stuck, with nobody to blame, until
+    it is healed, whatever strikes meanwhile.
     """
-    hit = set(episodes[index].processes)
+    one = episodes[index]
+    hit = set(one.processes)
     whole = _until(episodes, index, hit, same_target=same_target)
     if not same_target:
-        stuck = _until(episodes, index, hit, same_target=False, newer=_stops)
-        stuck = float("-inf") if episodes[index].changed else stuck
-        healed, hides = episodes[index].healed, episodes[index].seems_still
-        nameless = max(stuck, healed.time_ns if healed else float("inf")) if hides else stuck
-        return lambda failure: (
-            whole
-            if failure.data["cause"] not in _STUCK
-            else stuck
-            if failure.data["process"] is not None
-            else nameless
-        )
+        healed_ns = one.healed.time_ns if one.healed else float("inf")
+
+        def until(failure: Event) -> float:
+            if failure.data["cause"] not in _STUCK:
+                return whole
+            newer = partial(_stops, failure=failure, seen_ns=seen[id(failure)])
+            stuck = _until(episodes, index, hit, same_target=False, newer=newer)
+            stuck = float("-inf") if one.changed else stuck
+            hidden = one.seems_still and failure.data["process"] is None
+            return max(stuck, healed_ns) if hidden else stuck
+
+        return until
     if len(hit) < 2:
         return lambda failure: whole
     each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}
     return lambda failure: each.get(failure.data["process"], whole)
 
 
-def _stops(other: Episode) -> bool:
-    """Whether it did anything but change values."""
-    return not other.changed
+def _stops(other: Episode, *, failure: Event, seen_ns: int) -> bool:
+    """Whether it did anything but change values, and did it still as the failure was seen."""
+    return not other.changed and not _was_over(other, failure, seen_ns)
+
+
+def _was_over(one: Episode, failure: Event, seen_ns: int) -> bool:
+    """Whether a fault that let its target go by itself had done so before anybody was silent for
+    it: nobody goes on for another reason.
+    """
+    silent_s = failure.data.get("silent_s") or 0.0
+    return failure.data["cause"] in _STUCK and seen_ns - silent_s * NS > one.over_ns
 
 
 def _until(

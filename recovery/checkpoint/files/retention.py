@@ -54,6 +54,7 @@ def prune(
     agreed: Agreement | None = None,
     recorded: Collection[str] = (),
     refused: Refused | None = None,
+    stays: Callable[[Collection[str]], None] | None = None,
     disk: Disk | None = None,
     progress: Callable[[], None] | None = None,
     guard: Guard = nullcontext,
@@ -63,9 +64,9 @@ def prune(
     what was deleted.
 
     Nothing is deleted unless one that stays is good: named in ``recorded``, by the word of its
-    writer, or else verified. ``progress``: called while one is read, and after each file that is
-    deleted. Nothing is deleted either while the last agreement is unknown. Raises what ``guard``
-    raises.
+    writer, or else verified. Nothing is deleted either while the last agreement is unknown.
+    ``stays``: called with the names of those that stay, before anything is deleted; ``progress``:
+    while one is read, and after each file that is deleted. Raises what ``guard`` raises.
     """
     own, abandoned = checkpoints.by_lineage(directory)
     sound = [checkpoint for checkpoint in own if not checkpoints.is_refused(checkpoint)]
@@ -83,6 +84,8 @@ def prune(
     old = [checkpoint for checkpoint in (*own, *abandoned) if checkpoint.name not in needed]
     if not old or not any(_is_good(checkpoint, recorded, progress) for checkpoint in stay):
         return []
+    if stays is not None:
+        stays(needed - {""})
     return _delete(directory, old, refused=refused, disk=disk, guard=guard, progress=progress)
 
 

@@ -29,10 +29,11 @@ class Write(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """What retention did. ``kept``: (checkpoint, reason) of those that the disk failed to delete,
-    None for all.
+    None for all; ``left``: names of those that are to stay.
     """
 
     gone: tuple[Checkpoint, ...] = ()
+    left: tuple[str, ...] = ()
     kept: tuple[tuple[Checkpoint | None, str], ...] = ()
 
 
@@ -194,16 +195,25 @@ class Saving:
             else:
                 self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
         for old in done.gone:
-            self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
+            self._write(
+                Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name, left=list(done.left)
+            )
 
 
 def pruned(directory: Path, keep: int, **more: Any) -> Pruned:
     """Delete what retention decides, without a report."""
     kept: list[tuple[Checkpoint | None, str]] = []
+    left: list[str] = []
     try:
-        gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), **more)
+        gone = prune(
+            directory,
+            keep,
+            refused=lambda old, why: kept.append((old, why)),
+            stays=lambda names: left.extend(sorted(names)),
+            **more,
+        )
     except Fenced:
         return Pruned()  # another process decides what goes
     except OSError as error:
         return Pruned(kept=((None, first_line(error)),))
-    return Pruned(gone=tuple(gone), kept=tuple(kept))
+    return Pruned(gone=tuple(gone), kept=tuple(kept), left=tuple(left))

@@ -186,10 +186,10 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     cause, named = event.data["cause"], event.data["process"]
     changed = (
         changed_by(evidence.history, evidence.measures.episodes, event)
-        if cause == "diverged"
+        if cause in ("diverged", "nonfinite")
         else ()
     )
-    if outvoted(changed, generation, named):
+    if cause == "diverged" and outvoted(changed, generation, named):
         return []
     hit = named if episode.may_be_blamed(event) or named in changed else episode.process
     rank = members.index(hit) if hit in members else None

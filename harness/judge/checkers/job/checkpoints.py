@@ -97,6 +97,8 @@ class _Custody:
 
     def _delete(self, event: Event, name: str) -> None:
         self.counts["deleted"] += 1
+        for other in event.data.get("left", ()):
+            self._was_saved(other)
         doubtful = name in self.good and _in_doubt(
             self.evidence.history, event, self.good[name], self.saved_in.get(name, 0)
         )
@@ -108,14 +110,18 @@ class _Custody:
 
     def _restore(self, ready: Event, name: str) -> None:
         self.counts["restored"] += 1
-        if name in self.saving:
-            self.good[name], self.saved_in[name] = self.saving.pop(name)
-            self.bad.discard(name)
+        self._was_saved(name)
         good, bad = self.good, self.bad
         hit = self.spoilt.get(name)
         if name in self.rotten and hit is not None and _began_before(self.evidence, ready, hit):
             good, bad = {**good, name: self.rotten[name]}, bad - {name}
         self.problems += _wrongly_restored(self.evidence, ready, good, bad, self.saved_in)
+
+    def _was_saved(self, name: str) -> None:
+        """One whose save began, and that is there: its saver died before it said so."""
+        if name in self.saving:
+            self.good[name], self.saved_in[name] = self.saving.pop(name)
+            self.bad.discard(name)
 
     def _corrupt(self, event: Event) -> None:
         """Book a checkpoint fault that landed."""

@@ -1,0 +1,351 @@
+"""The reasons for which a verdict other than pass is no defect, each with what must be true of the
+scenario for it to count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.events.log import Kind, Log
+from harness.fuzz.play.play import Played, kinds
+from harness.fuzz.play.uncompared import uncompared
+from harness.judge.measure.pressure import TOO_BUSY
+from recovery.detection.hangs import HangLimits
+
+Tree = Mapping[str, Any]
+NOTICED_S = 1.0
+"""A hang of so many seconds shows in the job's steps."""
+TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
+"""Keys of which a fault's ``at`` has one."""
+SILENT = re.compile(r"silent for ([\d.]+) s")
+SECONDS = re.compile(r"no_committed_step_for > ([\d.]+)s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excuse:
+    """A reason for which a verdict is no pass. ``name``: of the checker, ``says``: what its witness
+    begins with or holds, both regular expressions; ``when``: of which scenarios it can be true;
+    ``whole``: it explains all that the checker says, not only the part that it stands in.
+    """
+
+    name: str
+    verdict: str
+    says: str
+    when: Callable[[Tree, Played], bool] = lambda tree, played: True
+    whole: bool = False
+
+
+def _kinds(tree: Tree) -> set[str]:
+    return {fault["kind"] for fault in tree["faults"]}
+
+
+def _faulted(played: Played) -> Log | None:
+    """The log of the arm with the faults. Where it was played for real its name has the cell and
+    the repeat, too.
+    """
+    named = (log for name, log in played.logs.items() if name.rpartition(".")[2] == "faulted")
+    return next(named, None)
+
+
+def _insists(tree: Tree, played: Played) -> bool:
+    """Whether faults strike so often that the same step may fail again and again."""
+    once = ({"step"}, {"time"}, {"event"})
+    again = any(f.get("retrigger") or f["at"].keys() & TRIGGERS not in once for f in tree["faults"])
+    return again or "crash-loop" in _kinds(tree) or len(tree["faults"]) > 1
+
+
+def _unrecovered(tree: Tree, played: Played) -> bool:
+    """Whether the job is to end at its first failure."""
+    return tree["recovery"]["strategy"] == "none"
+
+
+def _never_agreed(tree: Tree, played: Played) -> bool:
+    """Whether a fault made replicas differ before they had agreed on anything that a checkpoint
+    holds: nobody can tell which of two is right then, and there is nothing to go back to.
+    """
+    log = _faulted(played)
+    if log is None or not any(kinds()[kind].changes_state for kind in _kinds(tree)):
+        return False
+    differ = [e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "diverged"]
+    named = bool(differ) and differ[-1].data["process"] is not None
+    if not differ or (
+        named and tree["recovery"]["strategy"] != "checkpoint-restart"
+    ):  # which keeps no rank's state
+        return False
+    agreed = max((e.step or 0 for e in log.of(Kind.REPLICAS_AGREED)), default=-1)
+    return not any((e.step or 0) <= agreed for e in log.of(Kind.CHECKPOINT_COMMITTED))
+
+
+def _left_spoilt(tree: Tree, played: Played) -> bool:
+    """Whether it may end with a state that is known to be wrong, since nobody mends it."""
+    gave_up = played.outcomes.get("faulted") == "gave-up"
+    return gave_up and _unrecovered(tree, played) and "tensor-corrupt" in _kinds(tree)
+
+
+def _silent(tree: Tree, played: Played) -> bool:
+    """Whether a fault changes values to others that nobody can tell from right ones."""
+    others = any(
+        f["kind"] == "tensor-corrupt" and f.get("params", {}).get("op", "nan") not in ("nan", "inf")
+        for f in tree["faults"]
+    )
+    return others or bool(_kinds(tree) & {"data-corrupt", "replica-desync"})
+
+
+def _uncompared(tree: Tree, played: Played) -> bool:
+    """Whether replicas differ as a fault made them, and nothing was due to compare them."""
+    log = _faulted(played)
+    return log is not None and uncompared(tree, log)
+
+
+def _cut_off(tree: Tree, played: Played) -> bool:
+    """Whether ranks are cut off from each other for so many steps, which nobody makes meanwhile."""
+    cuts = ("node-isolate", "partition", "link-flap")
+    return any(f["kind"] in cuts and isinstance(f.get("duration"), dict) for f in tree["faults"])
+
+
+def _all_hidden(tree: Tree, played: Played) -> bool:
+    """Whether half of the last generation or more had their progress hidden as they waited for
+    data, for so many steps, which nobody makes meanwhile: to their supervisor the source of the
+    data is slow, which is no hang for ``between_s``, and the job is to be halted before that.
+    """
+    log = _faulted(played)
+    started = list(log.of(Kind.GENERATION_STARTED)) if log else []
+    if log is None or not started:
+        return False
+    last = started[-1]
+    steps = {f["id"] for f in tree["faults"] if isinstance(f.get("duration"), dict)}
+    hidden = {
+        e.data["target"].get("process")
+        for e in log.of(Kind.FAULT_INJECTED)
+        if e.generation == last.generation
+        and e.data["fault"] in steps
+        and kinds()[e.data["kind"]].seems_still
+    }
+    limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
+    patient = any(limit and float(limit[1]) < HangLimits().between_s for limit in limits)
+    members = set(last.data["members"])
+    return patient and 2 * len(hidden & members) >= len(members)
+
+
+def _slow_to_start(tree: Tree, played: Played) -> bool:
+    """Whether no step was ever made, and the supervisor spent half of the time after which a job is
+    halted on hangs, of which it cannot know before the first step how soon they are none.
+    """
+    log = _faulted(played)
+    if log is None or any(log.of(Kind.STEP_COMMITTED)):
+        return False
+    limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
+    silent = (SILENT.search(e.data["detail"]) for e in log.of(Kind.FAILURE_DETECTED))
+    waited = sum(float(found[1]) for found in silent if found)
+    return any(limit and waited >= float(limit[1]) / 2 for limit in limits)
+
+
+def _slight(tree: Tree, played: Played) -> bool:
+    """Whether a fault makes something slower, which may not show."""
+    slow = (
+        "straggler",
+        "node-slow",
+        "io-slow",
+        "data-stall",
+        "store-latency",
+        "heartbeat-drop",
+        "clock-skew",
+    )
+    return any(f["kind"] in slow or f["kind"].startswith("link-") for f in tree["faults"])
+
+
+def _brief(tree: Tree, played: Played) -> bool:
+    """Whether a rank hangs for less than anybody waits for it."""
+    return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
+
+
+def _displaced(tree: Tree, played: Played) -> bool:
+    """Whether wrong data took the place of a poisoned sample in the step in which it was due."""
+    log = _faulted(played)
+    if log is None:
+        return False
+    effects = list(log.of(Kind.FAULT_EFFECT))
+    poisoned = {e.data["evidence"]["sample"] for e in effects if "sample" in e.data["evidence"]}
+    shifted = {(e.actor, e.step) for e in effects if "shift" in e.data["evidence"]}
+    return any(
+        (batch.actor, batch.step) in shifted and not poisoned.isdisjoint(batch.data["samples"])
+        for batch in log.of(Kind.BATCH_TAKEN)
+    )
+
+
+def _names_a_sample(tree: Tree, played: Played) -> bool:
+    """Whether a sample is poisoned that was chosen without a look at when it is due."""
+    poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
+    return any(params.get("sample") is not None for params in poisons)
+
+
+def _never_began(tree: Tree, played: Played) -> bool:
+    return played.outcomes.get("faulted") != "completed"
+
+
+def _real(tree: Tree, played: Played) -> bool:
+    """Whether processes trained, beside whatever else the machine does."""
+    return tree["launcher"]["kind"] != "sim"
+
+
+def _lost_devices(tree: Tree, played: Played) -> bool:
+    return "gpu-lost" in _kinds(tree)
+
+
+def _swaps(tree: Tree, played: Played) -> bool:
+    """Whether a file of a checkpoint is to be exchanged with another, and one that one rank wrote
+    has no other.
+    """
+    return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
+
+
+def _emptied(tree: Tree, played: Played) -> bool:
+    """Whether data of checkpoints are to be taken away before: those of one that is hit again may
+    be gone.
+    """
+    modes = [
+        f.get("params", {}).get("mode") for f in tree["faults"] if f["kind"] == "checkpoint-corrupt"
+    ]
+    return bool({"missing", "truncate", "lose-unsynced"}.intersection(modes))
+
+
+def _without_ranks(tree: Tree, played: Played) -> bool:
+    """Whether there are more nodes than the ranks fill."""
+    place = played.cell.scenario.topology if played.cell else None
+    return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
+
+
+def _all_gone(tree: Tree, played: Played) -> bool:
+    """Whether, by the log, all that was ever started on a node had ended, or was told to, when a
+    fault found nobody there: others had hit it before.
+    """
+    log = _faulted(played)
+    if log is None:
+        return False
+    ended = {
+        e.data["process"]: min(e.time_ns, e.data.get("asked_ns") or e.time_ns)
+        for e in log.of(Kind.PROCESS_EXITED)
+    }
+    killed = {
+        (e.data["fault"], e.data["occurrence"]): e.data["target"].get("processes", ())
+        for e in log.of(Kind.FAULT_INJECTED)
+    }
+    for hit in log.of(Kind.FAULT_EFFECT):  # reaped a moment later
+        if hit.data["evidence"].get("signal") == "SIGKILL":
+            key = (hit.data["fault"], hit.data["occurrence"])
+            for name in killed.get(key, ()):
+                ended[name] = min(hit.time_ns, ended.get(name, hit.time_ns))
+    for failed in log.of(Kind.FAULT_FAILED):
+        found = re.search(r"nobody is on node ([\d, ]+)", str(failed.data["reason"]))
+        nodes = [int(node) for node in found[1].split(",")] if found else []
+        there = (
+            s
+            for s in log.of(Kind.PROCESS_SPAWNED)
+            if s.data["node"] in nodes and s.seq < failed.seq
+        )
+        if any(ended.get(s.data["process"], failed.time_ns + 1) > failed.time_ns for s in there):
+            return False
+    return True
+
+
+NEVER_DUE = (
+    r"waited for \w+ number \d+, which never came",
+    r"was due at step \d+, the run ended at \d+",
+    r"was first due [\d.]+ s after the first step, and training lasted",
+    r"its probability ruled out every arrival",
+    r"was due [\d.]+ s after the first step, the run took",
+    r"was due at step \d+, and there was no rank \d+ in it",
+    r"was due at step \d+, and \w+, which it was for, had been lost to \w+ before it came there",
+    "no fault fired: their probabilities ruled all of them out",
+)
+"""Why a fault was never injected."""
+NOT_LANDED = (
+    "could not be injected: it was over before anybody saw an effect",
+    "could not be injected: the run ended before anybody saw an effect",
+    "could not be injected: nobody holds rank",
+    "could not be injected: the process was gone",
+    r"could not be injected: no spare \d+ waits",
+    "could not be injected: no such checkpoint",
+    "not fired: what it acts on was not there when it was due",
+    "not fired: ranks held for it where it was planned, and their generation was lost",
+    "^use another seed$",
+)
+"""Why one that was injected did nothing."""
+UNSEEN = "could not be injected: no evidence within"
+NOBODY_THERE = r"could not be injected: nobody is on node \d+"
+NO_OTHER_FILE = (
+    "could not be injected: it could not act: FileNotFoundError: there is no other data file"
+)
+NOTHING_LEFT = "could not be injected: it could not act: FileNotFoundError: no data is left in it"
+NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
+TOO_NOISY = (
+    f"^{TOO_BUSY}",
+    "of its own before the first fault: run it on a quieter machine$",
+    "in all, too short to tell: raise workload.steps$",
+)
+"""Why nobody can tell how fast a job of milliseconds was that shared its machine."""
+EXCUSES: tuple[Excuse, ...] = (
+    *(
+        Excuse(name="fault-landed", verdict="inconclusive", says=why)
+        for why in (*NEVER_DUE, *NOT_LANDED)
+    ),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_displaced),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_all_gone),
+    Excuse(
+        name="liveness",
+        verdict="inconclusive",
+        says=r"\d+ healthy steps? after the last fault, \d+ are needed",
+    ),
+    Excuse(name="liveness", verdict="inconclusive", says="too short to tell: raise workload.steps"),
+    *(
+        Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True)
+        for why in TOO_NOISY
+    ),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_insists),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_unrecovered
+    ),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_never_agreed
+    ),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: halted", when=_all_hidden
+    ),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start
+    ),
+    Excuse(
+        name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"
+    ),
+    *(
+        Excuse(
+            name=name,
+            verdict="inconclusive",
+            says="no committed step|no step was committed",
+            when=_never_began,
+        )
+        for name in ("loss-equality", "nan-containment", "sample-accounting", "step-arithmetic")
+    ),
+    Excuse(name="loss-equality", verdict="fail", says="parameters differ", when=_left_spoilt),
+    Excuse(
+        name="replica-equality", verdict="inconclusive", says="no step has digests from two ranks"
+    ),
+    Excuse(
+        name="replica-equality",
+        verdict="inconclusive",
+        says=r"\d+ of \d+ ranks left a digest of the last step",
+    ),
+    Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
+    Excuse(name="replica-equality", verdict="fail", says="ranks hold different", when=_uncompared),
+)

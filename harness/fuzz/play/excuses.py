@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.events.log import Kind, Log
+from chaos.fault.base import Fault
 from harness.fuzz.play.play import Played, kinds
 from harness.fuzz.play.uncompared import uncompared
 from harness.judge.measure.pressure import TOO_BUSY
@@ -86,12 +87,15 @@ def _left_spoilt(tree: Tree, played: Played) -> bool:
 
 
 def _silent(tree: Tree, played: Played) -> bool:
-    """Whether a fault changes values to others that nobody can tell from right ones."""
-    others = any(
-        f["kind"] == "tensor-corrupt" and f.get("params", {}).get("op", "nan") not in ("nan", "inf")
-        for f in tree["faults"]
-    )
-    return others or bool(_kinds(tree) & {"data-corrupt", "replica-desync"})
+    """Whether a fault makes values wrong that stay finite: nothing tells them from right ones."""
+    return any(_spoils_finite(kinds()[f["kind"]], f.get("params", {})) for f in tree["faults"])
+
+
+def _spoils_finite(kind: type[Fault], params: Mapping[str, Any]) -> bool:
+    """What is spoilt everywhere is not finite: it is refused whichever rank computes it."""
+    op = kind.model_fields.get("op")
+    written = params.get("op", op.default if op else "")
+    return kind.corrupts and not kind.everywhere and written not in ("nan", "inf")
 
 
 def _uncompared(tree: Tree, played: Played) -> bool:

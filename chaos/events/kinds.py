@@ -165,7 +165,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # (exit|hang|error|nonfinite|diverged|start-timeout| unfit|notice); process and rank blamed.
         # Of a hang (missing in older logs): silent_s: it showed no sign of life for so long, more
         # than limit_s; last_seq: of the last event it had noted by then; stopped: the kernel showed
-        # it as stopped for all of silent_s
+        # it as stopped for all of silent_s. applied: of values that a state holds already
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
         # a supervisor took the job over from one that was lost. down_s: nobody supervised for so
         # long; events: lines of the log it knows the job by; stage: the lost one's, for people

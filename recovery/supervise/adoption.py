@@ -84,6 +84,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                     step=event.step or 0,
                     time_s=event.time_ns / 1e9,
                     generation=event.generation,
+                    applied=bool(data.get("applied")),
                 )
                 found.failures.append(failure)
                 died = failure.cause in (Cause.EXIT, *KILLED_FOR)

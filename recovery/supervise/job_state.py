@@ -140,7 +140,9 @@ class JobState:
             self.blame(blamed, Cause.NONFINITE, detail, message.step + 1)
             return
         detail = "non-finite state, refused after the last step"
-        failure = self._declare(blamed[0], Cause.NONFINITE, detail, message.step)
+        failure = self._declare(
+            blamed[0], Cause.NONFINITE, detail, message.step, measured={"applied": True}
+        )
         self.failures.current.append(replace(failure, applied=True))
 
     def _declare(

@@ -116,6 +116,26 @@ def test_a_divergence_while_nobody_supervised_is_answered_by_whoever_takes_over(
     assert failures[0].time_ns > taken.time_ns and played.outcome == "completed"
 
 
+@pytest.mark.parametrize("strategy", ("drop-replica", "hot-spare"))
+def test_a_state_refused_after_the_last_step_is_known_as_such_after_a_takeover(
+    strategy: str, memory: Path
+) -> None:
+    # All hold it, so that a state from a peer would be refused again.
+    spoilt = {
+        "id": "spoilt",
+        "kind": "tensor-corrupt",
+        "at": {"step": 12},
+        "params": {"surface": "optimizer_state"},
+        "target": {"select": "all"},
+    }
+    lost = {"id": "lost", "kind": "coordinator-kill", "at": {"event": "recovery_started"}}
+    played = play(cell_of(strategy, [spoilt, lost], steps=12), memory, seed=2)
+    taken = adoptions(played)[0]
+    formed = [e for e in played.log.of(Kind.GENERATION_STARTED) if e.time_ns >= taken.time_ns]
+    assert [e.data["state"] for e in formed] == ["checkpoint"]
+    assert played.outcome == "completed"
+
+
 def test_a_notice_while_nobody_supervised_is_answered_by_whoever_takes_over(memory: Path) -> None:
     faults: list[dict[str, Any]] = [
         {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.3}, "at": {"step": 32}},

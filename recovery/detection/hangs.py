@@ -21,7 +21,7 @@ from recovery.detection.silence import Look, Silence
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 
-__all__ = ["STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
+__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
 
 T = TypeVar("T")
 

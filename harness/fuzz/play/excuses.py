@@ -14,7 +14,7 @@ from chaos.fault.base import Fault
 from harness.fuzz.play.play import Played, kinds
 from harness.fuzz.play.uncompared import uncompared
 from harness.judge.measure.pressure import TOO_BUSY
-from recovery.detection.hangs import HangLimits
+from recovery.detection.hangs import STALLS, HangLimits
 
 Tree = Mapping[str, Any]
 NOTICED_S = 1.0
@@ -110,28 +110,31 @@ def _cut_off(tree: Tree, played: Played) -> bool:
     return any(f["kind"] in cuts and isinstance(f.get("duration"), dict) for f in tree["faults"])
 
 
-def _all_hidden(tree: Tree, played: Played) -> bool:
-    """Whether half of the last generation or more had their progress hidden as they waited for
-    data, for so many steps, which nobody makes meanwhile: to their supervisor the source of the
-    data is slow, which is no hang for ``between_s``, and the job is to be halted before that.
+def _common_stall(tree: Tree, played: Played) -> bool:
+    """Whether half of the last generation or more was hit as it waited for data, and none of them
+    was heard of again. To their supervisor the source of the data is slow, which it takes for a
+    hang after ``between_s`` only; the job is to be halted before that.
     """
     log = _faulted(played)
     started = list(log.of(Kind.GENERATION_STARTED)) if log else []
     if log is None or not started:
         return False
-    last = started[-1]
-    steps = {f["id"] for f in tree["faults"] if isinstance(f.get("duration"), dict)}
-    hidden = {
-        e.data["target"].get("process")
+    number, members = started[-1].generation, set(started[-1].data["members"])
+    last_ns = {
+        name: max(e.time_ns for e in log.by(name) if e.kind is not Kind.FAULT_EFFECT)
+        for name in members
+        if any(log.by(name))
+    }
+    still = {
+        (e.data["target"] or {}).get("process")
         for e in log.of(Kind.FAULT_INJECTED)
-        if e.generation == last.generation
-        and e.data["fault"] in steps
-        and kinds()[e.data["kind"]].seems_still
+        if e.generation == number
+        and e.data.get("phase") == STALLS
+        and last_ns.get((e.data["target"] or {}).get("process"), 0) <= e.time_ns
     }
     limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
-    patient = any(limit and float(limit[1]) < HangLimits().between_s for limit in limits)
-    members = set(last.data["members"])
-    return patient and 2 * len(hidden & members) >= len(members)
+    soon = any(limit and float(limit[1]) < HangLimits().between_s for limit in limits)
+    return soon and 2 * len(still & members) >= len(members)
 
 
 def _slow_to_start(tree: Tree, played: Played) -> bool:
@@ -324,7 +327,7 @@ EXCUSES: tuple[Excuse, ...] = (
     ),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
     Excuse(
-        name="liveness", verdict="fail", says="the job did not finish: halted", when=_all_hidden
+        name="liveness", verdict="fail", says="the job did not finish: halted", when=_common_stall
     ),
     Excuse(
         name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start

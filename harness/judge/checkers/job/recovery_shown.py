@@ -1,5 +1,5 @@
-"""Is each recovery that is claimed shown: somebody decided on it, whoever was lost is out, and the
-others took part.
+"""Whether each claimed recovery is shown: it was decided on, the lost process is out, and the other
+members took part.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from harness.judge.lifecycle.lives import own_lines, told
 from harness.judge.record.history import Generation, History
 from harness.judge.results import Finding
 
-LOST_FOR_GOOD = ("exit", "hang", "start-timeout", "unfit")
-"""Causes after which a process takes no rank any more."""
+PERMANENT_LOSSES = ("exit", "hang", "start-timeout", "unfit")
+"""Causes after which a process never takes a rank again."""
 RESTARTS = "checkpoint-restart"
 _HELD_BEFORE = ("initial", "kept")
 _NEW_ONES = (Kind.PROCESS_SPAWNED, Kind.COMMAND_STARTED, Kind.STEP_REPORTED)
 
 
 def recovery_shown(evidence: Evidence) -> Finding:
-    """After each failure of a member there is a generation that somebody decided on, without
-    whoever was lost; who stays left the one before, who is new got the state from another or a
-    checkpoint, all start anew from a checkpoint where the strategy says so, and steps follow. A
-    command's rank is started anew, or its job goes on without it.
+    """Each failure of a member is followed by a generation that was decided on, without the lost
+    process.
+
+    Members that stay left the failed generation; new members got the state from a peer or a
+    checkpoint; all restart from a checkpoint where the strategy says so; and steps follow. For a
+    command, the rank is restarted, or the job goes on without it.
     """
     history, log = evidence.history, evidence.log
     answered = [(failure, _answer(history, failure)) for failure in _of_members(history)]
@@ -50,7 +52,7 @@ def recovery_shown(evidence: Evidence) -> Finding:
 
 
 def _of_members(history: History) -> Iterator[Event]:
-    """Failures that the job has to answer; who was only told that it will be ended is
+    """Failures that the job has to answer. A member that was only notified of its coming end is
     still there.
     """
     for failure in history.log.of(Kind.FAILURE_DETECTED):
@@ -70,14 +72,14 @@ def _answer(history: History, failure: Event) -> Generation | None:
 
 def _said(failure: Event) -> str:
     return (
-        f"failure {failure.data['failure']} ({failure.data['process'] or 'nobody'},"
+        f"failure {failure.data['failure']} ({failure.data['process'] or 'no process'},"
         f" {failure.data['cause']})"
     )
 
 
 def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
-    """A job that is done with a failure that nobody answered; but for one whose next coordinator
-    found it done, or that had made its last step before.
+    """A failure without an answer in a completed job. Excused: a new coordinator that found the job
+    done, and a job whose last step was made before the failure.
     """
     history = evidence.history
     last = history.lineage.get(history.info.steps)
@@ -100,13 +102,13 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
 
 
 def _of_a_command(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """What cannot be of a generation that was seen from outside."""
+    """Contradictions between a failure and the generation that answers it, as seen from outside."""
     name, number = failure.data["process"], answer.number
     before = history.generation(failure.generation)
     old = set(before.members) if before else set()
     own = own_lines(history.log)
     starts = {e.generation: e.seq for e in own if e.kind is Kind.GENERATION_STARTED}
-    # who takes the place of a rank may be found before its end is: all since the one before began
+    # A rank's replacement may be found before its end is: take all since the failed generation.
     between = [e for e in own if starts.get(failure.generation, -1) < e.seq < starts[number]]
     if failure.data["cause"] == "exit" and name in answer.members:
         yield f"{_said(failure)} ended, and is a member of generation {number}, which followed"
@@ -132,8 +134,8 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
     own = own_lines(log)
     begun = next(e.seq for e in own if e.kind is Kind.GENERATION_STARTED and e.generation == number)
     if not any(_answers(e, failure) for e in _decided(own, failure) if e.seq < begun):
-        yield f"generation {number} answers {_said(failure)}, and nobody decided on it"
-    if cause in LOST_FOR_GOOD and name in answer.members:
+        yield f"generation {number} answers {_said(failure)}, and was not decided on"
+    if cause in PERMANENT_LOSSES and name in answer.members:
         yield f"{_said(failure)} is a member of generation {number}, which answers it"
     if history.info.strategy == RESTARTS and answer.state != "checkpoint":
         yield (
@@ -156,8 +158,8 @@ def _decided(own: Iterable[Event], failure: Event) -> Iterator[Event]:
 
 
 def _answers(decision: Event, failure: Event) -> bool:
-    """Whether it was made after a failure; or before, and to form a generation without that
-    process, of which its end changes nothing.
+    """Whether a decision was made after a failure, or before it and formed a generation without
+    that process, so that its end changes nothing.
     """
     if decision.seq > failure.seq:
         return True
@@ -171,7 +173,7 @@ def _answers(decision: Event, failure: Event) -> bool:
 
 
 def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """A job that is done made steps after a recovery, if it had any left to make."""
+    """A completed job made steps after a recovery, if any were left to make."""
     resume = answer.resume_step or 0
     steps = any(run.generation >= answer.number for run in history.runs)
     if history.outcome == "completed" and not steps and resume < history.info.steps:
@@ -182,7 +184,7 @@ def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[s
 
 
 def _members(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """Whoever stays has left the generation that failed; whoever is new was given the state."""
+    """A member that stays has left the failed generation; a new member was given the state."""
     log, number = history.log, answer.number
     earlier = {m for g in history.generations if g.number < number for m in g.members}
     whole = told(log)
@@ -204,6 +206,6 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
         fresh, origin = name not in earlier, origins.get(name, "")
         if fresh and origin in _HELD_BEFORE and (origin == "kept" or answer.resume_step):
             yield (
-                f"{name} is new in generation {number}, and nobody gave it the state of step"
+                f"{name} is new in generation {number}, and was not given the state of step"
                 f" {answer.resume_step}"
             )

@@ -206,8 +206,8 @@ def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:
         " here and in the baseline" if any(clause.against == "baseline" for clause in left) else ""
     )
     return [
-        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, as a run"
-        " of its own"
+        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, in a"
+        " separate run"
     ]
 
 

@@ -282,12 +282,12 @@ def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_
     if over < seconds * 0.9:
         return ""
     if not 0 <= some <= SLACK * over + SLACK_S:
-        return f"processors were wanted in vain for {some:.2f} s within {over:.2f} s"
+        return f"tasks waited for processors for {some:.2f} s within {over:.2f} s"
     for name, queued_s in _counted(pairs)[1].items():
         # ``some`` before these readings is not known, so a wait may have begun there.
         if queued_s > SLACK * (cpus * some + _still(name, earlier)) + SLACK_S:
             return (
-                f"a rank waited for {queued_s:.2f} s, and processors were wanted in vain for"
+                f"a rank waited for {queued_s:.2f} s, and tasks waited for processors for only"
                 f" {some:.2f} s"
             )
     return ""

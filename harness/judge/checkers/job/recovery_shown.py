@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.lifecycle.lives import own_lines, told
+from harness.judge.lifecycle.lives import complete_logs, own_lines
 from harness.judge.record.history import Generation, History
 from harness.judge.results import Finding
 
@@ -187,7 +187,7 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
     """A member that stays has left the failed generation; a new member was given the state."""
     log, number = history.log, answer.number
     earlier = {m for g in history.generations if g.number < number for m in g.members}
-    whole = told(log)
+    whole = complete_logs(log)
     left = {e.actor for e in log.of(Kind.PARKED) if e.generation == failure.generation}
     for event in log.of(Kind.SURVIVORS_PARKED):
         left |= set(event.data["processes"]) if event.generation == failure.generation else set()

@@ -54,7 +54,7 @@ def net_of_pressure(
         likely_s=max(NO_STEP_S, step_s - found.likely_s),
         least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s,
-        why=_why(ideal, now, found, step_s),
+        why=_message(ideal, now, found, step_s),
     )
 
 
@@ -92,7 +92,7 @@ def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[in
     return found or pressures_of(history.log, start_ns, end_ns)
 
 
-def _why(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:
+def _message(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:
     stolen = (
         f", and {100 * now.steal:.0f} % of the processors were stolen" if now.steal > 0.01 else ""
     )

@@ -34,7 +34,7 @@ def causes(history: History) -> Iterator[str]:
         yield from _undeclared(history, failures, exits)
 
 
-def _said(failure: Event) -> str:
+def _label(failure: Event) -> str:
     who = failure.data["process"] or "no process"
     return f"failure {failure.data['failure']} ({who}) is said to be {failure.data['cause']}"
 
@@ -46,16 +46,16 @@ def _of_an_end(history: History, failure: Event, exits: Mapping[str, Event]) -> 
     data, before = ended.data, ended.seq < failure.seq
     failed = not data["expected"] and data["exit_code"] != 0
     if cause in _THERE and before and (failed or not history.info.observed):
-        yield f"{_said(failure)}, and it had ended before: {_how(ended)}"
+        yield f"{_label(failure)}, and it had ended before: {_exit_text(ended)}"
     if cause == "exit" and history.info.observed and (not before or not failed):
-        yield f"{_said(failure)}, and {'it ended well' if before else 'it ended later'}"
+        yield f"{_label(failure)}, and {'it ended well' if before else 'it ended later'}"
     stated = _HOW.match(str(failure.data["detail"]))
     number = data["signal"] if stated and stated[1] == "signal" else data["exit_code"]
     if cause == "exit" and stated and number != int(stated[2]):
-        yield f"{_said(failure)} of {stated[0]}, and its process ended with {_how(ended)}"
+        yield f"{_label(failure)} of {stated[0]}, and its process ended with {_exit_text(ended)}"
 
 
-def _how(ended: Event) -> str:
+def _exit_text(ended: Event) -> str:
     signal, code = ended.data["signal"], ended.data["exit_code"]
     return f"exit code {code}" if signal is None else f"signal {signal}"
 
@@ -67,15 +67,15 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
     members = generation.members if generation is not None else ()
     if name is not None and rank is not None and tuple(members[rank : rank + 1]) != (name,):
         yield (
-            f"{_said(failure)} as rank {rank}, which it was not in generation {failure.generation}"
+            f"{_label(failure)} as rank {rank}, which it was not in generation {failure.generation}"
         )
     ended = exits.get(name)
     later = ended is not None and ended.seq > failure.seq
     if ended is not None and not _taken_over(history, failure, ended):
         if cause == "exit" and ended.data["expected"] and ended.data.get("asked_ns") is not None:
-            yield f"{_said(failure)}, and its end was asked for"
+            yield f"{_label(failure)}, and its end was asked for"
         if cause in _ENDED_FOR_IT and later and not ended.data["expected"]:
-            yield f"{_said(failure)}, and it ended unasked: {_how(ended)}"
+            yield f"{_label(failure)}, and it ended unasked: {_exit_text(ended)}"
     ready = [
         e
         for e in own_lines(history.log)
@@ -84,9 +84,9 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
     if cause in ("start-timeout", "unfit"):
         was = any(event.seq < failure.seq for event in ready)
         if was == (cause == "start-timeout"):
-            yield f"{_said(failure)}, and it was {'ready' if was else 'not ready'} before that"
+            yield f"{_label(failure)}, and it was {'ready' if was else 'not ready'} before that"
     elif cause == "error" and name is not None:
-        yield f"{_said(failure)}, and an error must not name a process"
+        yield f"{_label(failure)}, and an error must not name a process"
     elif cause == "nonfinite":
         yield from _not_refused(history, failure)
     elif cause == "diverged":
@@ -101,7 +101,7 @@ def _taken_over(history: History, failure: Event, ended: Event) -> bool:
     return any(first < e.seq < last for e in history.log.of(Kind.COORDINATOR_ADOPTED))
 
 
-def _heard(history: History, failure: Event) -> bool:
+def _logs_complete(history: History, failure: Event) -> bool:
     """Whether the logs of all members of the failure's generation are complete."""
     generation = history.generation(failure.generation)
     return generation is not None and set(generation.members) <= complete_logs(history.log)
@@ -114,14 +114,14 @@ def _refused(history: History, failure: Event) -> list[Event]:
 
 
 def _not_refused(history: History, failure: Event) -> Iterator[str]:
-    if not _refused(history, failure) and _heard(history, failure):
-        yield f"{_said(failure)}, and no rank refused any value of step {failure.step}"
+    if not _refused(history, failure) and _logs_complete(history, failure):
+        yield f"{_label(failure)}, and no rank refused any value of step {failure.step}"
 
 
 def _not_diverged(history: History, failure: Event) -> Iterator[str]:
     # A state is refused after its step was committed, and may differ from others as well.
     if any(refusal.data.get("what") != "state" for refusal in _refused(history, failure)):
-        yield f"{_said(failure)}, and step {failure.step} was refused, and never committed"
+        yield f"{_label(failure)}, and step {failure.step} was refused, and never committed"
     generation = history.generation(failure.generation)
     if generation is None or failure.step == generation.resume_step:
         return  # shown by the states that the members joined with
@@ -132,7 +132,7 @@ def _not_diverged(history: History, failure: Event) -> Iterator[str]:
     }
     alike = len(set(found.values())) == len({each[0] for each in found.values()})
     if found.keys() == set(generation.members) and alike:
-        yield f"{_said(failure)}, and all digests of step {failure.step} are the same"
+        yield f"{_label(failure)}, and all digests of step {failure.step} are the same"
 
 
 def _undeclared(
@@ -145,7 +145,8 @@ def _undeclared(
     declared = {failure.data["process"] for failure in failures if failure.data["cause"] == "exit"}
     for name, ended in exits.items():
         if not ended.data["expected"] and name not in declared | keepers_of(history.log):
-            yield f"{name} ended unasked ({_how(ended)}), and no failure is said to be its exit"
+            how = _exit_text(ended)
+            yield f"{name} ended unasked ({how}), and no failure is said to be its exit"
 
 
 def _undeclared_by_a_command(
@@ -163,4 +164,4 @@ def _undeclared_by_a_command(
         before = [e for e in reports if e.seq < ended.seq]
         done = any((e.step or 0) + stride > history.info.steps for e in before)
         if name in generation.members and before and not done and generation.number not in declared:
-            yield f"{name} ended with {_how(ended)}, and no failure was declared"
+            yield f"{name} ended with {_exit_text(ended)}, and no failure was declared"

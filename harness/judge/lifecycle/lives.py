@@ -18,7 +18,7 @@ from harness.judge.record.lost_node_evidence import silenced
 from recovery.checkpoint.memory import ROLE as KEEPER
 
 _NUMBERED = re.compile(r"^[ws](\d+)$")
-_Said = dict[tuple[str, Kind], Event]
+_FirstLines = dict[tuple[str, Kind], Event]
 _ANSWERS = ("failure", "refill", "resumed", "shrunk")
 _TRAINS = (Kind.STATE_READY, Kind.BATCH_TAKEN, Kind.STEP_COMMITTED, Kind.CHECKPOINT_SAVING)
 
@@ -213,7 +213,7 @@ def generations(history: History) -> Iterator[str]:
     later = dict.fromkeys(event.generation for event in log.events if event.generation not in known)
     yield from (f"generation {number} has lines, and was never started" for number in later)
     yield from _failures_counted(log)
-    yield from _unheard(log)
+    yield from _skips_without_parking(log)
     whole, said = complete_logs(log), _firsts(log)
     if not history.info.observed:
         for name in sorted(whole):
@@ -271,7 +271,7 @@ def _unparked(history: History, generation: Generation) -> Iterator[str]:
         )
 
 
-def _unheard(log: Log) -> Iterator[str]:
+def _skips_without_parking(log: Log) -> Iterator[str]:
     """Samples are only left out after the ranks that reported them have parked."""
     heard: set[int] = set()
     for event in own_lines(log):
@@ -297,16 +297,16 @@ def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:
             yield f"{name} wrote {what} after it had joined generation {joined}"
 
 
-def _firsts(log: Log) -> Mapping[int, _Said]:
+def _firsts(log: Log) -> Mapping[int, _FirstLines]:
     """Generation -> the first line of each kind that each process wrote about it."""
-    said: dict[int, _Said] = defaultdict(dict)
+    said: dict[int, _FirstLines] = defaultdict(dict)
     for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN):
         said[event.generation].setdefault((event.actor, event.kind), event)
     return said
 
 
 def _formed(
-    history: History, generation: Generation, whole: Set[str], said: _Said
+    history: History, generation: Generation, whole: Set[str], said: _FirstLines
 ) -> Iterator[str]:
     number, resume = generation.number, generation.resume_step or 0
     for name in generation.members:
@@ -327,7 +327,7 @@ def _formed(
     yield from _announced(history, generation)
 
 
-def _in_turn(name: str, number: int, said: _Said) -> Iterator[str]:
+def _in_turn(name: str, number: int, said: _FirstLines) -> Iterator[str]:
     """A member joins its group, holds its state, then trains: lines of one file must be in this
     order, whatever the clocks.
     """

@@ -172,7 +172,7 @@ def _blame_pairs(log: Log) -> Iterator[Pair]:
     }
     for name, failure in ended.items():
         gone = exits.get(name)
-        if gone is not None and str(failure.data["detail"]).startswith(_how(gone)):
+        if gone is not None and str(failure.data["detail"]).startswith(_exit_text(gone)):
             yield gone, failure, f"the end of {name} was declared before it had ended", 0
     for name, hit in _killed(log, exits).items():
         yield hit, exits[name], f"{name} had ended before it was hit by {hit.data['fault']}", 0
@@ -191,7 +191,7 @@ def _on_lost_nodes(log: Log) -> set[str]:
     return {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("node") in lost}
 
 
-def _how(gone: Event) -> str:
+def _exit_text(gone: Event) -> str:
     """The exit as a failure's detail states it."""
     signum = gone.data["signal"]
     return f"signal {signum}" if signum is not None else f"exit code {gone.data['exit_code']}"

@@ -43,7 +43,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
         failed = marks[Kind.FAULT_FAILED].get(key)
         if failed is not None and failed.data.get("again"):
             continue  # too late for its point and armed again: the next occurrence counts
-        process, rank = _who(history, event)
+        process, rank = _target_of(history, event)
         found.append(
             Episode(
                 fault=key[0],
@@ -79,7 +79,7 @@ def _by_occurrence(events: Iterable[Event]) -> dict[tuple[str, int], Event]:
     return found
 
 
-def _who(history: History, event: Event) -> tuple[str | None, int | None]:
+def _target_of(history: History, event: Event) -> tuple[str | None, int | None]:
     target = event.data["target"] or {}
     process, rank = target.get("process"), target.get("rank")
     generation = history.generation_at(event.time_ns)

@@ -54,7 +54,7 @@ def landing(evidence: Evidence) -> Finding:
         if fault is None or episode.injected is None:
             continue
         count += episode.landed is not None
-        judge = _denied if episode.landed is None else _breaches
+        judge = _failed_breaches if episode.landed is None else _breaches
         for breach in judge(evidence, episode, fault):
             name = f"{episode.fault} (occurrence {episode.occurrence})"
             (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
@@ -77,8 +77,8 @@ def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
 def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
     assert episode.injected is not None and episode.landed is not None
     occurrence = occurrence_of(episode)
-    unheard = _unheard(evidence, occurrence)
-    found = _again(evidence, episode, fault, occurrence)
+    unheard = _missing_lines(evidence, occurrence)
+    found = _landings(evidence, episode, fault, occurrence)
     if not found:
         text = (
             f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said"
@@ -101,11 +101,11 @@ def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Br
         yield from consequence.breaches(after)
 
 
-def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
+def _failed_breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
     """What contradicts that an occurrence did not land."""
     assert episode.injected is not None
     log, occurrence = evidence.log, occurrence_of(episode)
-    unheard = _unheard(evidence, occurrence)
+    unheard = _missing_lines(evidence, occurrence)
     if episode.failed is None:
         if evidence.history.finished is not None:
             text = "the run ended, and it is neither said to have landed nor to have failed"
@@ -154,7 +154,7 @@ def occurrence_of(episode: Episode) -> Occurrence:
     )
 
 
-def _again(
+def _landings(
     evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence
 ) -> list[Landed]:
     """What the fault accepts as evidence in the log up to the logged landing. The act is also tried
@@ -194,7 +194,7 @@ def _seen(
             yield event
 
 
-def _unheard(evidence: Evidence, occurrence: Occurrence) -> str:
+def _missing_lines(evidence: Evidence, occurrence: Occurrence) -> str:
     """Why lines of the processes that were hit may be missing; "" if none are."""
     lost = silenced(evidence.log) & set(occurrence.processes)
     if lost:
@@ -218,14 +218,14 @@ def _differs(landed: Event, found: Landed) -> str:
             f" {found.witness}"
         )
     for key, value in found.evidence.items():
-        if not isinstance(stated, dict) or not _names(key, value):
+        if not isinstance(stated, dict) or not _identifies(key, value):
             continue
         if _plain(stated.get(key)) != _plain(value):
             return f"{key} is said to be {stated.get(key)!r}, and the log shows {value!r}"
     return ""
 
 
-def _names(key: str, value: Any) -> bool:
+def _identifies(key: str, value: Any) -> bool:
     """Whether a value identifies something, as opposed to a measurement."""
     return key in NUMBERS or not isinstance(value, (int, float))
 

@@ -101,7 +101,7 @@ def detection(evidence: Evidence) -> Finding:
     }
     for event in failures:
         episode = claimed.get(id(event))
-        if episode is None and _follows(evidence, event, claimed):
+        if episode is None and _is_consequence(evidence, event, claimed):
             continue
         if episode is None:
             problems.append(
@@ -121,7 +121,7 @@ def detection(evidence: Evidence) -> Finding:
     return verdict_of(problems, some([_describe(event) for event in failures]))
 
 
-def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
+def _is_consequence(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
     """Whether a command's failure follows from one that a fault explains, as far as can be seen
     from outside.
 

@@ -209,7 +209,7 @@ def _deleted(
 ) -> list[str]:
     """What is wrong with deleting a checkpoint; removes it from ``good``. A ``rotten`` checkpoint
     that the replicas agreed on still counts as left, because the deleting rank cannot know of the
-    damage: the others are only read again before all but one are deleted.
+    damage: it only has to verify one of the checkpoints that stay.
     """
     step = good.pop(name, None)
     left = [other for other in good if not is_memory(other)]

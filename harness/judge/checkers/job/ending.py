@@ -50,7 +50,7 @@ def _of_a_command(evidence: Evidence) -> Finding:
     """
     ended = list(evidence.log.of(Kind.COMMAND_ENDED))
     how = (
-        f"its command ended with {_how(ended[-1])}"
+        f"its command ended with {_exit_text(ended[-1])}"
         if ended
         else "its command was never seen to end"
     )
@@ -103,7 +103,7 @@ def _ends(evidence: Evidence) -> dict[str, _End]:
     }
 
 
-def _how(event: Event) -> str:
+def _exit_text(event: Event) -> str:
     code, signum = event.data["exit_code"], event.data["signal"]
     if signum is None:
         return f"exit code {code}"
@@ -121,7 +121,7 @@ def _exits(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
         episode.injected and not episode.processes for episode in evidence.measures.episodes
     )
     for name, end in ends.items():
-        data, how = end.event.data, _how(end.event)
+        data, how = end.event.data, _exit_text(end.event)
         if data["expected"] and not adopted:
             if end.asked_ns is None and ("asked_ns" in data or name in gone):
                 yield (

@@ -70,7 +70,7 @@ def _answer(history: History, failure: Event) -> Generation | None:
     return next((g for g in later if g.ready_ns is not None), None)
 
 
-def _said(failure: Event) -> str:
+def _label(failure: Event) -> str:
     return (
         f"failure {failure.data['failure']} ({failure.data['process'] or 'no process'},"
         f" {failure.data['cause']})"
@@ -89,7 +89,7 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
     if history.outcome != "completed" or any(e.kind is Kind.COORDINATOR_ADOPTED for e in later):
         return
     if not history.info.observed:
-        yield f"{_said(failure)} was answered by no generation, and the job is said to be done"
+        yield f"{_label(failure)} was answered by no generation, and the job is said to be done"
         return
     claimed = any(
         failure in (episode.failure, *episode.others) and incident.outcome == "recovered"
@@ -98,7 +98,7 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
         )
     )
     if claimed and not any(event.kind in _NEW_ONES for event in later):
-        yield f"{_said(failure)} is said to be recovered, and nothing was started or done after it"
+        yield f"{_label(failure)} is said to be recovered, and nothing was started or done after it"
 
 
 def _of_a_command(history: History, failure: Event, answer: Generation) -> Iterator[str]:
@@ -111,19 +111,19 @@ def _of_a_command(history: History, failure: Event, answer: Generation) -> Itera
     # A rank's replacement may be found before its end is: take all since the failed generation.
     between = [e for e in own if starts.get(failure.generation, -1) < e.seq < starts[number]]
     if failure.data["cause"] == "exit" and name in answer.members:
-        yield f"{_said(failure)} ended, and is a member of generation {number}, which followed"
+        yield f"{_label(failure)} ended, and is a member of generation {number}, which followed"
     if answer.cause == "restart":
         fresh = {e.data["process"] for e in between if e.kind is Kind.PROCESS_SPAWNED}
         if not fresh & set(answer.members):
             yield (
-                f"generation {number} is a restart after {_said(failure)}, and no member was"
+                f"generation {number} is a restart after {_label(failure)}, and no member was"
                 " started for it"
             )
     elif answer.cause in ("shrunk", "resumed") and not set(answer.members) <= old:
-        yield f"generation {number} goes on after {_said(failure)} with others than were left"
+        yield f"generation {number} goes on after {_label(failure)} with others than were left"
     if answer.cause == "shrunk" and len(answer.members) >= len(old):
         yield (
-            f"generation {number} is said to have shrunk after {_said(failure)}, from {len(old)}"
+            f"generation {number} is said to have shrunk after {_label(failure)}, from {len(old)}"
             " members to as many"
         )
 
@@ -134,12 +134,12 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
     own = own_lines(log)
     begun = next(e.seq for e in own if e.kind is Kind.GENERATION_STARTED and e.generation == number)
     if not any(_answers(e, failure) for e in _decided(own, failure) if e.seq < begun):
-        yield f"generation {number} answers {_said(failure)}, and was not decided on"
+        yield f"generation {number} answers {_label(failure)}, and was not decided on"
     if cause in PERMANENT_LOSSES and name in answer.members:
-        yield f"{_said(failure)} is a member of generation {number}, which answers it"
+        yield f"{_label(failure)} is a member of generation {number}, which answers it"
     if history.info.strategy == RESTARTS and answer.state != "checkpoint":
         yield (
-            f"generation {number} answers {_said(failure)} with state {answer.state}, and all were"
+            f"generation {number} answers {_label(failure)} with state {answer.state}, and all were"
             " to restart"
         )
     yield from _went_on(history, failure, answer)
@@ -178,7 +178,7 @@ def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[s
     steps = any(run.generation >= answer.number for run in history.runs)
     if history.outcome == "completed" and not steps and resume < history.info.steps:
         yield (
-            f"generation {answer.number} answers {_said(failure)}, and made no step from"
+            f"generation {answer.number} answers {_label(failure)}, and made no step from"
             f" {resume} on"
         )
 

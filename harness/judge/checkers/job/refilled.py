@@ -18,7 +18,7 @@ LOST_S = 3.0
 decided after the first step of a generation.
 """
 _LIVES_ON = ("nonfinite", "diverged")
-_STARTS_ANEW: Mapping[str, str] = {"drop-replica": "rejoin", "hot-spare": "replenish"}
+_REPLACES_LOST: Mapping[str, str] = {"drop-replica": "rejoin", "hot-spare": "replenish"}
 """Strategies that go on with fewer ranks -> the parameter that makes them start replacements."""
 
 
@@ -39,7 +39,7 @@ def too_small(evidence: Evidence) -> Iterator[str]:
         steps = min(idle.values())
         yield f"{ended}, though {', '.join(sorted(idle))} had been ready for {steps} steps"
     spec = evidence.cell.scenario.recovery
-    wanted = _STARTS_ANEW.get(spec.strategy)
+    wanted = _REPLACES_LOST.get(spec.strategy)
     if wanted is not None and spec.params.get(wanted, True) is not False:
         steps = _steps_short(history, last)
         if steps:

@@ -59,8 +59,8 @@ def loss_equality(evidence: Evidence) -> Finding:
     if broken is not None:
         step, rank, ours, others = broken
         witness = (
-            f"{_whose(rank)}loss {_shown(ours)} at step {step}, the control arm had"
-            f" {_shown(others)}"
+            f"{_rank_prefix(rank)}loss {_as_text(ours)} at step {step}, the control arm had"
+            f" {_as_text(others)}"
         )
         escapes = evidence.expects("sdc-escape")
         return (
@@ -79,8 +79,8 @@ def loss_equality(evidence: Evidence) -> Finding:
         )
     step, rank, ours, others = different
     return unknown(
-        f"{_whose(rank)}reported loss {_shown(ours)} at step {step}, the control arm had"
-        f" {_shown(others)}: whether the script is deterministic is not known{cure}"
+        f"{_rank_prefix(rank)}reported loss {_as_text(ours)} at step {step}, the control arm had"
+        f" {_as_text(others)}: whether the script is deterministic is not known{cure}"
     )
 
 
@@ -119,9 +119,9 @@ def _finite(values: Sequence[float]) -> bool:
     return all(map(math.isfinite, values))
 
 
-def _shown(values: Sequence[float]) -> str:
+def _as_text(values: Sequence[float]) -> str:
     return ", ".join(repr(value) for value in dict.fromkeys(values))
 
 
-def _whose(rank: int | None) -> str:
+def _rank_prefix(rank: int | None) -> str:
     return "" if rank is None else f"rank {rank}: "

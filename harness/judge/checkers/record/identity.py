@@ -29,7 +29,7 @@ def identity(evidence: Evidence) -> Finding:
     """
     expected = evidence.expected
     problems = [f"its log is that of {other}, under another name" for other in expected.twins]
-    problems += list(_who(evidence))
+    problems += list(_settings(evidence))
     if not evidence.history.info.observed:
         problems += list(_provisioned(evidence))
     if expected.plan is not None:
@@ -49,7 +49,7 @@ def identity(evidence: Evidence) -> Finding:
     )
 
 
-def _who(evidence: Evidence) -> Iterator[str]:
+def _settings(evidence: Evidence) -> Iterator[str]:
     started = evidence.log.first(Kind.RUN_STARTED)
     said: Mapping[str, Any] = started.data if started else {}
     cell, expected = evidence.cell, evidence.expected

@@ -1,3 +1,1 @@
-"""The gate of continuous integration: what may be said of a run with confidence, against limits and
-baselines.
-"""
+"""The CI gate: what can be said of a run with confidence, against limits and baselines."""

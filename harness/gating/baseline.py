@@ -1,5 +1,5 @@
-"""Baselines: what a run measured, kept as a small file for later runs to be held against (``chaos
-gate --baseline``).
+"""Baselines: a run's measurements in a small file, for comparison with later runs (``chaos gate
+--baseline``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from harness.judge.verdict import judge
 
 SCHEMA_VERSION = 1
 MACHINE = ("processor", "cores", "cuda_devices")
-"""Facts of ``system.json`` by which two machines are not the same; names and versions may differ.
-"""
+"""Facts of ``system.json`` that identify a machine; names and versions may differ."""
 TEST = ("workload", "recovery", "faults", "launcher")
 """Parts of a scenario that make it the same test."""
 MAX_SHOWN = 60
@@ -31,14 +30,14 @@ USABLE = ("pass", "fail", "inconclusive")
 
 
 class BaselineError(ChaosError):
-    """A baseline that cannot be read, or that a run cannot be held against."""
+    """A baseline that cannot be read, or that a run cannot be compared with."""
 
     exit_code = EXIT_USAGE
 
 
 class BaselineCell(Model):
-    """A cell of the matrix. ``test``: what was played, the parts of its scenario named in ``TEST``;
-    ``metrics``: every metric that goes better one way, with all its values.
+    """A cell of the matrix. ``test``: the parts of its scenario named in ``TEST``; ``metrics``:
+    every metric that has a better direction, with all its values.
     """
 
     strategy: str
@@ -48,7 +47,7 @@ class BaselineCell(Model):
 
 class Baseline(Model):
     """A baseline file. ``verdict``: of the run it was saved from; ``machine``, ``versions``: from
-    its ``system.json``.
+    that run's ``system.json``.
     """
 
     kind: Literal["trainchaos baseline"] = "trainchaos baseline"
@@ -59,19 +58,19 @@ class Baseline(Model):
     seed: int
     verdict: str
     machine: dict[str, Any] = Field(
-        description="facts by which machines are told apart, and the host's name"
+        description="facts that identify the machine, and the host's name"
     )
     versions: dict[str, str]
     cells: dict[str, BaselineCell]
 
 
 def baseline_of(run: RunDirectory, results: Results) -> Baseline:
-    """What a judged run measured. Raises BaselineError for a run that did not come to its end or
-    measured nothing.
+    """A judged run's measurements. Raises BaselineError for a run that did not finish or measured
+    nothing.
     """
     if results.verdict not in USABLE:
         raise BaselineError(
-            f"{run.root} is no baseline: the run was {results.verdict}: {results.reason}",
+            f"{run.root} is not a baseline: the run was {results.verdict}: {results.reason}",
             hint="save one of a run that came to its end",
         )
     scenarios = {cell.id: cell for cell in read_resolved(run).cells}
@@ -88,7 +87,7 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
         for cell in results.timed
     }
     if not any(cell.metrics for cell in cells.values()):
-        raise BaselineError(f"{run.root} is no baseline: it has no value of any metric")
+        raise BaselineError(f"{run.root} is not a baseline: it has no value of any metric")
     system = results.system
     return Baseline(
         scenario=results.scenario,
@@ -103,13 +102,13 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
 
 
 def test_of(cell: Cell) -> dict[str, Any]:
-    """The parts of a cell's scenario in which a run and its baseline have to agree."""
+    """The parts of a cell's scenario in which a run and its baseline must agree."""
     whole = cell.scenario.model_dump(mode="json")
     return {name: whole[name] for name in TEST}
 
 
 def save(baseline: Baseline, path: Path) -> None:
-    """Write it, whole or not at all. Raises InfrastructureError when the disk refuses."""
+    """Write the baseline, whole or not at all. Raises InfrastructureError if the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(
@@ -122,8 +121,8 @@ def save(baseline: Baseline, path: Path) -> None:
 
 
 def load(path: Path) -> Baseline:
-    """A baseline from its file, or from a run directory, which is judged again. Raises
-    BaselineError for anything else, and what judging a run raises.
+    """Load a baseline from its file, or from a run directory, which is judged again. Raises
+    BaselineError for anything else, and whatever judging a run raises.
     """
     if path.is_dir():
         run = open_run(path)
@@ -136,9 +135,11 @@ def load(path: Path) -> Baseline:
             f"{path} cannot be read: {reason(error)}", hint="make one with: chaos baseline save RUN"
         ) from error
     except ValueError as error:
-        raise BaselineError(f"{path} is no baseline: {reason(error)}", hint=again) from error
+        raise BaselineError(f"{path} is not a baseline: {reason(error)}", hint=again) from error
     if not isinstance(data, dict) or data.get("kind") != "trainchaos baseline":
-        raise BaselineError(f"{path} is no baseline", hint="make one with: chaos baseline save RUN")
+        raise BaselineError(
+            f"{path} is not a baseline", hint="make one with: chaos baseline save RUN"
+        )
     if data.get("schema_version") != SCHEMA_VERSION:
         raise BaselineError(
             f"{path} has schema version {_short(data.get('schema_version'))}, this chaos reads"
@@ -152,7 +153,7 @@ def load(path: Path) -> Baseline:
 
 
 def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[str]]:
-    """Why two cannot be compared by machine, and by what was played: a line each, with
+    """Why two baselines are not comparable: by machine, and by test. One line per difference, with
     both values.
     """
     played = []
@@ -166,8 +167,8 @@ def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[
 
 
 def other_machine(baseline: Baseline, system: Mapping[str, Any]) -> list[str]:
-    """Facts of ``system.json`` in which a machine is not the baseline's: a line each, with both
-    values.
+    """Facts of ``system.json`` in which a machine differs from the baseline's: one line each, with
+    both values.
     """
     return [
         f"{name}: {baseline.machine.get(name)} then, {system.get(name)} now"

@@ -1,8 +1,8 @@
 """What a run shows about an SLA clause with confidence: the bound of its aggregate against its
 limit.
 
-The unit is the arm: values of one arm go together, so each arm counts once, with its own median or
-quantile, or with its worst value where the clause speaks of each.
+The unit is the arm. Values of one arm are correlated, so each arm counts once: with its own median
+or quantile, or with its worst value if the clause is about every value.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from harness.judge.verdict.gates import quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """``needed``: arms in all after which it would be settled; None: it is, or more would not help.
-    ``surely``: so many settle it if none breaks the limit; else in 4 of 5 cases.
+    """``needed``: total arms that would settle it; None: it is settled, or more would not help.
+    ``surely``: that many settle it if none breaks the limit; otherwise in 4 of 5 cases.
     """
 
     verdict: Verdict
@@ -40,8 +40,8 @@ class Decision:
 
 
 def is_statistical(sla: SlaResult) -> bool:
-    """Whether chance can break a clause that holds: it has a quantile. One counterexample breaks
-    the others for sure.
+    """Whether chance can break a clause that holds, which is so if it has a quantile. The others
+    are broken for certain by one counterexample.
     """
     return bool(sla.values) and _quantile(_parse(sla)) is not None
 
@@ -49,22 +49,22 @@ def is_statistical(sla: SlaResult) -> bool:
 def decide(
     sla: SlaResult, level: float, *, clock_bound: float = 0.0, green: float = LEVEL
 ) -> Decision:
-    """Judge a clause by the bounds of its aggregate. ``level``: how often it may be called broken
-    by chance alone; ``clock_bound``: how far each value may be from the truth, in the metric's
-    unit; ``green``: how often it may be called held by chance alone.
+    """Judge a clause by the bounds of its aggregate. ``level``: how often it may fail by chance
+    alone; ``clock_bound``: largest error of each value, in the metric's unit; ``green``: how often
+    it may pass by chance alone.
 
-    The median and p90 to p99 have order-statistic bounds. ``max <``, ``min >`` and ``all`` speak of
-    each value: one that breaks the limit is proof, and that none of so many arms does bounds the
-    next one (``next_beyond``). ``max >`` and ``min <`` can only be shown to hold. A mean has no
-    bound without an assumption about its distribution (Bahadur and Savage 1956). Raises ClauseError
-    for a clause that cannot be read.
+    The median and p90 to p99 have order-statistic bounds. ``max <``, ``min >`` and ``all`` are
+    about each value: one that breaks the limit is proof, and if none of so many arms breaks it,
+    that bounds the next one (``next_beyond``). ``max >`` and ``min <`` can only be shown to hold. A
+    mean has no bound without an assumption about its distribution (Bahadur and Savage 1956). Raises
+    ClauseError for a clause that cannot be read.
     """
     if not sla.values:
         return Decision(verdict="inconclusive", detail=sla.detail)
     clause = _parse(sla)
     if clause.op != "==":
         return _one_sided(clause, sla, _Levels(red=level, green=green), clock_bound)
-    # equal: neither above nor below; either may be wrong with half the level
+    # equal means neither above nor below, each of which may be wrong with half the level
     levels = _Levels(red=level / 2, green=green)
     halves = [_one_sided(replace(clause, op=op), sla, levels, clock_bound) for op in ("<=", ">=")]
     verdict = merge([half.verdict for half in halves])
@@ -81,8 +81,8 @@ def _quantile(clause: Clause) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """A clause seen so that less is better: values of ``>`` are negated, and non-recovery stays the
-    worst there is.
+    """A clause turned so that less is better: for ``>`` values are negated, and non-recovery stays
+    the worst value.
     """
 
     sign: int
@@ -98,7 +98,7 @@ class _Side:
 
 @dataclass(frozen=True, kw_only=True)
 class _Levels:
-    """How often chance alone may decide a clause, either way."""
+    """How often chance alone may fail (``red``) or pass (``green``) a clause."""
 
     red: float
     green: float
@@ -171,12 +171,12 @@ def _by_quantile(
 
 
 def no_bound(n: int, fewest: int) -> str:
-    """So few arms bound nothing; how many would at least."""
+    """Message that ``n`` arms give no bound, with the fewest that would."""
     return f"not a bound: {n} arm{'s' if n != 1 else ''} of at least {fewest}"
 
 
 def _fewest(quantile: float, level: float) -> int:
-    """Arms from which on a quantile has a bound from above at all."""
+    """Fewest arms for which a quantile has an upper bound."""
     return next(n for n in range(1, 10**6) if quantile_ranks(n, quantile, level, level)[1] <= n)
 
 
@@ -208,9 +208,9 @@ def _by_each(
     return Decision(verdict="pass", detail=known)
 
 
-def _by_any(side: _Side, values: Sequence[float], clock: float, told: str) -> Decision:
+def _by_any(side: _Side, values: Sequence[float], clock: float, count: str) -> Decision:
     if any(not side.breaks(value + clock) for value in values):
-        return Decision(verdict="pass", detail=f"a value meets it, n={told}")
+        return Decision(verdict="pass", detail=f"a value meets it, n={count}")
     return Decision(
         verdict="inconclusive",
         detail=(
@@ -220,7 +220,7 @@ def _by_any(side: _Side, values: Sequence[float], clock: float, told: str) -> De
     )
 
 
-def _by_mean(values: Sequence[float], told: str) -> Decision:
+def _by_mean(values: Sequence[float], count: str) -> Decision:
     if any(map(math.isinf, values)):
         lost = sum(map(math.isinf, values))
         return Decision(
@@ -229,15 +229,15 @@ def _by_mean(values: Sequence[float], told: str) -> Decision:
     return Decision(
         verdict="inconclusive",
         detail=(
-            f"a mean has no bound without an assumption about its distribution, n={told}; say"
+            f"a mean has no bound without an assumption about its distribution, n={count}; say"
             " 'median'"
         ),
     )
 
 
 def _shown(side: _Side, value: float, unit: str, round_to: str = "lower") -> str:
-    """A value of the side as it was measured. ``round_to``: whose bound stays one, "higher" of a
-    lower bound.
+    """A turned value as it was measured. ``round_to``: the direction that keeps a bound valid,
+    "higher" for a lower bound.
     """
     if side.sign < 0:
         round_to = "lower" if round_to == "higher" else "higher"
@@ -252,6 +252,6 @@ def _blurred(clock: float, unit: str) -> str:
 
 
 def _percent(level: float) -> str:
-    """The confidence of a level, never more than it is: ``95 %``, ``99.3 %``."""
+    """The confidence of a level, rounded down: ``95 %``, ``99.3 %``."""
     confidence = math.floor((1 - level) * 1000 + 1e-9) / 10
     return f"{confidence:g} %"

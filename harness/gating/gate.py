@@ -1,7 +1,7 @@
-"""The gate of continuous integration: red only where a confidence bound has crossed its limit, so
-that chance alone turns a build red in at most one run of twenty; green only where a bound shows
-that the limit holds; otherwise inconclusive, with the number of repetitions that would settle it. A
-bound that so few arms cannot support is no bound. ``docs/ci.md`` has the rules.
+"""The CI gate: red only if a confidence bound has crossed its limit, so that chance alone fails at
+most one run in twenty; green only if a bound shows that the limit holds; otherwise inconclusive,
+with the number of repeats that would settle it. A bound that needs more arms than there are does
+not count. ``docs/ci.md`` has the rules.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from harness.judge.verdict.gates import EXIT_CODES, sla_line
 
 SCHEMA_VERSION = 1
 COMPARED = ("detection_time", "recovery_time", "steps_lost", "samples_lost", "goodput", "step_time")
-"""Metrics held against a baseline unless others are named."""
+"""Metrics compared with a baseline unless others are named."""
 
 
 class GateClause(SlaResult):
     """A clause of the gate: an SLA, or a metric against the baseline (then without a line).
-    ``repeats``: of the whole scenario that would settle it, in a run of its own; None: settled, or
-    no number would.
+    ``repeats``: repeats of the whole scenario that would settle it in a separate run; None:
+    settled, or no number would.
     """
 
     against: str = Field(default="limit", description="'limit' or 'baseline'")
@@ -44,10 +44,10 @@ class GateClause(SlaResult):
 
 
 class GateResult(Model):
-    """``gate.json``. ``level``: how often chance alone may turn this gate red; ``share``: what of
-    it each clause has that chance can break; ``family``: how many those are; ``baseline``: run that
-    it was held against; ``planned``, ``looks``: looks at the run, see ``harness.gating.looks``;
-    ``notes``: both in words.
+    """``gate.json``. ``level``: how often chance alone may turn this gate red; ``share``: part of
+    it for each clause that chance can break; ``family``: the number of those clauses; ``baseline``:
+    id of the run compared with; ``planned``, ``looks``: looks at the run, see
+    ``harness.gating.looks``; ``notes``: messages on both.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -70,8 +70,8 @@ class GateResult(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """A baseline to hold a run against. ``tolerances``: by metric, for those that are not to have
-    their default; ``metrics``: names; ``warnings``: why the two may not be alike.
+    """A baseline to compare a run with. ``tolerances``: by metric, where not the default;
+    ``metrics``: names; ``warnings``: why the two may not be comparable.
     """
 
     baseline: Baseline
@@ -82,7 +82,7 @@ class Against:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A metric of one cell, now and in the baseline."""
+    """A metric of one cell, in the run and in the baseline."""
 
     cell: str
     name: str
@@ -92,12 +92,12 @@ class _Pair:
 
 
 def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -> GateResult:
-    """Decide. A run that did not come to its end keeps its verdict; so do invariants, which one
+    """Decide. A run that did not finish keeps its verdict; so do invariants, which one
     counterexample breaks.
 
-    All clauses of all cells that chance can break share the level of this look (Bonferroni), so it
-    is the level of the whole gate; a gate passes only if each clause is shown to hold, for which
-    none needs a share (Berger 1982, intersection-union tests).
+    All clauses of all cells that chance can break share the level of this look (Bonferroni), so
+    that it is the level of the whole gate. A gate passes only if every clause is shown to hold, and
+    that needs no share (Berger 1982, intersection-union tests).
     """
     pairs, warnings = _pairs(results, against) if against else ([], [])
     chancy = sum(sla.severity == "fail" and is_statistical(sla) for sla in results.slas)
@@ -132,8 +132,8 @@ def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -
 
 
 def gated(results: Results, decided: GateResult) -> Results:
-    """The results as the gate sees them, for reports: its clauses instead of the SLAs, its verdict
-    and reason.
+    """The results as the gate judges them, for reports: its clauses instead of the SLAs, its
+    verdict and reason.
     """
     return results.model_copy(
         update={
@@ -146,9 +146,7 @@ def gated(results: Results, decided: GateResult) -> Results:
 
 
 def write(run: RunDirectory, decided: GateResult) -> Path:
-    """Write ``gate.json`` into the run directory. Raises InfrastructureError when the disk
-    refuses.
-    """
+    """Write ``gate.json`` to the run directory. Raises InfrastructureError if the disk refuses."""
     path = run.root / "gate.json"
     try:
         write_whole(
@@ -162,7 +160,7 @@ def write(run: RunDirectory, decided: GateResult) -> Path:
 
 
 def as_text(decided: GateResult, source: str) -> str:
-    """A line for the gate, one for each clause that is not a pass, and the warnings."""
+    """The gate as text: one line for it, one per clause that did not pass, notes and warnings."""
     code = "" if decided.exit_code == 0 else f" (exit {decided.exit_code})"
     lines = [f"gate {decided.verdict.upper()}{code}   {decided.reason}"]
     for clause in decided.clauses:
@@ -177,7 +175,7 @@ def as_text(decided: GateResult, source: str) -> str:
 
 
 def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
-    """The level in words, and that the run was extended."""
+    """Notes on the level, and on an extension of the run."""
     over = f"{_of(family, 'clause')} that chance can break, in {_of(cells, 'cell')}"
     known = (
         f"red by chance in at most {100 * looks.level:.3g} % of such gates: {100 * share:.3g} % for"
@@ -189,7 +187,7 @@ def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
 
 
 def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:
-    """How many repeats would settle all that is open, where a number would settle each of it."""
+    """Note on how many repeats would settle all open clauses, if any number would."""
     left = [
         clause
         for clause in clauses
@@ -208,8 +206,8 @@ def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:
         " here and in the baseline" if any(clause.against == "baseline" for clause in left) else ""
     )
     return [
-        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, as a run"
-        " of its own"
+        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, in a"
+        " separate run"
     ]
 
 
@@ -252,14 +250,14 @@ def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClau
 
 
 def _nothing_left(decision: Decision) -> Decision:
-    """Of a look beyond the planned ones."""
+    """The decision of a look beyond the planned ones: the level is spent."""
     return Decision(
         verdict="inconclusive", detail=f"{decision.detail}; the level is spent by earlier looks"
     )
 
 
 def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> GateClause:
-    """``needed`` counts arms that have a value: ``n`` of so many repeats had one."""
+    """``needed`` counts arms with a value: ``n`` of ``repeats`` had one."""
     wanted = None
     detail = decision.detail
     if decision.needed is not None and n:
@@ -271,7 +269,7 @@ def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> 
 
 
 def _pairs(results: Results, against: Against) -> tuple[list[_Pair], list[str]]:
-    """What can be compared, and what of either side has no counterpart."""
+    """Metrics that can be compared, and warnings about those without a counterpart."""
     pairs, warnings = [], []
     before = against.baseline.cells
     for cell in results.timed:
@@ -320,9 +318,9 @@ def _verdict(
     verdict = merge(
         [*(clause.verdict for clause in hard), *(finding.verdict for _, finding in found)]
     )
-    unsaid = _unsaid(results)
-    if verdict == "pass" and unsaid:
-        return "inconclusive", unsaid
+    other = _other_reason(results)
+    if verdict == "pass" and other:
+        return "inconclusive", other
     if verdict == "pass":
         name = f", against {against.baseline.run_id}" if against else ""
         return (
@@ -334,20 +332,20 @@ def _verdict(
             where = f"{clause.cell}: " if len(results.cells) > 1 else ""
             return verdict, where + sla_line(clause, results.source)
     return verdict, next(
-        (text for text, finding in found if finding.verdict == verdict), unsaid or results.reason
+        (text for text, finding in found if finding.verdict == verdict), other or results.reason
     )
 
 
-def _unsaid(results: Results) -> str:
-    """Why a cell was inconclusive for another reason than a clause or an invariant: arms that did
-    not run.
+def _other_reason(results: Results) -> str:
+    """Why a cell is inconclusive for a reason other than a clause or an invariant: arms that did
+    not run, or nothing checked.
     """
     for cell in results.cells:
         hard = [
             sla.verdict for sla in results.slas if sla.cell == cell.id and sla.severity == "fail"
         ]
-        said = merge([*hard, *(finding.verdict for finding in cell.invariants.values())])
-        if cell.verdict == "inconclusive" and said == "pass":
+        merged = merge([*hard, *(finding.verdict for finding in cell.invariants.values())])
+        if cell.verdict == "inconclusive" and merged == "pass":
             return f"{cell.id}: {cell.reason}"
         if not hard and not cell.invariants:
             return f"{cell.id}: {cell.reason}"

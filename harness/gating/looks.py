@@ -1,11 +1,10 @@
-"""Looks at a run: a gate may be asked again after repeats were added, and its level has to last for
-all of that.
+"""Looks at a run: a gate may be asked again after repeats were added, and its level has to cover
+all of these looks.
 
-Whoever looks, adds repeats where the answer was open, and looks again has several chances to be
-wrong. So the looks are planned: of K planned ones each spends ``LEVEL / K`` (Bonferroni; no
-assumption about how the values of one look and the next go together), and a look beyond the planned
-ones has nothing left to spend: it can show a counterexample, and otherwise nothing. Looking again
-at the same arms is no new look.
+Adding repeats when the answer is open and looking again gives several chances to be wrong. So looks
+are planned: each of K planned ones spends ``LEVEL / K`` (Bonferroni; no assumption about how the
+values of different looks correlate). A look beyond the planned ones has no level left: it can only
+show a counterexample. Looking again at the same arms does not count as a new look.
 
 The looks at a run are kept beside it, in ``looks.json``.
 """
@@ -28,7 +27,7 @@ MOST_LOOKS = 20
 
 
 class LookError(ChaosError):
-    """A look that cannot be had as it was asked for."""
+    """A look that is not possible as requested."""
 
     exit_code = EXIT_USAGE
 
@@ -40,7 +39,7 @@ class Look(Model):
 
 
 class Looks(Model):
-    """All looks at a run so far, the newest last. ``planned``: how many were to be had."""
+    """All looks at a run so far, the newest last. ``planned``: how many were planned."""
 
     planned: int = Field(ge=1, le=MOST_LOOKS)
     looks: list[Look] = Field(default=[])
@@ -57,14 +56,12 @@ class Looks(Model):
 
     @property
     def level(self) -> float:
-        """How often chance alone may decide at the newest look, either way; 0 where nothing is
-        left.
-        """
+        """How often chance alone may decide at the newest look, either way; 0 if it is spent."""
         return 0.0 if self.spent else LEVEL / self.planned
 
     @property
     def words(self) -> str:
-        """What a report says of it; empty for one look that was the only one planned."""
+        """Note for reports; "" for one look that was the only one planned."""
         if self.planned == 1 and not self.extended:
             return ""
         number = len(self.looks)
@@ -80,14 +77,14 @@ class Looks(Model):
 
 
 ONE = Looks(planned=1, looks=[Look(arms={})])
-"""The only look at a run."""
+"""The only look at a run, if nothing is recorded."""
 
 
 def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
-    """Note a look at a judged run. ``planned``: as asked for; None: as before, one at first.
+    """Record a look at a judged run. ``planned``: as requested; None: as before, at first one.
 
-    Raises LookError when another number was planned at the first look, or the record cannot be
-    read, and InfrastructureError when the disk refuses.
+    Raises LookError if the first look planned another number or the record cannot be read, and
+    InfrastructureError if the disk refuses.
     """
     before = _seen(run, arms_of(results))
     if before is not None and planned not in (None, before.planned):
@@ -105,9 +102,9 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
 
 
 def note(run: RunDirectory, results: Results) -> None:
-    """To be called before the stored results of a run are written anew: they were seen, and if arms
-    were added since, nothing else would say so afterwards. A record that cannot be read is for the
-    gate to refuse. Raises InfrastructureError when the disk refuses.
+    """Record that the stored results of a run were seen; call it before they are rewritten. If arms
+    were added since, nothing else would show it afterwards. An unreadable record is left for the
+    gate to refuse. Raises InfrastructureError if the disk refuses.
     """
     try:
         seen, before = _seen(run, arms_of(results)), _read(run)
@@ -118,9 +115,8 @@ def note(run: RunDirectory, results: Results) -> None:
 
 
 def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
-    """The looks there were before one at these arms, as far as anything tells of them: the record,
-    else the gate's own result; and the stored results of fewer arms, which whoever played the run
-    has seen.
+    """Looks before one at these arms: from the record, else from the gate's own result; plus the
+    stored results of fewer arms, which count as seen when the run was played.
     """
     before, stored = _read(run) or _of_gate(run), _results_before(run)
     if not stored or not _grew(stored, now):
@@ -133,7 +129,7 @@ def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
 
 
 def _of_gate(run: RunDirectory) -> Looks | None:
-    """What ``gate.json`` says of looks, where their record is gone. It was written with the stored
+    """Looks according to ``gate.json``, if their record is gone. It was written with the stored
     results.
     """
     try:
@@ -164,7 +160,7 @@ def _grew(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]])
 
 
 def _results_before(run: RunDirectory) -> dict[str, list[int]] | None:
-    """The arms of the stored results, which whoever played the run has seen."""
+    """The arms of the stored results, which count as seen."""
     try:
         return arms_of(read_model(run.results, Results))
     except (OSError, ValueError):

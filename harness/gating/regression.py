@@ -1,5 +1,5 @@
-"""Whether a metric has become worse than its baseline by more than is tolerated: two samples
-compared by ranks.
+"""Whether a metric has become worse than its baseline by more than the tolerance: a rank comparison
+of two samples.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ToleranceError(ChaosError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How much worse is not yet worse: ``share`` of the baseline's value, and ``floor`` more, in
-    the metric's unit.
+    """How much worse is tolerated: ``share`` of the baseline's value plus ``floor``, in the
+    metric's unit.
     """
 
     share: float = 0.0
@@ -41,7 +41,7 @@ class Tolerance:
 
     @property
     def words(self) -> str:
-        """`` by more than 20 % and 10 ms``; empty where nothing is tolerated."""
+        """`` by more than 20 % and 10 ms``; "" if nothing is tolerated."""
         parts = [f"{self.share * 100:g} %"] if self.share else []
         parts += (
             [f"{self.floor * 1000:g} ms" if self.unit == "s" else f"{self.floor:g} {self.unit}"]
@@ -55,8 +55,8 @@ def tolerance_of(unit: str, share: float | None = None) -> Tolerance:
     """The tolerance of a metric in ``unit``. By default 20 % and 10 ms for times, 10 % for ratios
     and rates, nothing for counts, which the seed decides.
 
-    It stands for what changes between two runs of the same, which no number of repeats within one
-    shows: docs/ci.md says how to measure it, and what was measured.
+    It covers what changes between two runs of the same test, which no number of repeats within one
+    run shows: docs/ci.md says how to measure it, and what was measured.
     """
     if unit in ("s", "ms"):
         floor = TIME_FLOOR_S if unit == "s" else TIME_FLOOR_S * 1e3
@@ -67,22 +67,23 @@ def tolerance_of(unit: str, share: float | None = None) -> Tolerance:
 
 
 def parse_share(text: str) -> float:
-    """``20%`` or ``0.2``, as a share. Raises ToleranceError for anything else, and for 100 % of a
-    metric or more.
+    """``20%`` or ``0.2``, as a share. Raises ToleranceError for anything else, and for 100 % or
+    more.
     """
     match = _TOLERANCE.fullmatch(text)
     if match is None:
-        raise ToleranceError(f"{text!r} is no tolerance", hint="write 10% or 0.1, or METRIC=10%")
+        raise ToleranceError(f"{text!r} is not a tolerance", hint="write 10% or 0.1, or METRIC=10%")
     share = float(match[1]) / (100 if match[2] else 1)
     if share >= 1:
         raise ToleranceError(
-            f"a tolerance of {text} is no gate", hint="write a share below 1, such as 10% or 0.1"
+            f"a tolerance of {text} gates nothing",
+            hint="write a share below 1, such as 10% or 0.1",
         )
     return share
 
 
 def is_open(now: Metric, then: Metric, tolerance: Tolerance) -> bool:
-    """Whether chance has a say: not where all values of both are the same, which no sample of them
+    """Whether chance can decide. It cannot if all values of both are equal, which no sample of them
     could call worse (such comparisons take no share of the level: Tarone 1990).
     """
     return len({*now.values, *then.values}) > 1 and bool(now.values)
@@ -93,12 +94,11 @@ def compare(
 ) -> Decision:
     """Judge by the bounds of the shift between ``now`` and what is tolerated of ``then``.
 
-    It fails when the values now are shown to be worse, as a whole, than the baseline's with the
-    tolerance added (a one-sided Mann-Whitney test: no distribution is assumed, and none of their
-    medians has to be known); it passes when they are shown to be no worse. ``level``: how often it
-    may fail by chance alone, ``green``: how often it may pass by it. Each arm counts once, with the
-    median of its values. A value that never recovered is worse than any that did, and as good as
-    another one of its kind.
+    It fails if the values now are shown to be worse, as a whole, than the baseline's with the
+    tolerance added (a one-sided Mann-Whitney test: it assumes no distribution and needs no median);
+    it passes if they are shown to be no worse. ``level``: how often it may fail by chance alone,
+    ``green``: how often it may pass by chance alone. Each arm counts once, with the median of its
+    values. A value that never recovered is worse than any that did, and equal to another one.
     """
     if not now.values:
         return Decision(
@@ -145,7 +145,7 @@ def _by_arm(metric: Metric) -> Metric:
 
 
 def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float:
-    """How much worse one value is than what is tolerated of another; 0 where neither recovered."""
+    """How much worse one value is than what is tolerated of another; 0 if neither recovered."""
     if better == "higher":
         return then * (1 - tolerance.share) - tolerance.floor - now
     allowed = then * (1 + tolerance.share) + tolerance.floor
@@ -153,8 +153,8 @@ def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float
 
 
 def _known(now: Metric, then: Metric, level: float) -> str:
-    """Medians of both, and how they lie to each other: the median of all ratios with its bounds,
-    where there are ratios.
+    """Both medians, and the relation of the samples: the median of all ratios with its bounds, if
+    there are ratios.
     """
     text = f"{quantity(then.median, then.unit)} in the baseline (n={then.counted}), "
     text += f"{quantity(now.median, now.unit)} now (n={now.counted})"

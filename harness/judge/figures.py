@@ -26,7 +26,7 @@ def _from_json(value: Any) -> Any:
 
 class Metric(Model):
     """One metric over the repeats of a cell. Non-recovery counts as infinity (``"Infinity"`` in
-    JSON), never missing.
+    JSON) and is never left out.
     """
 
     unit: str
@@ -41,9 +41,7 @@ class Metric(Model):
     better: Literal["lower", "higher", "neither"] = "lower"
     clock_bound: float = Field(
         default=0.0,
-        description=(
-            "how far a value may be from the truth, as clocks of several machines are in it"
-        ),
+        description=("largest error of a value, as clocks of several machines are in it"),
     )
     arms: list[int] = Field(
         default=[], description="repeat that each value is of; empty in older results"
@@ -63,7 +61,7 @@ class Metric(Model):
 
     @property
     def counted(self) -> str:
-        """How many values there are: ``3``, or ``2 of 3`` where an incident or an arm gave none."""
+        """How many values there are: ``3``, or ``2 of 3`` if an incident or an arm gave none."""
         return counted(self.n, self.of)
 
     @field_validator("values", "ci95", mode="before")

@@ -21,7 +21,7 @@ class PhaseSpan(Model):
 
 
 class Hit(Model):
-    """One victim of an act that had several. Times in seconds since the act began; see
+    """One target of an act that had several. Times in seconds since the act began; see
     ``Incident``.
     """
 
@@ -46,8 +46,8 @@ class Hit(Model):
 
 
 class Incident(Model):
-    """One act of a fault in one arm, on one victim or on several at once, and what the system made
-    of it (``harness.judge.measure.acts``: what of several victims is told).
+    """One act of a fault in one arm, on one target or several at once, and how the system handled
+    it (``harness.judge.measure.acts``: how several targets are combined).
     """
 
     fault: str
@@ -55,7 +55,7 @@ class Incident(Model):
     cell: str
     repeat: int
     occurrence: int = Field(
-        description="of its first victim, from 0; negative: planned, never fired"
+        description="of its first target, from 0; negative: planned, never fired"
     )
     target: dict[str, Any]
     step: int | None
@@ -77,25 +77,25 @@ class Incident(Model):
     ]
     phases: list[PhaseSpan]
     steps_lost: int = Field(
-        description="redone; 0 also where nobody came to do them again, see never_recovered"
+        description="redone; 0 also if they were never redone, see never_recovered"
     )
     restored_step: int | None
     first_new_step: int | None
     decision: str
     nodes: list[int] = Field(
-        default=[], description="that it acted on, or on whose processes it did"
+        default=[], description="that it acted on, directly or through their processes"
     )
     clock_bound_s: float = Field(
         default=0.0,
-        description="how far recovery_time may be from the truth, for the clocks of the nodes",
+        description="largest error of recovery_time, for the clocks of the nodes",
     )
-    hits: list[Hit] = Field(default=[], description="every victim, where the act had several")
+    hits: list[Hit] = Field(default=[], description="every target, where the act had several")
     time_to_full_rate: float | None = Field(
         default=None, description="seconds; None: too few steps to tell"
     )
     time_to_redundancy: float | None = Field(
         default=None,
-        description="seconds; None: nothing was lost, or the arm ended before it could be told",
+        description="seconds; None: nothing was lost, or the arm ended too early to know",
     )
     answered_with: str | None = Field(
         default=None,
@@ -104,7 +104,7 @@ class Incident(Model):
 
     @property
     def occurrences(self) -> tuple[int, ...]:
-        """Numbers of all its hits."""
+        """Numbers of all its occurrences."""
         return tuple(hit.occurrence for hit in self.hits) or (self.occurrence,)
 
     @property
@@ -114,7 +114,7 @@ class Incident(Model):
 
     @property
     def never_recovered(self) -> bool:
-        """Whether the job ended by it, with all that it had done."""
+        """Whether the job never recovered from it, so that all its work is lost."""
         return self.recovery_time == math.inf
 
     @field_validator(

@@ -17,7 +17,7 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 
 
 def merge(verdicts: list[Verdict]) -> Verdict:
-    """fail > inconclusive > pass; nothing at all is inconclusive (a run that tested nothing never
+    """fail > inconclusive > pass; an empty list is inconclusive (a run that tested nothing never
     passes).
     """
     if "fail" in verdicts:
@@ -28,7 +28,7 @@ def merge(verdicts: list[Verdict]) -> Verdict:
 
 
 class Finding(Model):
-    """A checker's answer. ``witness``: the events or values that show it; for inconclusive, what is
+    """A checker's answer. ``witness``: the events or values that show it; if inconclusive, what is
     missing.
     """
 
@@ -84,9 +84,7 @@ class SlaResult(Model):
 
 
 class NodeResult(Model):
-    """A node of an arm. ``processes``: that were started on it, in order; ``lost``: when and why,
-    each time.
-    """
+    """A node of an arm. ``processes``: started there, in order; ``lost``: times and reasons."""
 
     node: int
     host: str
@@ -94,9 +92,7 @@ class NodeResult(Model):
     devices: list[str]
     processes: list[str]
     lost: list[str]
-    clock_bound_s: float = Field(
-        description="how far the times of its ranks may be from the truth; 0: one clock"
-    )
+    clock_bound_s: float = Field(description="largest error of its ranks' times; 0: one clock")
 
 
 class ArmResult(Model):
@@ -120,9 +116,7 @@ class ArmResult(Model):
         description="class -> seconds of wall time; with useful time they sum to wall_s"
     )
     useful_s: float
-    residual_s: float = Field(
-        description="wall_s minus useful and badput: what the classes do not explain"
-    )
+    residual_s: float = Field(description="wall_s minus useful and badput: time in no class")
     step_time_median: float | None
     provisioned_ranks: int
     invariants: dict[str, Finding]
@@ -142,14 +136,14 @@ class Survival(Model):
 
 
 LEAST_RANK_HOURS = 3.0
-"""Of fewer no rate of false alarms is stated: none seen in so many is a rate below one a rank-hour,
-with 95 %.
+"""With fewer rank-hours no rate of false alarms is stated: none seen in this many bounds the rate
+below one per rank-hour, with 95 % confidence.
 """
 
 
 class FalseAlarms(Model):
-    """See ``harness.judge.measure.reliability.false_alarms``. Per rank-hour; ``upper``: what the
-    true rate is below, with 95 % confidence.
+    """See ``harness.judge.measure.reliability.false_alarms``. Per rank-hour; ``upper``: upper bound
+    of the true rate, with 95 % confidence.
     """
 
     count: int
@@ -165,7 +159,7 @@ class FalseAlarms(Model):
 
 class Spares(Model):
     """See ``harness.judge.measure.reliability.spares_of``. ``share``: of the provisioned rank time;
-    ``memory_mib``, ``cores``: of one that never trained, median of the ``measured`` ones.
+    ``memory_mib``, ``cores``: of a spare that never trained, median of the ``measured`` ones.
     """
 
     provisioned: int
@@ -188,9 +182,7 @@ class CellResult(Model):
     """All repeats of one matrix cell. ``absent``: metric -> why it has no value."""
 
     id: str
-    label: str = Field(
-        default="", description="what reports call it, no two alike; empty in older results"
-    )
+    label: str = Field(default="", description="unique name in reports; empty in older results")
     params: dict[str, Any]
     exact_for: str | None = Field(
         default=None, description="cell that this one repeats once with elastic sums"
@@ -241,7 +233,5 @@ class Results(Model):
 
     @property
     def timed(self) -> list[CellResult]:
-        """The cells whose figures are compared: those with elastic sums are there for their
-        exactness.
-        """
+        """The cells whose figures are compared. Cells with elastic sums only check exactness."""
         return [cell for cell in self.cells if cell.exact_for is None]

@@ -61,18 +61,16 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
 OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
     {"finite-losses": values.finite_losses, "kept-progress": kept.kept_progress}
 )
-"""Judged of every command, whatever its scenario lists, until it leaves them out by name; None:
-nothing to say.
-"""
+"""Run on every command, unless its scenario leaves them out by name. None: no finding to report."""
 BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_strength})
-"""Judged where a scenario lists them: a job may be meant to go on with less."""
+"""Run only where a scenario lists them: a job may be meant to go on with fewer ranks."""
 NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
-"""All that a scenario may name."""
+"""Every name that a scenario may list."""
 _ALL = {**CHECKERS, **BY_NAME}
 OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
     {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
 )
-"""Judged by other evidence of a command."""
+"""Checkers of a command that replace the one of the same name: a command leaves other evidence."""
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 FINISHED = "finished"
@@ -96,10 +94,10 @@ __all__ = [
 
 
 def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
-    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown
-    name.
+    """Names of the checkers that a scenario selects; ``default`` selects all. Raises KeyError for
+    an unknown name.
 
-    Whoever asks for any gets ``fault-landed`` too: without it all others prove nothing.
+    A non-empty selection always includes ``fault-landed``: without it the others prove nothing.
     """
     if invariants == "default":
         return list(CHECKERS)
@@ -113,8 +111,8 @@ def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[
 
 
 def check(checker: Checker, evidence: Evidence) -> Finding:
-    """One checker's answer. One that throws is inconclusive, and no log with holes in it proves
-    that something holds.
+    """Run one checker. An exception makes the finding inconclusive; so does a pass on a log with
+    holes, and a failure on a log that dropped lines.
     """
     try:
         finding = checker(evidence)
@@ -140,7 +138,9 @@ def _of_a_command(name: str, evidence: Evidence) -> Finding:
 
 
 def _of_half_the_ranks(found: Finding, evidence: Evidence) -> Finding:
-    """Whom a fault hit and who was blamed proves nothing where not all ranks were found."""
+    """The finding; inconclusive instead of fail where not all ranks were found, because targets and
+    blame then prove nothing.
+    """
     lacking = half_known(evidence.history) if found.verdict == "fail" else ""
     return unknown(f"{lacking}, so that this proves nothing: {found.witness}") if lacking else found
 
@@ -159,16 +159,16 @@ def _always_of_a_command(evidence: Evidence) -> dict[str, Finding]:
 
 
 def _if_any(checker: Callable[[Evidence], Finding | None], evidence: Evidence) -> Finding | None:
-    """The answer of a checker that may have nothing to say."""
+    """The checker's finding, or None if it has none to report."""
     nothing = Finding(verdict="pass", witness="")
     found = check(lambda evidence: checker(evidence) or nothing, evidence)
     return None if found is nothing else found
 
 
 def check_all(evidence: Evidence) -> dict[str, Finding]:
-    """Every checker the cell asks for, and whether the faults' expected outcomes came about.
+    """Run every checker that the cell selects, and check the faults' expected outcomes.
 
-    Whether the job finished is always among them, in ``liveness`` or alone.
+    The findings always include whether the job finished: in ``liveness`` or as ``finished``.
     """
     names = names_of(evidence.cell.scenario.invariants)
     if evidence.history.info.observed:

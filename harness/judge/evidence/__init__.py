@@ -1,1 +1,1 @@
-"""What checkers get to see, and the answers they can give."""
+"""What a checker gets as evidence, and the answers that it can give."""

@@ -1,5 +1,5 @@
-"""Numbers in a log that nobody can compute with: who follows them would take any time and
-memory.
+"""Numbers in a log that are too large to compute with: following them could take any amount of time
+and memory.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from chaos.events.log import Kind, Log
 from chaos.scenario.model import Scenario
 
 FACTOR = 100
-"""Times what the scenario says: less than that is wrong, too, and for ``identity`` to say."""
+"""Allowed multiple of what the scenario says; ``identity`` reports smaller deviations."""
 LEAST = 1000
 MOST_GENERATIONS = 1_000_000
 MOST_SAMPLES = 2**48
 
 
 def absurdity(log: Log, scenario: Scenario) -> str:
-    """Why the size of the job that a log names makes no sense; "" where it does."""
+    """Why the size of the job in a log makes no sense; "" if it does."""
     started = log.first(Kind.RUN_STARTED)
     work = scenario.workload
     said: dict[str, Any] = dict(started.data) if started is not None else {}

@@ -1,4 +1,4 @@
-"""What of an arm's rate its machine is to blame for, which had too little processor time for it."""
+"""How much of an arm's low rate is due to a machine short of processor time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from harness.judge.record.history import History, StepRun
 
 NO_STEP_S = 1e-9
 LIKE = 1.5
-"""Times a step may take what the median one does, and is like it. What is waited for in the others
-says nothing of how long the median one is: a rank that got no processor for seconds made one step
-long, and no other.
+"""Largest ratio of a step to the median one at which it is similar. Waits in longer steps say
+nothing about the median: a rank that got no processor for seconds made one step long, and no other.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Net:
-    """A step without what was waited for processors, seconds: most likely, and at least.
-    ``may_pass``: that is no more than may be taken off for a verdict; ``why``: in words.
+    """A step without its waits for processors, in seconds: most likely, and at least. ``may_pass``:
+    the likely wait is within what a verdict may subtract; ``why``: message.
     """
 
     likely_s: float
@@ -33,8 +32,8 @@ class Net:
 def net_of_pressure(
     evidence: Evidence, ideal_s: float, step_s: float, tail: Sequence[StepRun]
 ) -> Net | None:
-    """Of the steps ``tail``, that take ``step_s``; None where nothing was read, what was read
-    cannot be true, or what it is compared with is not known: then nothing is taken off.
+    """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings,
+    they are impossible, or the ideal is unknown: then nothing is subtracted.
     """
     compared = _compared(evidence, ideal_s)
     if compared is None or not tail:
@@ -42,7 +41,7 @@ def net_of_pressure(
     ideals, nows = _over(*compared, ideal_s), _over(evidence.history, tail, step_s)
     if any(one.odd for one in (*ideals.values(), *nows.values())):
         return None
-    # a step takes as long as it does on the node that is worst off
+    # a step takes as long as on the node that is worst off
     pairs = {node: (ideals[node], nows[node]) for node in sorted(ideals.keys() & nows.keys())}
     excuses = {node: excuse(ideal_s, step_s, *pair) for node, pair in pairs.items()}
     worst = max(
@@ -55,20 +54,20 @@ def net_of_pressure(
         likely_s=max(NO_STEP_S, step_s - found.likely_s),
         least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s,
-        why=_why(ideal, now, found, step_s),
+        why=_message(ideal, now, found, step_s),
     )
 
 
 def unrecorded(evidence: Evidence) -> str:
-    """What has to be said where nobody knows how busy the machine was: the kernel did not say, or
-    the log is old.
+    """Remark for a finding when it is unknown how busy the machine was: the kernel did not report
+    it, or the log is old.
     """
     known = evidence.log.first(Kind.PRESSURE_READ) is not None
     return "" if known else "; how busy its machines were is not recorded"
 
 
 def _compared(evidence: Evidence, ideal_s: float) -> tuple[History, list[StepRun]] | None:
-    """The steps like the ideal one, which is the median of an arm; see
+    """The history and steps behind the ideal step, which is their median; see
     ``harness.judge.measure.partition.ideal_of``.
     """
     source = evidence.control_history or evidence.history
@@ -83,8 +82,8 @@ def _compared(evidence: Evidence, ideal_s: float) -> tuple[History, list[StepRun
 
 
 def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[int, Pressure]:
-    """Of those of the steps that are like the median one; of all of them where too little was read
-    of these.
+    """Pressure over the steps similar to the median one; over all steps if too little was read in
+    those.
     """
     like = [run for run in runs if run.seconds <= LIKE * median_s] or runs
     start_ns, end_ns = min(run.start_ns for run in like), max(run.end_ns for run in like)
@@ -93,7 +92,7 @@ def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[in
     return found or pressures_of(history.log, start_ns, end_ns)
 
 
-def _why(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:
+def _message(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:
     stolen = (
         f", and {100 * now.steal:.0f} % of the processors were stolen" if now.steal > 0.01 else ""
     )

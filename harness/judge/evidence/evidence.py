@@ -1,4 +1,4 @@
-"""What a checker gets to see, and the three answers it can give."""
+"""What a checker gets as evidence, and the three answers that it can give."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Evidence:
     ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every
     control arm of the run with the same workload; ``exact``: strategy name -> whether it promises a
     bit-identical result; ``source``, ``lines``: the scenario file, and the lines of its workload's
-    keys; ``expected``: what the scenario says that this arm is.
+    keys; ``expected``: what the scenario says that this arm should be.
     """
 
     arm: str
@@ -37,22 +37,22 @@ class Evidence:
 
     @cached_property
     def measures(self) -> ArmMeasures:
-        """Everything measured of this arm."""
+        """Everything measured on this arm."""
         return measure(self.log, self.control)
 
     @property
     def history(self) -> History:
-        """This arm in order."""
+        """This arm's history."""
         return self.measures.history
 
     @cached_property
     def control_history(self) -> History | None:
-        """The control arm in order."""
+        """The control arm's history."""
         return history_of(self.control) if self.control is not None else None
 
     @property
     def is_control(self) -> bool:
-        """Whether this arm is itself the unfaulted one."""
+        """Whether this arm is the control arm."""
         return self.arm == "control"
 
     @property
@@ -64,8 +64,8 @@ class Evidence:
 
     @property
     def keeps_world(self) -> bool:
-        """Whether this arm's strategy promises that, and for it that no step is made with fewer
-        ranks.
+        """Whether this arm's strategy promises a bit-identical result, and therefore never makes a
+        step with fewer ranks.
         """
         return self.exact.get(self.cell.scenario.recovery.strategy, False)
 
@@ -76,13 +76,11 @@ class Evidence:
 
     @property
     def shrinks_batch(self) -> bool:
-        """Whether the scenario lets the dead ranks' samples go."""
+        """Whether the scenario drops the samples of dead ranks."""
         return self.cell.scenario.recovery.params.get("batch") == "shrink"
 
     def place(self, key: str) -> str:
-        """``kill.yaml:9 (workload.command): `` for a message, or nothing where the line is not
-        known.
-        """
+        """``kill.yaml:9 (workload.command): `` for a message; "" if the line is not known."""
         line = self.lines.get(key)
         return f"{self.source.rsplit('/', 1)[-1]}:{line} ({key}): " if line else ""
 
@@ -91,7 +89,7 @@ class Evidence:
         return next((fault for fault in self.cell.scenario.faults if fault.id == name), None)
 
     def expects(self, outcome: str) -> list[str]:
-        """Ids of faults that are expected to end so."""
+        """Ids of faults whose expected outcome is ``outcome``."""
         return [fault.id for fault in self.cell.scenario.faults if fault.expect.outcome == outcome]
 
 
@@ -109,7 +107,7 @@ def failed(witness: str) -> Finding:
 
 
 def unknown(missing: str) -> Finding:
-    """The evidence does not suffice; ``missing`` says what for."""
+    """The evidence does not suffice; ``missing`` says what is missing."""
     return Finding(verdict="inconclusive", witness=missing)
 
 

@@ -1,5 +1,5 @@
-"""What a run's resolved scenario says that each arm's log must hold: who it is, what was
-provisioned, which faults.
+"""What each arm's log must contain according to the resolved scenario: identity, provisioned
+processes, faults.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from recovery.policy.strategy import Strategy
 
 Facts = Mapping[str, Any]
 _DONE = (Kind.STEP_COMMITTED, Kind.STEP_REPORTED)
-_TELLING = (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BATCH_TAKEN)
+_RESULTS = (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BATCH_TAKEN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Of one arm. ``repeat``, ``seed``: which it is, None where only its cell is known; ``spares``:
-    the strategy's; ``plan``: fault -> what is to be announced of it, as
-    ``harness.inject.occurrence.announcement`` does; ``most``: fault -> how often it may be injected
-    at most; ``or_else``: fault that hits a whole replica by ``plan`` -> the same where it hits one
-    of it; ``twins``: other arms whose log has the same content; ``problem``: why a part of this
-    could not be worked out.
+    """Expectations for one arm. ``repeat``, ``seed``: its identity, None if only its cell is known;
+    ``spares``: the strategy's number; ``plan``: fault -> announcement due in the log, as made by
+    ``harness.inject.occurrence.announcement``; ``most``: fault -> largest allowed number of
+    injections; ``or_else``: fault that hits a whole replica in ``plan`` -> its announcement if it
+    hits one rank of it; ``twins``: other arms whose log has the same content; ``problem``: why a
+    part of this could not be derived.
     """
 
     repeat: int | None = None
@@ -48,7 +48,7 @@ class Expected:
 
 
 def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Expected:
-    """What an arm must be, by the scenario that the run directory holds; its plan is drawn again
+    """Derive what an arm must be from the scenario in the run directory; its plan is drawn again
     from its seed.
     """
     seed = repeat_seed(resolved.seed, repeat)
@@ -61,7 +61,7 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
             ).spares_wanted
         planned = _plan(cell, seed, spares, select="all") if arm == "faulted" else {}
         other = _plan(cell, seed, spares, select="one") if arm == "faulted" else {}
-    except Exception as error:  # a scenario of another version: what is in it is not known here
+    except Exception as error:  # a scenario of another version may hold anything
         return Expected(repeat=repeat, seed=seed, problem=f"{type(error).__name__}: {error}")
     return Expected(
         repeat=repeat,
@@ -78,7 +78,9 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
 def _plan(
     cell: Cell, seed: int, spares: int, *, select: Literal["all", "one"]
 ) -> dict[str, tuple[Facts, int]]:
-    """``select``: of a replica, where the scenario does not tell."""
+    """Fault -> announcement and largest number of injections. ``select``: the part of a replica to
+    hit where the scenario leaves it open.
+    """
     kinds = load(chaos.faults.__name__, Fault)
     faults = [
         _of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults
@@ -92,19 +94,19 @@ def _plan(
 
 
 def _is_loose(fault: FaultSpec) -> bool:
-    """Whether it hits a whole replica, or one rank of it: a resolved scenario holds every default,
-    and does not tell whether ``select`` was written.
+    """Whether it may hit a whole replica or one rank of it: a resolved scenario holds every
+    default, so it does not show whether ``select`` was written.
     """
     return fault.target.replica is not None and fault.target.select == TargetSpec().select
 
 
 def _of_replica(fault: FaultSpec, select: Literal["all", "one"]) -> FaultSpec:
-    """The same, hitting the whole replica or one of it."""
+    """The fault with a target of the whole replica, or of one rank of it."""
     return fault.model_copy(update={"target": fault.target.model_copy(update={"select": select})})
 
 
 def _most(planned: PlannedFault) -> int:
-    """Each trigger so often, on each of its targets."""
+    """Largest number of injections: each trigger ``max_fires`` times on each target."""
     triggers = len(planned.points) + len(planned.times_s) + (planned.event is not None)
     targets = max(
         len(planned.ranks) + len(planned.spares), len(planned.nodes), len(planned.links), 1
@@ -113,12 +115,12 @@ def _most(planned: PlannedFault) -> int:
 
 
 def twins_of(logs: Mapping[str, Log], simulated: Mapping[str, bool]) -> dict[str, tuple[str, ...]]:
-    """Arm -> the arms whose log is the same but for the names in it; ``simulated``: arm -> whether
-    it was.
+    """Arm -> arms whose log is the same except for the names in it; ``simulated``: arm -> whether
+    it was simulated.
 
-    Two real arms never take the same nanoseconds. Simulated ones do where all that decides is the
-    same: the seed, and whatever cell or kind of arm it is nothing that matters differs (a bound, a
-    description, a fault that there is not).
+    Two real arms never share nanoseconds. Simulated arms do if everything that decides is equal:
+    the seed, and all settings that matter, even if the cell or the kind of arm differs (a bound, a
+    description, a fault that does not occur).
     """
     alike: dict[str, list[str]] = {}
     for name, log in logs.items():
@@ -140,8 +142,8 @@ def _may_be_alike(one: Log, other: Log) -> bool:
 
 
 def _content(log: Log, *, simulated: bool) -> str:
-    """A digest of what happened when, and in a simulation, where time alone proves nothing, of what
-    came out of it.
+    """A digest of what happened when; in a simulation, where times alone prove nothing, also of the
+    results.
     """
     started = log.first(Kind.RUN_STARTED)
     start_ns = started.time_ns if started else 0
@@ -154,9 +156,9 @@ def _content(log: Log, *, simulated: bool) -> str:
 
 
 def _line(event: Event, start_ns: int, *, simulated: bool) -> bytes:
-    told = (
+    content = (
         repr(sorted(event.data.items(), key=lambda item: item[0]))
-        if simulated and event.kind in _TELLING
+        if simulated and event.kind in _RESULTS
         else ""
     )
-    return f"{event.kind.value} {event.time_ns - start_ns} {event.step} {told}\n".encode()
+    return f"{event.kind.value} {event.time_ns - start_ns} {event.step} {content}\n".encode()

@@ -1,1 +1,1 @@
-"""The life of each process and checkpoint, line by line: which line cannot be without which."""
+"""The life of each process and checkpoint, line by line: which event requires which other."""

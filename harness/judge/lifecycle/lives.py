@@ -1,9 +1,8 @@
-"""The states that processes and generations of a log go through: what must have been before what is
-there.
+"""State transitions of processes and generations in a log: what each event requires before it.
 
-What a process says of itself counts as missing only where its file is whole (``told``): a rank
-whose last lines were lost with its node has said more than is known. The coordinator's lines are
-one file, and are taken in their order.
+An event of a process counts as missing only if its log is complete (``complete_logs``): a rank
+whose last lines were lost with its node wrote more than is known. The coordinator's lines are one
+file, and are taken in their order.
 """
 
 from __future__ import annotations
@@ -19,38 +18,38 @@ from harness.judge.record.lost_node_evidence import silenced
 from recovery.checkpoint.memory import ROLE as KEEPER
 
 _NUMBERED = re.compile(r"^[ws](\d+)$")
-_Said = dict[tuple[str, Kind], Event]
+_FirstLines = dict[tuple[str, Kind], Event]
 _ANSWERS = ("failure", "refill", "resumed", "shrunk")
 _TRAINS = (Kind.STATE_READY, Kind.BATCH_TAKEN, Kind.STEP_COMMITTED, Kind.CHECKPOINT_SAVING)
 
 
 def own_lines(log: Log) -> tuple[Event, ...]:
-    """What the coordinator wrote, in its order."""
+    """The coordinator's lines, in order."""
     return log.actors[ORCHESTRATOR].events if ORCHESTRATOR in log.actors else ()
 
 
-def told(log: Log) -> frozenset[str]:
-    """Processes whose files hold all that they said."""
+def complete_logs(log: Log) -> frozenset[str]:
+    """Processes whose logs hold everything that they wrote."""
     whole = {name for name, actor in log.actors.items() if not actor.problems}
     return frozenset(whole - silenced(log) - {ORCHESTRATOR})
 
 
 def keepers_of(log: Log) -> frozenset[str]:
-    """Processes that keep checkpoints, and train nothing."""
+    """Processes that keep checkpoints and do not train."""
     return frozenset(
         e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == KEEPER
     )
 
 
 def processes(history: History) -> Iterator[str]:
-    """What cannot be of the lives of processes: one that is ready, ends, trains or writes was
-    started once, and whoever gets a rank was ready for it.
+    """Contradictions in the lives of processes: one that is ready, ends, trains or writes was
+    started once, and one that gets a rank was ready for it.
     """
     log = history.log
     started: dict[str, Event] = {}
     ready: set[str] = set()
     gone: set[str] = set()
-    adopted = False  # whoever takes over hears from all of them anew
+    adopted = False  # after a takeover all processes report anew
     for event in own_lines(log):
         name = event.data.get("process")
         match event.kind:
@@ -71,10 +70,10 @@ def processes(history: History) -> Iterator[str]:
                 adopted = True
             case Kind.PROCESS_EXITED:
                 yield from _ends(event, started, gone)
-                if not (adopted or name in ready) and _was_told(history, event, started):
+                if not (adopted or name in ready) and _was_asked(history, event, started):
                     yield (
-                        f"{name} ended when it was told to, which it hears once it is ready, and"
-                        " never was ready"
+                        f"{name} ended when it was asked to, which only reaches a ready process,"
+                        " and never was ready"
                     )
                 gone.add(str(name))
             case Kind.FAILURE_DETECTED if name is not None:
@@ -83,7 +82,7 @@ def processes(history: History) -> Iterator[str]:
             case Kind.GENERATION_STARTED:
                 yield from _joins(history, event, started, ready, gone)
     yield from (f"{name} wrote lines, and was never started" for name in _strangers(log, started))
-    # on nodes a start may fail, and uses its number up
+    # on nodes a start may fail and use up its number
     if not any(True for _ in log.of(Kind.NODE_JOINED)):
         yield from _unnumbered(started)
     if history.outcome == "completed" and not history.info.observed:
@@ -103,9 +102,9 @@ def _ends(event: Event, started: Mapping[str, Event], gone: set[str]) -> Iterato
         )
 
 
-def _was_told(history: History, event: Event, started: Mapping[str, Event]) -> bool:
-    """Whether a process of a job ended of itself because the coordinator said so: whoever only
-    starts is killed, and whoever got a notice may end before.
+def _was_asked(history: History, event: Event, started: Mapping[str, Event]) -> bool:
+    """Whether a process ended by itself because the coordinator asked it to. A process that is
+    still starting is killed instead, and one that got a notice may end earlier.
     """
     name, data = event.data["process"], event.data
     if history.info.observed or name not in started or started[name].data["role"] == KEEPER:
@@ -160,8 +159,8 @@ def _unnumbered(started: Mapping[str, Event]) -> Iterator[str]:
 
 
 def _decided(history: History) -> Iterator[str]:
-    """After the first generation whoever is started was decided on, and the other way round; a
-    coordinator that is lost in between has decided, and not started.
+    """Every process started after the first generation was decided on, and vice versa. A
+    coordinator that is lost in between may have decided without starting.
     """
     own = own_lines(history.log)
     first = next((e.seq for e in own if e.kind is Kind.GENERATION_STARTED), len(own))
@@ -178,8 +177,8 @@ def _decided(history: History) -> Iterator[str]:
 
 
 def commands(history: History) -> Iterator[str]:
-    """What cannot be of the attempts of a command: each is started, then ends, and ranks are of one
-    that runs.
+    """Contradictions in the attempts of a command: each is started, then ends, and ranks belong to
+    one that runs.
     """
     attempt, runs = 0, False
     for event in own_lines(history.log):
@@ -200,9 +199,9 @@ def commands(history: History) -> Iterator[str]:
 
 
 def generations(history: History) -> Iterator[str]:
-    """What cannot be of generations: they are numbered without a gap, all that is said of one is
-    said of one that was started, and whoever trains in it has joined its group and holds its state,
-    as the coordinator knows.
+    """Contradictions in generations: they are numbered without a gap, every line is of one that was
+    started, and a rank that trains in one has joined its group and holds its state, as the
+    coordinator knows.
     """
     log = history.log
     numbers = [
@@ -214,8 +213,8 @@ def generations(history: History) -> Iterator[str]:
     later = dict.fromkeys(event.generation for event in log.events if event.generation not in known)
     yield from (f"generation {number} has lines, and was never started" for number in later)
     yield from _failures_counted(log)
-    yield from _unheard(log)
-    whole, said = told(log), _firsts(log)
+    yield from _skips_without_parking(log)
+    whole, said = complete_logs(log), _firsts(log)
     if not history.info.observed:
         for name in sorted(whole):
             yield from _elsewhere(log.actors[name].events, name)
@@ -233,8 +232,8 @@ def _failures_counted(log: Log) -> Iterator[str]:
 
 
 def _answers(history: History, generation: Generation) -> Iterator[str]:
-    """A generation that answers a failure has one to answer, declared since the last that was
-    ready; or a notice.
+    """A generation that answers a failure has one to answer, declared since the last ready
+    generation; or a notice.
     """
     number = generation.number
     if number == 1 or generation.cause not in _ANSWERS:
@@ -251,8 +250,8 @@ def _answers(history: History, generation: Generation) -> Iterator[str]:
 
 
 def _unparked(history: History, generation: Generation) -> Iterator[str]:
-    """Survivors of a failure whose state goes on have parked with it, and the coordinator says so;
-    where they were on their way to a pause they had parked for that.
+    """Survivors whose state is kept have parked, and the coordinator logged it. Survivors on their
+    way to a pause had already parked for that.
     """
     number, own = generation.number, own_lines(history.log)
     if number == 1 or generation.cause != "failure" or generation.state not in ("peer", "kept"):
@@ -267,13 +266,13 @@ def _unparked(history: History, generation: Generation) -> Iterator[str]:
     kinds = {e.kind for e in since}
     if not paused and not kinds & {Kind.SURVIVORS_PARKED, Kind.COORDINATOR_ADOPTED}:
         yield (
-            f"generation {number} goes on with the state of survivors, of whom nobody is said to"
+            f"generation {number} goes on with the state of survivors, none of which is said to"
             " have parked"
         )
 
 
-def _unheard(log: Log) -> Iterator[str]:
-    """Samples are left out by what ranks say when they park."""
+def _skips_without_parking(log: Log) -> Iterator[str]:
+    """Samples are only left out after the ranks that reported them have parked."""
     heard: set[int] = set()
     for event in own_lines(log):
         if event.kind is Kind.COORDINATOR_ADOPTED:
@@ -282,13 +281,13 @@ def _unheard(log: Log) -> Iterator[str]:
             heard.add(event.generation)
         elif event.kind is Kind.SAMPLES_SKIPPED and event.generation not in heard:
             yield (
-                f"samples were left out in generation {event.generation}, of which nobody is said"
+                f"samples were left out in generation {event.generation}, of which no rank is said"
                 " to have parked"
             )
 
 
 def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:
-    """A rank trains in the generation whose group it has joined last."""
+    """A rank trains in the generation whose group it joined last."""
     joined: int | None = None
     for event in lines:
         if event.kind is Kind.GROUP_FORMED:
@@ -298,16 +297,16 @@ def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:
             yield f"{name} wrote {what} after it had joined generation {joined}"
 
 
-def _firsts(log: Log) -> Mapping[int, _Said]:
-    """By generation: the first line of each kind that each process wrote of it."""
-    said: dict[int, _Said] = defaultdict(dict)
+def _firsts(log: Log) -> Mapping[int, _FirstLines]:
+    """Generation -> the first line of each kind that each process wrote about it."""
+    said: dict[int, _FirstLines] = defaultdict(dict)
     for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN):
         said[event.generation].setdefault((event.actor, event.kind), event)
     return said
 
 
 def _formed(
-    history: History, generation: Generation, whole: Set[str], said: _Said
+    history: History, generation: Generation, whole: Set[str], said: _FirstLines
 ) -> Iterator[str]:
     number, resume = generation.number, generation.resume_step or 0
     for name in generation.members:
@@ -328,9 +327,9 @@ def _formed(
     yield from _announced(history, generation)
 
 
-def _in_turn(name: str, number: int, said: _Said) -> Iterator[str]:
-    """A member joins its group, holds its state, and trains: lines of one file, in this order
-    whatever the clocks.
+def _in_turn(name: str, number: int, said: _FirstLines) -> Iterator[str]:
+    """A member joins its group, holds its state, then trains: lines of one file must be in this
+    order, whatever the clocks.
     """
     turns = (Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN)
     lines = [said[name, kind] for kind in turns if (name, kind) in said]
@@ -340,8 +339,8 @@ def _in_turn(name: str, number: int, said: _Said) -> Iterator[str]:
 
 
 def _announced(history: History, generation: Generation) -> Iterator[str]:
-    """The coordinator says that a generation is ready once all its members do, and has the members
-    it began with.
+    """The coordinator logs a generation as ready once all members are, with the members that it
+    started with.
     """
     log, number = history.log, generation.number
     for event in log.of(Kind.GENERATION_READY):
@@ -356,9 +355,9 @@ def _announced(history: History, generation: Generation) -> Iterator[str]:
 
 
 def _must_have_heard(history: History, generation: Generation) -> bool:
-    """Whether the coordinator knew that all members hold their state: it ended the job with them,
-    had heard from all of them since, or decided on something before anything failed. One that took
-    over may never have heard of it.
+    """Whether the coordinator knew that all members held their state: it ended the job with them,
+    had since heard from all of them, or made a decision before any failure. A coordinator that took
+    over may never have known.
     """
     number, resume = generation.number, generation.resume_step or 0
     mine = [e for e in own_lines(history.log) if e.generation == number]

@@ -1,9 +1,9 @@
-"""The states that checkpoints of a log go through: begun, then committed or failed; due ones begun;
+"""State transitions of checkpoints in a log: begun, then committed or failed; due ones begun;
 restored by name.
 
-Only of ranks whose files are whole. A save that is under way when its rank ends, or its generation
-does, has no end in the log; one in memory is said to be done with the next step that is committed,
-and the last one never.
+Only for ranks with complete logs. A save in progress when its rank or its generation ends has no
+end in the log. An in-memory save is logged as done with the next committed step, the last one
+never.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.events.log import Event, Kind
-from harness.judge.lifecycle.lives import own_lines, told
+from harness.judge.lifecycle.lives import complete_logs, own_lines
 from harness.judge.record.history import Generation, History
 from recovery.checkpoint.memory.header import is_memory
 
@@ -20,15 +20,15 @@ _Key = tuple[str, int | None]
 
 
 def saves(history: History) -> Iterator[str]:
-    """What cannot be of saves, each rank's file by itself."""
-    for name in sorted(told(history.log)):
+    """Contradictions in saves, by rank."""
+    for name in sorted(complete_logs(history.log)):
         yield from _of_a_rank(history, name)
         yield from _of_a_step(history, name)
 
 
 def _of_a_rank(history: History, name: str) -> Iterator[str]:
     open_: dict[_Key, Event] = {}
-    lapsed: set[_Key] = set()  # given up with their generation, and maybe said to have ended later
+    lapsed: set[_Key] = set()  # given up with their generation; their end may be logged later
     for event in history.log.actors[name].events:
         key = str(event.data.get("checkpoint")), event.data.get("shard")
         part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
@@ -51,7 +51,7 @@ def _of_a_rank(history: History, name: str) -> Iterator[str]:
 
 
 def _of_a_step(history: History, name: str) -> Iterator[str]:
-    """A checkpoint is named after its step, and begun after no other."""
+    """A checkpoint is named after its step, and begun only after that step."""
     held: int | None = None
     for event in history.log.actors[name].events:
         if event.kind in (Kind.STEP_COMMITTED, Kind.STATE_READY):
@@ -70,9 +70,9 @@ def _in_memory(event: Event) -> bool:
 
 
 def due(history: History, every: int) -> Iterator[str]:
-    """Checkpoints that the first rank had to begin after a step, and went on without."""
+    """Checkpoints that the first rank had to begin after a step, but went on without."""
     log = history.log
-    whole = told(log)
+    whole = complete_logs(log)
     begun = {
         (e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if not _in_memory(e)
     }
@@ -86,11 +86,11 @@ def due(history: History, every: int) -> Iterator[str]:
 
 
 def due_in_memory(history: History, every: int) -> Iterator[str]:
-    """Checkpoints in memory that ranks of the first replica had to begin after a step, and went on
-    without: each does, however busy its keeper is.
+    """In-memory checkpoints that ranks of the first replica had to begin after a step, but went on
+    without: every one is begun, however busy the keeper is.
     """
     log = history.log
-    whole = told(log)
+    whole = complete_logs(log)
     begun = {
         (e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if _in_memory(e)
     }
@@ -109,7 +109,7 @@ def due_in_memory(history: History, every: int) -> Iterator[str]:
 
 
 def _went_on(history: History, generation: Generation, name: str, step: int) -> bool:
-    """Whether a rank came past the save after a step."""
+    """Whether a rank went on past the save after a step."""
     mine = [e for e in history.log.actors[name].events if e.generation == generation.number]
     later = any(e.kind is Kind.BATCH_TAKEN and (e.step or 0) > step for e in mine)
     ended = any(e.kind is Kind.ACTOR_ENDED for e in mine)
@@ -117,24 +117,24 @@ def _went_on(history: History, generation: Generation, name: str, step: int) -> 
 
 
 def acknowledged(history: History) -> Iterator[str]:
-    """Checkpoints that the coordinator was told of, and that nobody committed."""
+    """Checkpoints that were acknowledged to the coordinator, and that no rank committed."""
     log = history.log
-    if set(log.actors) - told(log) - {own_lines(log)[0].actor}:
-        return  # whoever is missing may have
+    if set(log.actors) - complete_logs(log) - {own_lines(log)[0].actor}:
+        return  # a rank with an incomplete log may have committed it
     known = {e.step for e in log.of(Kind.CHECKPOINT_COMMITTED)}
     for event in own_lines(log):
         if event.kind is Kind.GENERATION_READY and event.data["checkpoint"]:
-            known.add(event.data["resume_step"])  # whoever saved it may have died before it said so
+            known.add(event.data["resume_step"])  # its rank may have died before it logged the save
         step = event.data["saved"] if event.kind is Kind.REPLICAS_AGREED else None
         if step is not None and step not in known:
             known.add(step)
-            yield f"a checkpoint of step {step} was acknowledged, and nobody committed it"
+            yield f"a checkpoint of step {step} was acknowledged, and no rank committed it"
 
 
 def restored(history: History) -> Iterator[str]:
-    """Generations whose members and coordinator do not say the same of what was restored."""
+    """Generations whose members and coordinator disagree on what was restored."""
     log = history.log
-    whole = told(log)
+    whole = complete_logs(log)
     for generation in history.generations:
         if generation.ready_ns is None or not set(generation.members) <= whole:
             continue

@@ -1,1 +1,1 @@
-"""Metrics: what a fault cost, where the time went, and what a few values can say."""
+"""Metrics: what a fault cost, where the time went, and what a few values can prove."""

@@ -1,25 +1,23 @@
-"""Acts: what a fault did at once, to one victim or to many, is one incident.
+"""Acts: what a fault does at once, to one target or many, is one incident.
 
 A fault that kills four ranks is injected four times, once for each, and the job answers once.
 Counted as four incidents it would have four values of every metric, three of which say little
 (``lost steps [27, 0, 0, 0]``), and bounds would be as narrow as if the job had been tried four
 times.
 
-Hits belong together when the injector says that they are of one act (``act`` in ``fault_injected``)
-and the same generation met them; a victim that was hit when the job had recovered from the others
-is an incident of its own. Logs without ``act`` are judged by what they show: hits of one fault in
-one step of one generation, or, where no step was named, with nothing but the fault itself between
-them.
+Hits belong together if the injector logged them as one act (``act`` in ``fault_injected``) and the
+same generation met them. A target that was hit after the job had recovered from the other hits is a
+separate incident. In logs without ``act``, an act is the hits of one fault in one step of one
+generation; if no step was named, hits with only the fault's own events between them.
 
-What the incident costs is the act's, counted from its first hit:
+The incident's costs are the act's, counted from its first hit:
 
-- ``detection_time``, ``recovery_time``, ``outcome``: the worst of its victims (recovered, degraded,
-  fail-stop, hang, sdc-escape, in this order). One of which no failure told is not worse than the
-  others once the job, told of them, gave up: whom to notice was left.
-- ``phases``: of the victim that took longest to recover from; of several, the one that was noticed
-  first.
+- ``detection_time``, ``recovery_time``, ``outcome``: the worst of its targets (recovered, degraded,
+  fail-stop, hang, sdc-escape, in this order). A target without a failure is not worse than the
+  others once the job gave up over their failures: no process was left to detect it.
+- ``phases``: of the target that took longest to recover; of several, the first one detected.
 - ``steps_lost``: of each rollback that answered it, once.
-- ``landed``, ``healed``: whether all of it was.
+- ``landed``, ``healed``: whether all hits were.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _OWN = (
 def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode, ...]]:
     """Episodes by the act they belong to, acts in the order of their first hit."""
     acts: dict[object, list[Episode]] = {}
-    # of a fault's newest act without a step, in a log that does not say
+    # key of each fault's newest act without a step, in a log without ``act``
     numbers: dict[str, object] = {}
     newest: dict[str, Episode] = {}
     for index, episode in enumerate(episodes):
@@ -68,7 +66,7 @@ def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode
                 )
                 newest[episode.fault] = episode
         while key in acts and episode.process is not None and _has(acts[key], episode.process):
-            key = (key, "again")  # nobody is hit twice at once, whatever the log says
+            key = (key, "again")  # no process is hit twice at once, whatever the log says
         acts.setdefault(key, []).append(episode)
     return [tuple(hits) for hits in acts.values()]
 
@@ -76,16 +74,13 @@ def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode
 def incidents_of(
     history: History, acts: Sequence[Sequence[Episode]], control: History | None
 ) -> tuple[Incident, ...]:
-    """The incident of each act; the steps of a rollback that answered several of them are the first
-    one's.
-    """
+    """The incident of each act. A rollback that answered several counts its steps for the first."""
     return lost_once([_together(hits, history, control) for hits in acts])
 
 
 def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """The same incidents, with the steps of a rollback that answered several of them counted for
-    the first alone: the others have no steps lost of their own, and say with whom they were
-    answered.
+    """The same incidents, with the steps of a shared rollback counted only for the first: the
+    others have no lost steps and name the incident that they were answered with.
 
     Incidents that end with the same new step were answered together.
     """
@@ -107,7 +102,7 @@ def _has(hits: Sequence[Episode], process: str) -> bool:
 
 
 def _at_once(history: History, before: Event | None, after: Event) -> bool:
-    """Whether nothing was recorded between two hits but what became of them."""
+    """Whether only events of the fault itself were logged between two hits."""
     if before is None or before.generation != after.generation:
         return False
     between = (e for e in history.log.actors[ORCHESTRATOR].events if before.seq < e.seq < after.seq)
@@ -120,11 +115,11 @@ def _together(hits: Sequence[Episode], history: History, control: History | None
     begun = hits[0].injected
     each = [incident_of(replace(hit, injected=begun), history, control) for hit in hits]
     outcome = _outcome(each)
-    # of whom nothing was told, and the job ended by the others: it has no time of its own
-    told = [
+    # A target without a failure, in a job that ended over the others, has no times.
+    timed = [
         one for one in each if one.outcome == outcome or one.detected_by or one.outcome != "hang"
     ]
-    shown = max(told, key=lambda one: (_length(one.recovery_time), -_length(one.detection_time)))
+    shown = max(timed, key=lambda one: (_length(one.recovery_time), -_length(one.detection_time)))
     first = each[0]
     rollbacks: dict[int | None, int] = {}
     for one in each:
@@ -138,7 +133,7 @@ def _together(hits: Sequence[Episode], history: History, control: History | None
             "witness": ", ".join(dict.fromkeys(one.witness for one in each if one.witness)) or None,
             "evidence": merged([one.evidence for one in each]),
             "outcome": outcome,
-            "detection_time": _worst([one.detection_time for one in told]),
+            "detection_time": _worst([one.detection_time for one in timed]),
             "steps_lost": sum(rollbacks.values()),
             "restored_step": min(
                 (s for one in each if (s := one.restored_step) is not None), default=None
@@ -172,7 +167,7 @@ def _hit(episode: Episode, one: Incident) -> Hit:
 
 
 def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is said of several victims: a value that all share as it is, others as a list in the
+    """The facts of several targets in one: a value that all share as it is, others as a list in the
     order of the hits.
     """
     found: dict[str, Any] = {}

@@ -1,6 +1,4 @@
-"""The metrics there are: unit, which way is better, how many values an arm gives, and what one
-value is.
-"""
+"""All metrics: unit, direction, number of values per arm, and the definition of one value."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ Per = Literal["incident", "arm", "checkpoint"]
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDef:
-    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives;
-    ``clocks``: how many readings of ranks' clocks make it (one less the coordinator's, or one less
-    another's); of a share of the wall time, for each generation.
+    """``better``: which direction; ``doc``: definition of one value; ``per``: what gives one value;
+    ``clocks``: how many readings of ranks' clocks are in it (minus the coordinator's, or another
+    rank's); for a share of the wall time, how many per generation.
     """
 
     unit: str
@@ -82,7 +80,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "samples_skipped": _lower(
             "samples",
             "arm",
-            "samples of the order that the job left out by decision, as nobody could compute them",
+            "samples of the order that the job skipped by decision, as they could not be computed",
         ),
         "replicas_diverged": _lower(
             "replicas",

@@ -1,4 +1,4 @@
-"""Digests of replicas: which may be believed, and whether they say the same."""
+"""Digests of replicas: which can be trusted, and whether they agree."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from harness.judge.record.split import agreed_before
 
 
 def diverged(history: History, step: int | None = None) -> list[Event]:
-    """Failures by which a process was named for holding another state than most, of one step or of
-    all.
-    """
+    """Failures that named a process for holding a different state than most, at one step or all."""
     return [
         failure
         for failure in history.log.of(Kind.FAILURE_DETECTED)
@@ -24,11 +22,13 @@ def diverged(history: History, step: int | None = None) -> list[Event]:
 
 
 def sound_digests(history: History) -> Iterator[Event]:
-    """State digests, without those of a process that was found to differ, or of all where nobody
-    could say which did, from the last agreement until that was noticed: replicas are not compared
-    after each step. Nor those of one that held the same, and was gone when that was found. Nor
-    those of a state in which a fault planted what is not finite, until it was refused. A job that
-    completes without an answer to that ends with the wrong state: all count.
+    """State digests that can be trusted.
+
+    Replicas are not compared after each step. So from the last agreement until a difference was
+    found, the digests of the process that differed are left out (of all processes, if none could be
+    named), and so are those of a process that held the same state and was gone when that was found.
+    Left out too are digests of a state with a planted non-finite value, until it was refused. If
+    the job completes without an answer to the failure, it ends with the wrong state: all count.
     """
     digests, refused = list(history.log.of(Kind.STATE_DIGEST)), refused_states(history)
     differed: set[int] = set()
@@ -41,7 +41,7 @@ def sound_digests(history: History) -> Iterator[Event]:
 
 
 def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -> set[int]:
-    """ids of the digests that a difference explains."""
+    """ids of the digests of states that were found to differ."""
     agreed = agreed_before(history, failure)
     named = [event for event in digests if _is_of(failure, agreed, event)]
     generation = history.generation(failure.generation)
@@ -52,14 +52,14 @@ def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -
 
 
 def _state(digest: Event) -> tuple[Any, ...]:
-    """What a rank held after which step of which generation."""
+    """A rank's state after a step of a generation, as a comparable key."""
     data = digest.data
     return digest.generation, digest.step, data["parameters"], data["optimizer"], data["scheduler"]
 
 
 def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
-    """Whether a digest is of a state that was found to differ, and was held until the generation
-    ended for that.
+    """Whether a digest is of a state that was found to differ, taken after the last agreement and
+    up to the end of the generation that the difference ended.
     """
     step, number = agreed
     last = math.inf if digest.generation == failure.generation else failure.step or 0
@@ -79,9 +79,7 @@ def final_digests(history: History) -> dict[int, dict[int, Event]]:
 
 
 def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
-    """Digests of a step by the part of the model they are of; ``found``: by rank, see
-    ``final_digests``.
-    """
+    """Digests of one step by shard; ``found``: by rank, see ``final_digests``."""
     parts: dict[int, list[Event]] = {}
     for rank, event in sorted(found.items()):
         parts.setdefault(rank % shards, []).append(event)
@@ -89,9 +87,7 @@ def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
 
 
 def same_parameters(history: History, control: History) -> bool:
-    """Whether the parameters agree with the control arm's at the last step both took a
-    digest of.
-    """
+    """Whether the parameters equal the control arm's at the last step digested in both."""
     mine, theirs = final_digests(history), final_digests(control)
     common = sorted(mine.keys() & theirs.keys())
     if not common:

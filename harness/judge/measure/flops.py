@@ -1,4 +1,4 @@
-"""How much of what the devices could do a job uses."""
+"""Model FLOPs utilisation: how much of the devices' peak a job uses."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ what a device's name contains, the longer name first: the built-in workloads com
 
 
 def peak_of(device: str) -> float | None:
-    """Floating-point operations per second that a device can do at most; None where no peak is
-    stated here.
-    """
+    """A device's peak in floating-point operations per second; None if it is not in the table."""
     words = device.replace("-", " ").split()
     for name, tflops in PEAK_TFLOPS.items():
         if all(part in words for part in name.split()):
@@ -43,8 +41,8 @@ def peak_of(device: str) -> float | None:
 
 
 def work_of(scenario: Scenario, system: Mapping[str, Any]) -> tuple[float, float] | str:
-    """Floating-point operations of one sample, and the peak of all devices in use; or why they are
-    not known.
+    """Floating-point operations of one sample, and the peak of all devices in use; or a message why
+    they are not known.
     """
     spec = scenario.workload
     kind = load(harness.workloads.__name__, Workload).get(spec.kind)

@@ -34,7 +34,7 @@ Outcome = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """How a failure was answered. ``first_new``: first new step run, None if the job never got that
+    """How a failure was answered. ``first_new``: first new step run; None: the job never got that
     far.
     """
 
@@ -47,9 +47,7 @@ class Recovery:
 
 def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> Recovery:
     """Find what followed a failure. A failure outside the generation (a spare's) does not concern
-    the job.
-
-    ``acting_until_ns``: until when the fault behind it acted; what that is for, see ``sustained``.
+    the job. ``acting_until_ns``: until when the fault behind it acted; see ``sustained``.
     """
     failed = history.generation_at(failure.time_ns)
     number = failed.number if failed else 0
@@ -80,7 +78,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     outcome ``not-landed``.
     """
     injected, failure = episode.injected, episode.failure
-    # of several (a node may take a spare and a rank with it) the first that the job had to answer
+    # of several failures (a node may take a spare and a rank along) the first that concerns the job
     acting_ns = _acting_until(episode, history)
     answers = (recovery_of(history, one, acting_ns) for one in (failure, *episode.others) if one)
     concerned = next((answer for answer in answers if answer.concerns_job), None)
@@ -121,9 +119,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
 
 
 def _acting_until(episode: Episode, history: History) -> int:
-    """Until when a fault acted: its heal, or the end of all it hit; 0 for one that is over once
-    done.
-    """
+    """Until when a fault acted: its heal or the end of all its targets; 0 if over once done."""
     if episode.planned is None or not episode.planned.data.get("lasts"):
         return 0
     gone = {e.data["process"]: e.time_ns for e in history.log.of(Kind.PROCESS_EXITED)}
@@ -149,7 +145,7 @@ def _evidence(episode: Episode) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """A planted NaN is evidence, but no JSON number."""
+    """The value as JSON can hold it: a planted NaN becomes text."""
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -215,7 +211,7 @@ def _phases(episode: Episode, history: History, recovery: Recovery) -> list[Phas
 
 
 def _aborted_ns(history: History, failure: Event, before_ns: int) -> int | None:
-    """When the survivors stood still; the decision's time where they are not kept."""
+    """When the survivors had parked; the time of the decision if they are not kept."""
     for kind in (Kind.SURVIVORS_PARKED, Kind.DECISION):
         for event in history.log.of(kind):
             if failure.time_ns <= event.time_ns <= before_ns:
@@ -238,8 +234,8 @@ def _redone_ns(history: History, recovery: Recovery, after_ns: int) -> int | Non
 
 
 def _short(episode: Episode, history: History) -> str:
-    """With how many ranks a command ended that began with more, if one of them was seen until the
-    fault.
+    """Message if a command ended with fewer ranks than it started with, and one of the lost ranks
+    was still seen at the fault; else "".
     """
     if not history.info.observed or episode.injected is None:
         return ""
@@ -255,7 +251,7 @@ def _outcome(
     *,
     short: bool,
 ) -> Outcome:
-    """``short``: whether a command ended with fewer ranks since."""
+    """``short``: whether a command ended with fewer ranks."""
     if episode.injected is None or episode.landed is None:
         return "not-landed"
     if _harm(episode, history):
@@ -267,7 +263,7 @@ def _outcome(
         world = history.worked[-1].world if history.worked else 0
         full = not short if history.info.observed else world >= history.info.ranks
         return "recovered" if full else "degraded"
-    if history.outcome == "completed" and _only_told(episode) and recovery.restored is None:
+    if history.outcome == "completed" and _only_notified(episode) and recovery.restored is None:
         return "masked"  # the job was over before the deadline
     if history.outcome == "completed":
         # the failure came so late that nothing new was left to commit
@@ -276,10 +272,10 @@ def _outcome(
 
 
 def _harm(episode: Episode, history: History) -> dict[str, object]:
-    """The first step that a rank of a command reported with a loss that is no number, after its
-    values were spoilt, if the job went on from there and never took the step back: no digest is
-    needed to know that this did harm. After any other fault, if it was the last before, and the job
-    ended on such losses.
+    """The first step that a command reported with a non-finite loss after its values were
+    corrupted, if the job went on from it without ever rolling it back: such harm is known without
+    digests. After any other fault, only if it was the last one before and the job ended on
+    non-finite losses.
     """
     if not history.info.observed or episode.landed is None:
         return {}
@@ -304,8 +300,8 @@ def _harm(episode: Episode, history: History) -> dict[str, object]:
 
 
 def _last_before(history: History, after_ns: int, bad: Sequence[Event], since: int | None) -> bool:
-    """Whether a job ended on losses that are no numbers, and what was injected at that time was the
-    last before.
+    """Whether a job ended on non-finite losses, and the fault injected at ``after_ns`` was the last
+    one before them.
     """
     first = min(
         (e.time_ns for e in bad if since is not None and (e.step or 0) >= since), default=None
@@ -317,8 +313,8 @@ def _last_before(history: History, after_ns: int, bad: Sequence[Event], since: i
     )
 
 
-def _only_told(episode: Episode) -> bool:
-    """Whether nothing was lost: a process said that it will be ended, and no failure followed."""
+def _only_notified(episode: Episode) -> bool:
+    """Whether nothing was lost: a process gave notice of its end, and no failure followed."""
     return (
         episode.failure is not None
         and episode.failure.data["cause"] == "notice"
@@ -340,8 +336,6 @@ def _undetected(episode: Episode, history: History, control: History | None) -> 
 
 
 def _last_runs(history: History) -> list[StepRun]:
-    """The final step run, if the run ended in good order; a job that stopped of itself did not go
-    on.
-    """
+    """The final step run; empty if the job gave up or timed out: it did not go on then."""
     runs = [run for run in history.runs if run.survives]
     return runs[-1:] if history.outcome not in ("timed-out", "gave-up") else []

@@ -1,5 +1,5 @@
-"""What a cell is called in tables, charts and comparisons: its strategy, with as little beside it
-as tells it apart.
+"""Labels of cells in tables, charts and comparisons: the strategy and the fewest facts that tell
+cells apart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_LETTERS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A cell: its id, its strategy (or program), and what the matrix chose for it."""
+    """A cell: its id, its strategy (or program), and the matrix values chosen for it."""
 
     id: str
     strategy: str
@@ -24,12 +24,12 @@ class Named:
 
 
 def labels(cells: Iterable[Named]) -> dict[str, str]:
-    """Cell id -> label, no two alike.
+    """Cell id -> unique label.
 
-    An axis that is not of the strategy (``ranks: [2, 4]``) is in every label if its value differs
-    between any two cells, as it is a condition of the comparison. Parameters of the strategy are
-    there only where two cells share one: the fewest of them that tell all of its cells apart. A
-    cell for which that does not do keeps its id.
+    An axis that is not the strategy (``ranks: [2, 4]``) is in every label if its value differs
+    between any two cells, because it is a condition of the comparison. The strategy's parameters
+    appear only where cells share a strategy: the fewest that tell all of its cells apart. A cell
+    for which that is not enough keeps its id.
     """
     known = list(cells)
     conditions = {one.id: dict(_conditions(one)) for one in known}
@@ -44,8 +44,8 @@ def labels(cells: Iterable[Named]) -> dict[str, str]:
         keys = _fewest(outer, own)
         for one, around, mine in zip(members, outer, own, strict=True):
             facts = [*around.items(), *((key, mine.get(key)) for key in keys)]
-            told = [f"{key}={value}" for key, value in facts if value is not None]
-            found[one.id] = " ".join([strategy, *told])
+            shown = [f"{key}={value}" for key, value in facts if value is not None]
+            found[one.id] = " ".join([strategy, *shown])
     return {name: label if _unique(found, label) else name for name, label in found.items()}
 
 
@@ -54,7 +54,7 @@ def _unique(found: Mapping[str, str], label: str) -> bool:
 
 
 def _of_strategy(one: Named, value: Any) -> bool:
-    """Whether a value of the matrix is the strategy, with its parameters or without."""
+    """Whether a matrix value is the strategy, with or without parameters."""
     return value == one.strategy or (
         isinstance(value, Mapping) and value.get("strategy") == one.strategy
     )
@@ -84,7 +84,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Keys whose value is not the same in all, in the order in which they are first seen."""
+    """Keys whose values differ, in order of first appearance."""
     every = dict.fromkeys(key for one in facts for key in one)
     return [key for key in every if len({one.get(key) for one in facts}) > 1]
 
@@ -92,16 +92,16 @@ def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
 def _fewest(
     outer: Sequence[Mapping[str, str | None]], own: Sequence[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """The fewest own keys that, with the conditions, tell all cells apart; all that vary, where
-    none do.
+    """The fewest own keys that, with the conditions, tell all cells apart; all keys that vary if
+    none suffice.
     """
     keys = _varying(own)
     for many in range(len(keys) + 1 if len(keys) <= MOST_KEYS else 1):
         for chosen in itertools.combinations(keys, many):
-            told = {
+            rows = {
                 (*around.values(), *(mine.get(key) for key in chosen))
                 for around, mine in zip(outer, own, strict=True)
             }
-            if len(told) == len(own):
+            if len(rows) == len(own):
                 return chosen
     return tuple(keys)

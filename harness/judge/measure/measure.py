@@ -1,4 +1,4 @@
-"""Metrics of one arm, from its events alone. Definitions of the design's "Metrics"; see
+"""Metrics of one arm, from its events alone. For definitions see the design's "Metrics",
 ``partition`` and ``incidents``.
 """
 
@@ -56,9 +56,9 @@ _PHASE_METRICS = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """Samples of the lineage against the reference order. ``misplaced``: first step whose samples
-    are not its own; ``witnessed``: samples that ranks of a lost node took, as the reduced counts
-    alone tell.
+    """Samples of the lineage against the reference order. ``misplaced``: first step with samples of
+    another; ``witnessed``: samples taken by ranks of a lost node, known only from the reduced
+    counts.
     """
 
     steps: int
@@ -73,9 +73,8 @@ class Accounting:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMeasures:
-    """All measures of one arm. ``values``: metric -> its values, empty where there are none;
-    ``bounds``: metric -> how far a value may be from the truth because clocks of several machines
-    are in it.
+    """All measures of one arm. ``values``: metric -> its values, empty if there are none;
+    ``bounds``: metric -> largest error of a value due to the clocks of several machines.
     """
 
     history: History
@@ -120,10 +119,8 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
 
 
 def clock_bound(name: str, history: History) -> float:
-    """How far a value of a metric may be from the truth, in its unit, for the clocks of the arm's
-    nodes.
-
-    Raises KeyError for an unknown metric.
+    """Largest error of a metric's value, in its unit, due to the clocks of the arm's nodes. Raises
+    KeyError for an unknown metric.
     """
     known = METRICS[name]
     bound = known.clocks * history.log.clock_bound_s
@@ -133,9 +130,9 @@ def clock_bound(name: str, history: History) -> float:
 
 
 def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
-    """Samples that the supervisor said the job leaves out, each with the first step without it.
+    """Samples that the supervisor decided to leave out -> the first step without each.
 
-    ``generation``: only what was decided before it began.
+    ``generation``: only decisions before it started.
     """
     return {
         int(sample): int(event.data["since"])
@@ -146,9 +143,7 @@ def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
 
 
 def goodput_of(history: History, split: Partition) -> float:
-    """Goodput of an arm: what a job did that gave up or hung until its end is of no use to
-    anybody.
-    """
+    """Goodput of an arm; 0 if the job gave up or timed out: an unfinished result is useless."""
     return 0.0 if history.unfinished else split.goodput
 
 
@@ -205,7 +200,7 @@ def _step_time(history: History) -> float | None:
 
 
 def _timed(history: History, episode: Episode, incident: Incident, ideal: Ideal | None) -> Incident:
-    """With the times until the job was whole again."""
+    """The incident with the times until the job was at full rate and fully redundant again."""
     if incident.outcome == "not-landed":
         return incident
     return incident.model_copy(
@@ -238,8 +233,8 @@ def _add_incident(values: dict[str, list[float]], history: History, incident: In
 def _time_to_full_rate(
     history: History, episode: Episode, incident: Incident, ideal: Ideal | None
 ) -> float | None:
-    """Seconds to the commit of the first step of a window at full rate; None where too few steps
-    are left to tell.
+    """Seconds to the commit of the first step of a window at full rate; None if too few steps are
+    left to judge.
     """
     if incident.outcome in ("hang", "fail-stop"):
         return None if history.cut_short else math.inf

@@ -1,5 +1,4 @@
-"""Where the wall time of one arm went: useful time, and badput by class. It closes by construction;
-here is how.
+"""Where the wall time of one arm went: useful time, and badput by class. It closes by construction.
 
 The time line from ``run_started`` to ``run_finished`` is cut into adjacent intervals:
 initialisation up to the moment the first generation holds its state; then, per generation, its step
@@ -53,7 +52,7 @@ _CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "nor
 
 @dataclass(frozen=True, kw_only=True)
 class Ideal:
-    """What a step of the full world and batch should take, and how much of it is waiting for data,
+    """How long a step of the full world and batch should take, and its share of waiting for data,
     in seconds.
     """
 
@@ -75,20 +74,20 @@ class Partition:
 
     @property
     def residual_s(self) -> float:
-        """Wall time that no class explains."""
+        """Wall time that is in no class."""
         return self.wall_s - self.useful_s - sum(self.badput.values())
 
     @property
     def goodput(self) -> float:
-        """Useful share of the wall time of everything provisioned."""
+        """Useful share of the wall time of all provisioned ranks."""
         return self.useful_s / self.wall_s if self.wall_s else 0.0
 
 
 def ideal_of(
     history: History, control: History | None, episodes: Sequence[Episode]
 ) -> Ideal | None:
-    """The ideal step, from the control arm; without one from this arm's own steps in a full world
-    before the first fault.
+    """The ideal step: from the control arm, else from this arm's own steps in a full world before
+    the first fault.
     """
     source = control or history
     first = (
@@ -102,8 +101,7 @@ def ideal_of(
         for run in source.runs
         if run.world == source.info.ranks and (first is None or run.end_ns < first) and run.survives
     ]
-    # the first step of a generation pays for lazy initialisation, so it is left out where there are
-    # others
+    # a generation's first step pays for lazy initialisation, so it is left out if there are others
     resumes = {one.number: one.resume_step for one in source.generations}
     steady = [run for run in runs if resumes[run.generation] != run.step - 1] or runs
     if not steady:
@@ -118,7 +116,7 @@ def ideal_of(
 
 
 def partition(history: History, ideal: Ideal | None, episodes: Sequence[Episode]) -> Partition:
-    """Split one arm's wall time. Without any ideal nothing is useful."""
+    """Split one arm's wall time. Without an ideal, nothing is useful."""
     spent: dict[str, float] = defaultdict(float)
     contexts: dict[str, list[StepRun]] = defaultdict(list)
     stalls, cursor = checkpoint_stalls(history), history.start_ns
@@ -160,7 +158,7 @@ def _judge_context(
     runs: list[StepRun],
     took: list[float],
 ) -> float:
-    """Useful seconds of one context's runs; books the excess."""
+    """Useful seconds of one context's runs; adds the excess to its classes."""
     actual = sum(took)
     step_s, data_s = (ideal.step_s, ideal.data_s) if ideal else (0.0, 0.0)
     due = sum(step_s * run.commits[0].data["samples"] / history.info.global_batch for run in runs)
@@ -191,7 +189,7 @@ def _between(
     generation: Generation,
     episodes: Sequence[Episode],
 ) -> None:
-    """Book the time from the last step of one generation to the first of the next."""
+    """Account for the time from the last step of one generation to the first of the next."""
     if generation is history.worked[0]:
         spent["initialisation"] += (end - start) / NS
         return
@@ -210,7 +208,7 @@ def _between(
 def _after(
     history: History, spent: dict[str, float], start: int, episodes: Sequence[Episode]
 ) -> None:
-    """Book the time from the last step of all to the end of the run."""
+    """Account for the time from the last step of all to the end of the run."""
     failure = _first_failure(history, start, history.end_ns)
     if history.outcome == "completed":
         marks = [("shutdown", history.end_ns)]
@@ -225,7 +223,7 @@ def _after(
         any(e.injected and e.landed and e.failure is None for e in episodes)
         and history.outcome == "timed-out"
     ):
-        # nobody noticed: the job waited, undetected, until its time was up
+        # undetected: the job waited until its time was up
         marks = [("detection", history.end_ns)]
     else:
         marks = [("shutdown", history.end_ns)]
@@ -241,7 +239,7 @@ def _book(spent: dict[str, float], start: int, end: int, marks: list[tuple[str, 
 
 
 def _first_failure(history: History, start: int, end: int) -> Event | None:
-    """The first failure of a member declared after the generation before ``end`` was ready."""
+    """The first failure declared after the previous generation (before ``end``) was ready."""
     before = [
         g for g in history.worked if (g.stated_ns or g.started_ns) < end and g.started_ns < start
     ]

@@ -1,8 +1,8 @@
-"""Between two steps: what rank 0 does there besides training, while the others wait for it in the
-next all-reduce.
+"""Pauses between two steps: what rank 0 does besides training while the others wait in the next
+all-reduce.
 
-A step as such has neither: an arm that evaluates the model after every second step is as fast as
-one that never does.
+They are not part of a step's time: an arm that evaluates the model after every second step is as
+fast as one that never does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from chaos.events.log import Kind
 from harness.judge.record.history import NS, History, StepRun
 
 Pauses = Mapping[tuple[int, int], float]
-"""(generation, the step before) -> seconds."""
+"""(generation, preceding step) -> seconds."""
 
 
 def checkpoint_stalls(history: History) -> Pauses:
-    """(generation, checkpointed step) -> seconds its training paused beyond the usual pause between
-    two steps, and beyond an evaluation that is due there.
+    """(generation, checkpointed step) -> seconds for which training paused beyond the usual pause
+    between two steps and beyond an evaluation that is due there.
 
     Rank 0 writes checkpoints, and the others wait for it in the next all-reduce, so its pause is
     the job's.
@@ -35,7 +35,7 @@ def checkpoint_stalls(history: History) -> Pauses:
 
 def evaluations(history: History) -> Pauses:
     """(generation, step) -> seconds for which rank 0 evaluated the model after it: its pause beyond
-    the usual one, and no more than an evaluation is to take, as what takes longer is a slower job.
+    the usual one, capped at the planned length, as anything longer is a slower job.
     """
     every, takes_s = history.info.evaluate_every, history.info.evaluate_s
     if every is None:
@@ -46,7 +46,7 @@ def evaluations(history: History) -> Pauses:
 
 
 def pauses(history: History) -> Pauses:
-    """Both together."""
+    """Checkpoint stalls and evaluations together."""
     stalls, evaluated = checkpoint_stalls(history), evaluations(history)
     return {
         key: stalls.get(key, 0.0) + evaluated.get(key, 0.0)
@@ -55,7 +55,7 @@ def pauses(history: History) -> Pauses:
 
 
 def _extra(history: History) -> dict[tuple[int, int], float]:
-    """Each pause beyond the median of those in which there is nothing else to do."""
+    """Each pause beyond the median of the pauses without a save or an evaluation."""
     every = history.info.evaluate_every
     saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
     gaps: dict[tuple[int, int], float] = {}

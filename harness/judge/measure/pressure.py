@@ -1,12 +1,10 @@
-"""How short of processors an arm was, by what its harness read while it trained, and what that does
-to its rate.
+"""How short of processors an arm was while it trained, and how much that slowed it.
 
-Counts of the training threads of the arm's ranks: how long they ran, and how long they stood in a
-run queue. Ranks that share too few processors wait for each other on a quiet machine too, so that
-only what a rank waited longer *for each second that it ran*, compared with the steps it is compared
-with, excuses anything. A job that computes more than it should waits more in all, and not for each
-second; one that sleeps does not wait at all. So neither is excused by a load that was there all the
-time.
+The harness reads two counters of the training threads of the arm's ranks: time running, and time in
+a run queue. Ranks that share too few processors wait for each other on a quiet machine too. So only
+a longer wait *per second of running*, relative to the steps of comparison, excuses anything. A job
+that computes more than it should waits more in total but not per second; one that sleeps does not
+wait at all. Neither is excused by a constant load.
 """
 
 from __future__ import annotations
@@ -20,37 +18,37 @@ from typing import Any
 from chaos.events.log import Event, Kind, Log
 
 TOO_BUSY = "the machine was too busy: "
-"""How a finding begins that a quieter machine would decide."""
+"""Prefix of a finding that a quieter machine would decide."""
 NS = 1e9
 LEAST_S = 0.3
 LEAST_SHARE = 0.4
-"""Of a stretch must be covered by readings."""
+"""Share of an interval that readings must cover."""
 LONGEST_S = 3.0
-"""Between two readings: beyond that the job did something else than train."""
+"""Longest gap between two readings: in a longer one the job did something other than train."""
 SLACK_S = 0.15
-"""By which readings may be late: who reads is short of processors too."""
+"""How late a reading may be: the reader is short of processors too."""
 SLACK = 1.1
 LIMIT = 0.25
-"""Of a step, that may be taken off it for a verdict: beyond that nobody knows how it would have
-been.
+"""Largest share of a step that pressure may excuse in a verdict; beyond that the true step time is
+unknowable.
 """
 MARGIN = 1.25
-"""By which more may have been waited for than is counted: threads other than the one that trains
+"""Factor by which the real wait may exceed the counted one: other threads than the training one
 wait too.
 """
 
 
 UNSTEADY = 0.5
-"""Of what is waited for, as much more or less from one second to the next: few steps are compared
-with many.
+"""Variation of the wait from one second to the next, as a share of it: few steps are compared with
+many.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
-    """Over a stretch of an arm, all for each second of it. ``ran``, ``queued``: ranks that ran, and
-    that stood in a queue, at any time; ``steal``: of each processor; ``cpus``: how many there are;
-    ``odd``: why none of it can be true.
+    """Pressure over an interval of an arm, per second of it. ``ran``, ``queued``: mean number of
+    ranks running, and in a run queue; ``steal``: per processor; ``cpus``: number of processors;
+    ``odd``: why the readings are impossible, or "".
     """
 
     ran: float
@@ -61,19 +59,19 @@ class Pressure:
 
     @property
     def wait(self) -> float:
-        """Seconds in a queue for each that a rank ran."""
+        """Seconds in a queue per second that a rank ran."""
         return self.queued / self.ran if self.ran > 0 else 0.0
 
     @property
     def wanting(self) -> float:
-        """How many ranks wanted a processor at a time, one at least."""
+        """Mean number of ranks that wanted a processor, at least one."""
         return max(1.0, self.ran + self.queued)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excuse:
-    """So much of a step was waited for a processor more than in the step it is compared with,
-    seconds: most likely, and at most.
+    """How much longer a step waited for a processor than the step it is compared with, in seconds:
+    most likely, and at most.
     """
 
     likely_s: float
@@ -94,9 +92,9 @@ class _Reading:
 def pressures_of(
     log: Log, start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]] = ()
 ) -> dict[int, Pressure]:
-    """Of a stretch of an arm, by node (0: the harness's machine too), without those of which too
-    little was read. ``apart``: parts of the stretch that do not count, each from a time to another,
-    none within another; readings that mostly lie there are left out.
+    """Pressure in an interval of an arm by node (0: also the harness's machine), without nodes that
+    have too few readings. ``apart``: disjoint parts of the interval that do not count, as (from,
+    until) in ns; pairs of readings mostly in them are left out.
     """
     by_node: dict[int, list[_Reading]] = {}
     for event in log.of(Kind.PRESSURE_READ):
@@ -111,7 +109,7 @@ def pressures_of(
 def _pressure(
     found: Sequence[_Reading], start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]]
 ) -> Pressure | None:
-    """By the readings of one node."""
+    """Pressure from the readings of one node; None if they cover too little."""
     readings = sorted(found, key=lambda one: one.time_ns)
     first = max((n for n, one in enumerate(readings) if one.time_ns <= start_ns), default=0)
     last = min(
@@ -136,7 +134,7 @@ def _pressure(
         return None
     cpus = max(b.cpus for _, b in pairs)
     ran, queued = _counted(pairs)
-    # A wait is counted when it ends: some of it may lie before these readings.
+    # A wait is counted when it ends, so part of it may lie before these readings.
     queued = {name: min(waited, max(0.0, seconds - ran[name])) for name, waited in queued.items()}
     steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
     return Pressure(
@@ -155,7 +153,7 @@ def _seconds(pairs: Sequence[tuple[_Reading, _Reading]]) -> float:
 def _counted(
     pairs: Sequence[tuple[_Reading, _Reading]],
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """For how long each rank ran, and stood in a queue, between the readings of these pairs."""
+    """Seconds that each rank ran, and stood in a queue, between the readings of these pairs."""
     ran, queued = (
         {
             name: sum(b.ranks[name][n] - a.ranks[name][n] for a, b in pairs if name in a.ranks)
@@ -171,10 +169,11 @@ def _within(spans: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int
 
 
 def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Excuse:
-    """What of a step of ``step_s`` is excused, beside one of ``ideal_s`` under another pressure.
+    """How much of a step of ``step_s`` is excused relative to one of ``ideal_s`` under other
+    pressure.
 
-    In the ideal step all ranks together run for ``ideal.ran * ideal_s``; each second of that waits
-    longer by the difference of the two ``wait``; and as many ranks wait at a time as want a
+    In the ideal step all ranks together run for ``ideal.ran * ideal_s``. Each second of that waits
+    longer by the difference of the two ``wait``, and as many ranks wait at a time as want a
     processor at a time.
     """
     waited = ideal.ran * ideal_s * max(0.0, now.wait - ideal.wait)
@@ -188,7 +187,7 @@ def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Exc
 
 
 def _reading(event: Event) -> _Reading | None:
-    """What an event says; None for one that makes no sense."""
+    """The event as a reading; None if its values make no sense."""
     data = event.data
     try:
         ranks = {
@@ -224,8 +223,8 @@ def _names(pairs: Sequence[tuple[_Reading, _Reading]]) -> list[str]:
 def _grown(
     rows: Sequence[tuple[_Reading, _Reading, float | None, float | None]],
 ) -> tuple[float, float]:
-    """By how much a count grew, and over how many seconds it is known; from one reading that has it
-    to the next, with none left out between them.
+    """Growth of a counter, and the seconds over which it is known, summed between readings that
+    have it, with no reading left out between them.
     """
     grown, over, known, since_ns, end_ns = 0.0, 0.0, None, 0, -1
     for a, b, before, after in rows:
@@ -239,9 +238,9 @@ def _grown(
 
 
 def _odd(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
-    """A thread runs, waits or sleeps: no two of it at a time, and no count goes back. A wait is
-    counted when it ends, and may have begun when the counts of that thread were last seen to
-    change, in one of the ``earlier`` readings.
+    """Why the counts of ranks are impossible, or "". A thread runs, waits or sleeps, one at a time,
+    and no count decreases. A wait is counted when it ends; it may have begun when the thread's
+    counts last changed, in one of the ``earlier`` readings.
     """
     ran, queued = _counted(pairs)
     seconds = _seconds(pairs)
@@ -258,9 +257,7 @@ def _odd(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]
 
 
 def _still(name: str, readings: Sequence[_Reading]) -> float:
-    """For how many seconds before the last of these readings the counts of a rank had
-    stood still.
-    """
+    """Seconds before the last of these readings for which a rank's counts had not changed."""
     if not readings:
         return 0.0
     since_ns = readings[-1].time_ns
@@ -272,9 +269,10 @@ def _still(name: str, readings: Sequence[_Reading]) -> float:
 
 
 def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
-    """No processor is taken for longer than time passes, and whoever waits is somebody who waits.
-    The kernel weighs that by processor (kernel/sched/psi.c): one of many on which somebody waits
-    counts for one part of them.
+    """Why the machine's counts are impossible, or "". Processors are not stolen for longer than
+    time passes, and a rank in a queue is included in the machine's count of waiting. The kernel
+    weighs that count by processor (kernel/sched/psi.c): one of n processors with a waiting thread
+    counts for 1/n.
     """
     cpus, seconds = max(b.cpus for _, b in pairs), _seconds(pairs)
     steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
@@ -284,13 +282,12 @@ def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_
     if over < seconds * 0.9:
         return ""
     if not 0 <= some <= SLACK * over + SLACK_S:
-        return f"processors were wanted in vain for {some:.2f} s within {over:.2f} s"
+        return f"tasks waited for processors for {some:.2f} s within {over:.2f} s"
     for name, queued_s in _counted(pairs)[1].items():
-        # What ``some`` says of the time before is not known: that the wait had begun there is
-        # believed.
+        # ``some`` before these readings is not known, so a wait may have begun there.
         if queued_s > SLACK * (cpus * some + _still(name, earlier)) + SLACK_S:
             return (
-                f"a rank waited for {queued_s:.2f} s, and processors were wanted in vain for"
+                f"a rank waited for {queued_s:.2f} s, and tasks waited for processors for only"
                 f" {some:.2f} s"
             )
     return ""

@@ -1,4 +1,4 @@
-"""When a job was again as safe from the next failure as before the last one."""
+"""When a job was as well protected from the next failure as before the last one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def time_to_redundancy(
     """Seconds from the fault until a generation of all ranks is ready and as many ready processes
     wait as spares were provisioned.
 
-    A process waits when it is ready, in no generation at that time, neither gone nor blamed for a
-    failure. None where nothing was lost, and where a process that would have made it whole was
-    still starting when the arm ended; infinity where the job went on, or ended, with less than it
-    had and nothing on its way. Of a command spares cannot be seen: there it is the generation
-    alone.
+    A process waits if it is ready, not a member of the generation at that time, and neither gone
+    nor blamed for a failure. None if nothing was lost, or if a process that would have restored
+    redundancy was still starting when the arm ended; infinity if the job went on, or ended, with
+    fewer processes and none starting. A command's spares cannot be seen, so only the generation
+    counts there.
     """
     if injected is None or incident.recovery_time is None:
         return None
@@ -33,7 +33,7 @@ def time_to_redundancy(
 
 
 def _moments(history: History, since_ns: int) -> list[int]:
-    """Times at which it can have become true, after the failure was answered."""
+    """Times after the failure was answered at which redundancy may have been restored."""
     ready = [g.ready_ns or g.started_ns for g in history.worked if g.started_ns > since_ns]
     first = min(ready, default=None)
     if first is None:
@@ -57,9 +57,9 @@ def _waiting(history: History, time_ns: int) -> int:
 
 
 def _starting(history: History) -> bool:
-    """Whether somebody was on the way when the arm ended."""
-    told = (Kind.PROCESS_READY, Kind.FAILURE_DETECTED)
-    settled = {event.data["process"] for event in history.log.of(*told)}
+    """Whether a process was still starting when the arm ended."""
+    outcomes = (Kind.PROCESS_READY, Kind.FAILURE_DETECTED)
+    settled = {event.data["process"] for event in history.log.of(*outcomes)}
     ended = {
         event.data["process"]
         for event in history.log.of(Kind.PROCESS_EXITED)

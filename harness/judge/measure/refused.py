@@ -1,5 +1,5 @@
-"""States that a fault made non-finite and that were refused: their digests are of a difference that
-was answered.
+"""States that a fault made non-finite and that were refused: their digests differ for a known,
+answered reason.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from harness.judge.record.history import History
 from harness.judge.record.split import holders
 
 Moment = tuple[int, int]
-"""A generation and a step of it."""
+"""(generation, step)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A state that ``process`` held with a planted value in it that is no number, from the step of
-    the injection to that of the failure that named the process for it. ``held``: the generations
-    between, in which it had taken no other state yet.
+    """A state of ``process`` with a planted non-finite value, from the step of the injection to the
+    step of the failure that named the process. ``held``: the generations between, in which the
+    process had not yet taken another state.
     """
 
     process: str
@@ -38,8 +38,8 @@ class Refused:
 
 
 def refused_states(history: History) -> tuple[Refused, ...]:
-    """All of them. Only a rank that by its own account held such a value is among them, and until
-    it was first named for what is not finite: a sample may be to blame for the next time.
+    """All refused states. A rank counts only if it reported holding such a value itself, and only
+    until it was first named for a non-finite value: later a sample may be the cause.
     """
     failures: dict[str, list[Event]] = {}
     for failure in history.log.of(Kind.FAILURE_DETECTED):
@@ -57,14 +57,16 @@ def refused_states(history: History) -> tuple[Refused, ...]:
 
 
 def answered(history: History, failure: Event) -> bool:
-    """Whether a job that completed did so in a generation after the one in which this failed."""
+    """Whether the job did not complete, or completed in a later generation than that of the
+    failure.
+    """
     if history.outcome != "completed":
         return True
     return any(one.number > failure.generation for one in history.worked)
 
 
 def refused_at(states: Sequence[Refused], generation: int, step: int) -> int:
-    """How many processes held such a state after this step."""
+    """How many processes held a refused state after this step."""
     return len(
         {
             one.process
@@ -94,7 +96,7 @@ def _refused(
 
 
 def _not_finite(episode: Episode) -> bool:
-    """Whether it wrote a value that is no number, by the account of the rank that it hit."""
+    """Whether it wrote a non-finite value, as reported by the rank that it hit."""
     evidence = episode.landed.data["evidence"] if episode.landed else None
     written = evidence.get("new") if isinstance(evidence, dict) else None
     return any(not math.isfinite(float(value)) for value in written or ())

@@ -1,6 +1,6 @@
-"""What a cell's arms say of jobs like it: how many survive, how often somebody is suspected for
-nothing, and what the spares cost that wait. Rates of few events, each with its bound: none in three
-minutes is not never.
+"""What a cell's arms say about similar jobs: how many survive, how often a healthy process is
+suspected, and the cost of idle spares. All are rates of few events, so each has a bound: none in
+three minutes does not mean never.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness.judge.record.history import NS, History
 from harness.judge.results import FalseAlarms, Spares, Survival
 
 OWN_END = ("exit", "error", "notice")
-"""Causes by which a process tells of its own end: no opinion of a detector."""
+"""Causes by which a process announces its own end, as opposed to a detector's suspicion."""
 _ROUNDS = 200
 
 
@@ -30,18 +30,18 @@ def clopper_pearson(k: int, n: int, level: float = 0.05) -> tuple[float, float]:
 
 
 def poisson_upper(k: int, level: float = 0.05) -> float:
-    """The most events that k seen are compatible with: the mean at which k or fewer are seen with
-    ``level`` (Garwood 1936). 3.0 for none: the rule of three.
+    """The largest mean that is compatible with ``k`` observed events: the one at which k or fewer
+    are seen with probability ``level`` (Garwood 1936). 3.0 for none: the rule of three.
     """
     high = k + 10.0 * math.sqrt(k + 1) + 10.0
     return high * _root(lambda share: level - _poisson_at_most(k, high * share))
 
 
 def survival(arms: Sequence[ArmMeasures]) -> Survival:
-    """How many of the faulted arms in which every fault landed came to their end: completed, every
-    incident masked or recovered (degraded included). Arms cut short by their harness say nothing.
+    """How many faulted arms in which every fault landed survived: completed, with every incident
+    masked or recovered (degraded included). Arms cut short by their harness are not counted.
     """
-    told = [
+    judged = [
         one
         for one in arms
         if not one.history.cut_short
@@ -52,23 +52,22 @@ def survival(arms: Sequence[ArmMeasures]) -> Survival:
     kept = sum(
         one.history.outcome == "completed"
         and all(incident.outcome in well for incident in one.incidents)
-        for one in told
+        for one in judged
     )
-    low, high = clopper_pearson(kept, len(told)) if told else (0.0, 1.0)
+    low, high = clopper_pearson(kept, len(judged)) if judged else (0.0, 1.0)
     return Survival(
-        arms=len(told),
+        arms=len(judged),
         survived=kept,
-        probability=kept / len(told) if told else None,
+        probability=kept / len(judged) if judged else None,
         low=low,
         high=high,
     )
 
 
 def false_alarms(controls: Sequence[History], faulted: Sequence[History]) -> FalseAlarms:
-    """Failures declared of somebody while no fault had acted, other than by the process's own exit,
-    error or notice, per rank-hour: of control arms all of their time, of faulted arms the time
-    before the first injection. Of fewer than three rank-hours reports state no rate, but what it is
-    below.
+    """Failures declared while no fault had acted, except by a process's own exit, error or notice,
+    per rank-hour. All time of control arms counts, and of faulted arms the time before the first
+    injection. Below three rank-hours, reports state no rate but an upper bound.
     """
     count, hours = 0, 0.0
     for history in (*controls, *faulted):
@@ -87,9 +86,9 @@ def false_alarms(controls: Sequence[History], faulted: Sequence[History]) -> Fal
 
 
 def spares_of(histories: Sequence[History]) -> Spares:
-    """What waits: spares x wall time, as rank-hours and as a share of all that was provisioned; the
-    peak of resident memory and the processor time of a spare that never trained, by its own account
-    when it ended in order.
+    """Cost of idle spares: spares x wall time, as rank-hours and as a share of everything
+    provisioned; peak resident memory and processor time of spares that never trained, as they
+    reported when they ended in good order.
     """
     provisioned = max((history.info.spares for history in histories), default=0)
     idle = sum(history.info.spares * history.wall_s for history in histories) / 3600
@@ -130,8 +129,8 @@ def _is_spare(event: Event) -> bool:
 def _usage(history: History, process: str) -> Event | None:
     log = history.log.actors.get(process)
     last = log.events[-1] if log is not None and log.events else None
-    told = last is not None and last.kind is Kind.ACTOR_ENDED and "peak_rss_bytes" in last.data
-    return last if told else None
+    known = last is not None and last.kind is Kind.ACTOR_ENDED and "peak_rss_bytes" in last.data
+    return last if known else None
 
 
 def _at_least(k: int, n: int, p: float) -> float:
@@ -145,7 +144,7 @@ def _poisson_at_most(k: int, mean: float) -> float:
 
 
 def _root(rises: Callable[[float], float]) -> float:
-    """Where a rising function of a share is 0, by halving."""
+    """Root of a rising function on [0, 1], by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_ROUNDS):
         middle = (low + high) / 2

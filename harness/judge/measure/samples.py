@@ -1,7 +1,8 @@
-"""Values of a metric as a sample: order statistics and the interval of the median, by arm.
+"""A metric's values as a sample: order statistics, and the interval of the median over arms.
 
-Values of one arm are not independent (one slow disk slows all its incidents), so an interval is of
-arms, each with its own median: several faults in an arm, or many checkpoints, do not narrow it.
+Values of one arm are not independent (one slow disk slows all its incidents), so an interval is
+over arms, each with its own median: several faults in an arm, or many checkpoints, do not narrow
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness.judge.measure.catalogue import METRICS
 
 @dataclass(frozen=True, kw_only=True)
 class Chances:
-    """How many values a metric of a cell could have had. ``values``: incidents or arms, None: not
+    """How many values a metric of a cell could have. ``values``: incidents or arms, None: not
     counted; ``arms``: planned.
     """
 
@@ -28,12 +29,12 @@ class Chances:
 
 
 def chances(name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: bool) -> Chances:
-    """Of a metric over ``planned`` repeats, of which those in ``arms`` left a log, each with its
-    incidents.
+    """Possible values of a metric over ``planned`` repeats; ``arms``: incidents of each repeat that
+    left a log.
 
-    A repeat that did not run counts with as many incidents as the most there were in one that did
-    (``tried``: whether the scenario has faults at all). Not counted: rollbacks that an earlier
-    incident had already (``steps_lost`` is one value for each), and checkpoints, whose last one
+    A repeat that did not run counts with the largest number of incidents in one that did
+    (``tried``: whether the scenario has faults at all). Not counted: rollbacks already counted for
+    an earlier incident (``steps_lost`` has one value for each), and checkpoints, as the last one
     pauses nothing. Raises KeyError for an unknown metric.
     """
     per = METRICS[name].per
@@ -51,8 +52,8 @@ def per_arm(
     arms: Sequence[int],
     of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> list[float]:
-    """One value an arm, in the order of their first values. ``arms``: the arm of each value;
-    without it (a record from before it was kept) each value is taken for an arm of its own.
+    """One value per arm, in the order of their first values. ``arms``: the arm of each value; if
+    missing (older records lack it), each value counts as a separate arm.
     """
     if len(arms) != len(values):
         return list(values)
@@ -70,7 +71,7 @@ def summarise(
     possible: Chances = Chances(),
 ) -> Metric:
     """One metric's values with order statistics. ``arms``: the repeat of each value; None: one
-    value each. Raises KeyError for an unknown metric.
+    value per repeat. Raises KeyError for an unknown metric.
     """
     owners = list(range(len(values))) if arms is None else list(arms)
     each = per_arm(values, owners)
@@ -95,7 +96,7 @@ def summarise(
 
 def quantile(values: Sequence[float], name: str) -> float | None:
     """``p90``, ``p95`` or ``p99`` as an order statistic; None below 29, 59 or 299 values, where the
-    largest value seen may well be under the quantile (Wilks 1941). Raises KeyError for another
+    largest value seen may well be below the quantile (Wilks 1941). Raises KeyError for another
     name.
     """
     share = QUANTILES[name]

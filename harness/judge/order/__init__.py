@@ -1,1 +1,1 @@
-"""What must have come before what: happens-before, anchors in time, clocks that run wrong."""
+"""Order in time: happens-before, anchors of injections, and clocks that run wrong."""

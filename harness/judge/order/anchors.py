@@ -1,19 +1,19 @@
-"""What the time of an injection is tied to: what had been done by then, and what had not.
+"""Anchors of an injection in time: what had been done before it, and what had not.
 
-``fault_injected`` is written while ranks hold at the point that it names, so that the point is in
-the log twice: by the injector's clock, and by what the ranks wrote before they came there and after
-they left. Where nobody holds, it is written when what it waits for was seen, and never before that:
+``fault_injected`` is written while ranks hold at the point that it names. So the point is in the
+log twice: by the injector's clock, and by what the ranks wrote before they reached it and after
+they left. If no rank holds, it is written when its condition was seen, never before:
 
 - A rank that holds in step s has taken its batch of s, and commits s afterwards; at a save it has
-  committed s, and takes its next batch afterwards. For what is no rank's, all ranks of the
+  committed s, and takes its next batch afterwards. If the target is not a rank, all ranks of the
   generation hold.
 - A command without a point there is seen to be in step s when it reports s - 1 in this generation.
-- A fault that nobody held for, and one that came late, came when the steps before the one it was
-  noticed in were done.
-- A fault by time waits for that time from when training began, one by event for that occurrence of
-  the event.
+- A fault that no rank held for, and a late one, came when the steps before the one in which it was
+  noticed were done.
+- A fault by time waits for that time from the start of training, one by event for that occurrence
+  of the event.
 
-A rank that held for too long and was let go may be anywhere.
+A rank that held for too long and was released may be anywhere.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ from chaos.schedule.plan import DEFAULT_PHASE
 from harness.judge.record.history import NS, History
 
 Pair = tuple[Event, Event, str, int]
-"""Earlier and later event, what it says that they are out of order, and nanoseconds that lay
-between them at least.
-"""
+"""Earlier and later event, message if out of order, and the least time between them in ns."""
 
 ROUNDED_NS = 1000  # seconds in the log have six digits
 SAVES = "checkpoint"
-_NOBODY_ANSWERED = "nobody answered"
+_UNANSWERED = "nobody answered"
 _Done = Mapping[tuple[str, int, Kind, int], tuple[Event, Event]]
 """(process, generation, kind, step) -> the first and the last such event."""
 
 
 def injection_pairs(history: History) -> Iterator[Pair]:
-    """Of all injections."""
+    """Pairs of all injections."""
     log = history.log
     planned = {event.data["fault"]: event.data for event in log.of(Kind.FAULT_PLANNED)}
     void, let_go = _void(log), _let_go(log)
@@ -71,7 +69,7 @@ def injection_pairs(history: History) -> Iterator[Pair]:
 
 
 def _void(log: Log) -> set[tuple[str, int]]:
-    """Occurrences that never acted, and were armed again."""
+    """Occurrences that never acted and were armed again."""
     return {
         (event.data["fault"], event.data["occurrence"])
         for event in log.of(Kind.FAULT_FAILED)
@@ -84,17 +82,17 @@ def _let_go(log: Log) -> set[str]:
     had left.
     """
     failed = log.of(Kind.FAULT_FAILED)
-    return {event.data["fault"] for event in failed if _NOBODY_ANSWERED in event.data["reason"]}
+    return {event.data["fault"] for event in failed if _UNANSWERED in event.data["reason"]}
 
 
 def _lossy(log: Log) -> bool:
-    """Whether lines are missing: what seems the first of its kind may not have been it."""
+    """Whether lines may be missing, so that the first known event may not be the first."""
     return bool(log.problems) or log.has_dropped or log.first(Kind.NODE_LOST) is not None
 
 
 def _done(log: Log, injected: Iterable[Event]) -> _Done:
-    """What the ranks did, of the steps that somebody is said to have held in, and of those next to
-    them.
+    """What the ranks did in the steps in which ranks are said to have held, and in the steps next
+    to them.
     """
     steps = {step for event in injected if event.step is not None for step in _around(event.step)}
     for event in log.of(Kind.FAULT_PLANNED):
@@ -114,7 +112,7 @@ def _around(step: int) -> tuple[int, ...]:
 
 
 def _first_reached(log: Log) -> Mapping[int, Event]:
-    """Step -> the event that showed first that it was done by somebody."""
+    """Step -> the event that first showed that a rank had done it."""
     found: dict[int, Event] = {}
     for event in log.of(Kind.STEP_COMMITTED, Kind.STEP_REPORTED):
         if event.step is not None:
@@ -126,7 +124,7 @@ def _first_reached(log: Log) -> Mapping[int, Event]:
 
 
 def _held(history: History, event: Event, plan: Mapping[str, Any], done: _Done) -> Iterator[Pair]:
-    """Those who held for it had begun the step, and had not gone past the point."""
+    """The ranks that held had begun the step and had not passed the point."""
     point = _point(event, plan)
     if point is None:
         return
@@ -158,8 +156,8 @@ def _seen(
 
 
 def _point(event: Event, plan: Mapping[str, Any]) -> tuple[int, set[str]] | None:
-    """The step in which ranks held, and the phases that it may have been at (empty: not known).
-    What is done to a checkpoint names the checkpoint's step instead.
+    """The step in which ranks held, and the phases at which they may have (empty: unknown). A fault
+    on a checkpoint names the checkpoint's step instead.
     """
     points = [(step, phase) for step, phase in plan["at"].get("points") or ()]
     if "checkpoint" in (event.data["target"] or {}):
@@ -167,13 +165,13 @@ def _point(event: Event, plan: Mapping[str, Any]) -> tuple[int, set[str]] | None
     if event.step is None:
         return None
     if points and event.step not in {step for step, _ in points}:
-        return None  # not what was planned, which another checker says
+        return None  # not as planned, which another checker reports
     return event.step, {phase for step, phase in points if step == event.step}
 
 
 def _holders(history: History, event: Event, plan: Mapping[str, Any]) -> Sequence[str]:
-    """Whom it is known of that they held: all ranks where it acts on none, but those that did not
-    come, else those that it hit.
+    """Processes that are known to have held: all present ranks if the target is not a rank, else
+    those that were hit.
     """
     target, aims = event.data["target"] or {}, plan["target"]
     generation = history.generation(event.generation)
@@ -199,7 +197,7 @@ def _reports(log: Log) -> Mapping[int, Sequence[Event]]:
 def _reported(
     event: Event, plan: Mapping[str, Any], reports: Mapping[int, Sequence[Event]]
 ) -> Iterator[Pair]:
-    """A command that has no point there was seen to be there by its reports."""
+    """A command without such a point was seen to be there by its reports."""
     step, kind = event.step or 0, load(chaos.faults.__name__, Fault).get(event.data["kind"])
     phases = {phase for at, phase in plan["at"].get("points") or () if at == step}
     if kind is None or kind.where is Where.RANK or phases != {DEFAULT_PHASE} or step <= 1:
@@ -214,8 +212,8 @@ def _reported(
 
 
 def _unheld(event: Event, plan: Mapping[str, Any], reached: Mapping[int, Event]) -> Iterator[Pair]:
-    """Nobody held: whoever counts steps saw that those before its own were done, and if it came
-    late, more.
+    """No rank held: the step counter had seen the steps before the planned one, and more if the
+    fault came late.
     """
     points = plan["at"].get("points") or ()
     done = min((step for step, _ in points), default=1) - 1 + event.data.get("late_steps", 0)
@@ -232,7 +230,7 @@ def _unheld(event: Event, plan: Mapping[str, Any], reached: Mapping[int, Event])
 
 
 def _by_time(history: History, injected: Sequence[Event], at: Mapping[str, Any]) -> Iterator[Pair]:
-    """No act before its time; where the first of them may come again, none before the first."""
+    """No act comes before its time; if only the first is repeated, none before the first time."""
     times_s = sorted(at.get("times_s") or ())
     began = history.log.first(
         Kind.STEP_REPORTED if history.info.observed else Kind.GENERATION_READY
@@ -246,7 +244,7 @@ def _by_time(history: History, injected: Sequence[Event], at: Mapping[str, Any])
 
 
 def _by_event(log: Log, injected: Sequence[Event], at: Mapping[str, Any]) -> Iterator[Pair]:
-    """Nothing before the occurrence that it waits for."""
+    """No act comes before the occurrence that it waits for."""
     name = at.get("event")
     if name is None or (name.startswith(SAVES) and _lossy(log)):
         return
@@ -259,7 +257,7 @@ def _by_event(log: Log, injected: Sequence[Event], at: Mapping[str, Any]) -> Ite
 
 
 def _numbered(injected: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """How many acts there were before the one that each is of; none in a log that does not say."""
+    """Each injection with the number of acts before its own; 0 in a log without acts."""
     acts: set[int] = set()
     for event in injected:
         if (act := event.data.get("act")) is not None:
@@ -268,9 +266,7 @@ def _numbered(injected: Sequence[Event]) -> Iterator[tuple[int, Event]]:
 
 
 def _named(log: Log, name: str) -> Iterator[Event]:
-    """The occurrences of what a trigger calls an event; maybe some that the injector did
-    not count.
-    """
+    """The occurrences of a trigger's event; may include some that the injector did not count."""
     kinds = {
         "checkpoint_saving": Kind.CHECKPOINT_SAVING,
         "checkpoint_committed": Kind.CHECKPOINT_COMMITTED,

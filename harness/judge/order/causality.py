@@ -1,25 +1,24 @@
-"""What must have come before what, by how processes talk to each other, and clocks that say
-otherwise.
+"""What must have come before what, given how processes communicate, and clocks that say otherwise.
 
-Every line carries the time of its act by its writer's clock, however late it reached the file.
-Whoever sends a message writes the line it is about first, so that the line of whoever acts on the
+Every line carries the time of its act by its writer's clock, however late it reached the file. A
+sender logs an event before it sends the message about it, so the line of a process that acts on the
 message is later in truth. On one machine all share a clock, and the times must be in that order
-too; between machines they may be out of it by no more than the bounds of the two measured offsets.
+too. Between machines they may be out of order by at most the bounds of the two measured offsets.
 
-- A fault is injected before it lands, before it is healed, and before anybody sees its effect.
-- A process is started after the supervisor's line before it says so, and writes nothing after it
-  was seen to end; a node that was lost may go on unseen, so that its processes may.
-- A failure's cause is there before the failure, which is before the generation that answers it.
+- A fault is injected before it lands, is healed, or shows any effect.
+- A process starts after the supervisor's previous line, and writes nothing after it was seen to
+  end. Processes of a lost node may go on unseen.
+- A failure's cause precedes the failure, which precedes the generation that answers it.
 - A generation is started before any of its members begins to form the group, which takes as long as
   the member says; members hold their state before the generation is ready.
 - No rank commits a step before every member has taken its batch of it: the commit waits for the sum
   of all gradients.
-- Whoever is declared silent for some time showed its last sign of life that long before, and was
-  stopped that long before if it is said to be stopped; whoever a fault is seen to have killed ended
-  after it, and its end was declared after that. When a fault may have been injected:
-  ``harness.judge.order.anchors``.
-- What the supervisor was told (a rank parked, a step's digests agree, the job is done) was so when
-  it wrote it down.
+- A process that is declared silent for some time showed its last sign of life that long before, and
+  was stopped that long before if it is said to be stopped. A process that a fault is seen to have
+  killed ended after the fault, and its end was declared after that. When a fault may have been
+  injected: ``harness.judge.order.anchors``.
+- What the supervisor was informed of (a rank parked, a step's digests agree, the job is done) was
+  so when it logged it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ANSWERS = ("failure", "refill")
 
 
 def slips(history: History) -> list[Slip]:
-    """Everything that is out of order, the widest first."""
+    """All pairs of events that are out of order, the widest first."""
     log = history.log
     pairs = [
         _fault_pairs(log),
@@ -51,7 +50,7 @@ def slips(history: History) -> list[Slip]:
             _generation_pairs(history),
             _failure_pairs(history),
             _step_pairs(history),
-            _told_pairs(history),
+            _informed_pairs(history),
         ]
     found = (_slip(log, *pair) for pair in itertools.chain(*pairs))
     return sorted((slip for slip in found if slip is not None), key=lambda slip: -slip.by_s)
@@ -80,7 +79,7 @@ def _fault_pairs(log: Log) -> Iterator[Pair]:
 
 
 def _life_pairs(log: Log) -> Iterator[Pair]:
-    """Everything that a process says lies within its life."""
+    """Everything that a process writes lies within its life."""
     own = log.actors[ORCHESTRATOR].events if ORCHESTRATOR in log.actors else ()
     lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
     home = {e.data["process"]: e.data.get("node") for e in own if e.kind is Kind.PROCESS_SPAWNED}
@@ -132,7 +131,7 @@ def _generation_pairs(history: History) -> Iterator[Pair]:
 
 
 def _failure_pairs(history: History) -> Iterator[Pair]:
-    """A process that is declared gone says nothing more; values are refused before they are
+    """A process that was declared gone writes nothing more; values are refused before they are
     declared.
     """
     log = history.log
@@ -162,9 +161,7 @@ def _failure_pairs(history: History) -> Iterator[Pair]:
 
 
 def _blame_pairs(log: Log) -> Iterator[Pair]:
-    """Nobody ends of a fault before it, and no end is declared for what it is before it was
-    noticed.
-    """
+    """A process killed by a fault ends after it, and its end is declared after that."""
     away = _on_lost_nodes(log)
     exits: dict[str, Event] = {}
     for event in log.of(Kind.PROCESS_EXITED):
@@ -175,7 +172,7 @@ def _blame_pairs(log: Log) -> Iterator[Pair]:
     }
     for name, failure in ended.items():
         gone = exits.get(name)
-        if gone is not None and str(failure.data["detail"]).startswith(_how(gone)):
+        if gone is not None and str(failure.data["detail"]).startswith(_exit_text(gone)):
             yield gone, failure, f"the end of {name} was declared before it had ended", 0
     for name, hit in _killed(log, exits).items():
         yield hit, exits[name], f"{name} had ended before it was hit by {hit.data['fault']}", 0
@@ -189,20 +186,20 @@ def _blame_pairs(log: Log) -> Iterator[Pair]:
 
 
 def _on_lost_nodes(log: Log) -> set[str]:
-    """Processes that may have gone on unseen, whatever was said of them."""
+    """Processes on lost nodes, which may have gone on unseen whatever was declared."""
     lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
     return {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("node") in lost}
 
 
-def _how(gone: Event) -> str:
-    """As the one who declares it has it."""
+def _exit_text(gone: Event) -> str:
+    """The exit as a failure's detail states it."""
     signum = gone.data["signal"]
     return f"signal {signum}" if signum is not None else f"exit code {gone.data['exit_code']}"
 
 
 def _killed(log: Log, exits: Mapping[str, Event]) -> Mapping[str, Event]:
-    """Process -> the first injection on it, where it ended by the signal that one of them is seen
-    to have sent.
+    """Process -> the first injection on it, for processes that ended by the signal that a fault is
+    seen to have sent.
     """
     first: dict[str, Event] = {}
     by: dict[tuple[str, int], str] = {}
@@ -227,8 +224,8 @@ def _killed(log: Log, exits: Mapping[str, Event]) -> Mapping[str, Event]:
 
 
 def _silence_pairs(log: Log) -> Iterator[Pair]:
-    """Whoever is declared silent for so long showed its last sign of life before that, and whoever
-    was stopped was hit before that.
+    """A process that is declared silent showed its last sign of life that long before, and a
+    stopped one was hit that long before.
     """
     stopped: dict[str, Event] = {}
     for event in log.of(Kind.FAULT_INJECTED):
@@ -256,7 +253,9 @@ def _silence_pairs(log: Log) -> Iterator[Pair]:
 
 
 def _last_signs(log: Log, failure: Event) -> Iterator[tuple[Event, int]]:
-    """What was known of it when its silence began, and how long before its line that was."""
+    """Events that are the last sign of life before a silence -> by how much they were logged late,
+    ns.
+    """
     if (number := failure.data.get("last_seq")) is not None:
         lines = (
             log.actors[failure.data["process"]].events
@@ -275,14 +274,14 @@ def _last_signs(log: Log, failure: Event) -> Iterator[tuple[Event, int]]:
 
 
 def unmeasured(history: History) -> Iterator[str]:
-    """Whose hangs are declared without how long they took, as in older logs."""
+    """Processes whose hangs have no recorded duration, as in older logs."""
     for failure in history.log.of(Kind.FAILURE_DETECTED):
         if failure.data["cause"] == "hang" and "silent_s" not in failure.data:
             yield str(failure.data["process"] or "the job")
 
 
 def hasty(history: History) -> list[str]:
-    """Silences that were declared before they were as long as they had to be."""
+    """Silences that were declared before they had lasted as long as the limit."""
     return [
         f"{e.data['process'] or 'the job'} is declared silent after {e.data['silent_s']:.3f} s, the"
         f" limit is {e.data['limit_s']:.3f} s"
@@ -303,7 +302,7 @@ def _step_pairs(history: History) -> Iterator[Pair]:
         yield taken, done, text, 0
 
 
-def _told_pairs(history: History) -> Iterator[Pair]:
+def _informed_pairs(history: History) -> Iterator[Pair]:
     log = history.log
     parked = {(event.actor, event.generation): event for event in log.of(Kind.PARKED)}
     for event in log.of(Kind.SURVIVORS_PARKED):
@@ -315,10 +314,10 @@ def _told_pairs(history: History) -> Iterator[Pair]:
     finished = history.finished
     for run in history.runs:
         last = max(run.commits, key=lambda event: event.time_ns)
-        if (told := agreed.get((run.generation, run.step))) is not None:
+        if (compared := agreed.get((run.generation, run.step))) is not None:
             yield (
                 last,
-                told,
+                compared,
                 f"{last.actor} committed step {run.step} after its digest had been compared",
                 0,
             )
@@ -332,7 +331,7 @@ def _told_pairs(history: History) -> Iterator[Pair]:
 
 
 def disorder(history: History) -> list[str]:
-    """Ranks that commit steps of one generation in another order than they are numbered."""
+    """Ranks that commit the steps of one generation out of order."""
     problems = []
     last: dict[tuple[str, int], int] = {}
     for name, log in history.log.actors.items():
@@ -340,7 +339,7 @@ def disorder(history: History) -> list[str]:
             if event.kind is not Kind.STEP_COMMITTED or event.step is None:
                 continue
             key = (name, event.generation)
-            if event.step < last.get(key, 0):  # twice the same is another checker's
+            if event.step < last.get(key, 0):  # another checker reports duplicates
                 problems.append(
                     f"{name} committed step {event.step} after step {last[key]} of generation"
                     f" {event.generation}"

@@ -1,4 +1,4 @@
-"""Clocks that run at another rate than the others'."""
+"""Clocks that run at a different rate than the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DRIFT_RATE = 4e-3
 
 
 DRIFT_S = 0.010
-"""A clock runs wrong when its rank's commits drift away from the others', by DRIFT_RATE at least
-and by DRIFT_S in all, over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of
-single steps (``_CLEAR``).
+"""A clock runs wrong if its rank's commits drift away from the others', by at least DRIFT_RATE and
+DRIFT_S in total, over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of single
+steps (``_CLEAR``).
 """
 
 
@@ -29,12 +29,12 @@ _CLEAR = 8.0
 
 
 def drifts(history: History) -> list[str]:
-    """Ranks whose clock runs at another rate than the others': their commits of the same steps
-    drift away.
+    """Ranks whose clock runs at a different rate: their commits drift away from the others' commits
+    of the same steps.
     """
     commits: dict[str, list[tuple[int, int]]] = defaultdict(
         list
-    )  # rank's process -> (others' time, its own less it)
+    )  # rank's process -> (others' time, own time minus others')
     for run in history.runs:
         times = {event.actor: event.time_ns for event in run.commits}
         for name, time_ns in times.items():
@@ -53,13 +53,13 @@ def drifts(history: History) -> list[str]:
                     f"the clock of {name} runs {rate:+.2%} against those of the other ranks",
                 )
             )
-    # Where one is wrong, the others seem so against it, and less so: the worst is the one.
+    # One wrong clock makes the others seem wrong too, but less so: report only the worst.
     return [max(found)[1]] if found else []
 
 
 def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
-    """At which rate the second numbers change with the first, if they do so evenly and beyond all
-    noise.
+    """The rate at which the second numbers change with the first, if they change evenly and far
+    beyond the noise; else None.
     """
     if len(rows) < DRIFT_STEPS:
         return None

@@ -1,4 +1,4 @@
-"""Two moments in the wrong order, and how far clocks explain it."""
+"""Two moments in the wrong order, and how much of that the error of clocks explains."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 SAME_CLOCK_S = 0.001
-"""Allowed on one machine, whose clock is one: cores may differ by microseconds, durations are
+"""Allowance on one machine with one clock: cores may differ by microseconds, and durations are
 rounded.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slip:
-    """Two moments in the wrong order. ``by_s``: how far; ``blur_s``: how far the clocks allow."""
+    """Two moments in the wrong order. ``by_s``: how far; ``blur_s``: error of the clocks."""
 
     text: str
     by_s: float
@@ -21,18 +21,18 @@ class Slip:
 
     @property
     def sure(self) -> bool:
-        """Whether no error of the clocks explains it."""
+        """Whether the error of the clocks cannot explain it."""
         return self.by_s > self.blur_s
 
     @property
     def near(self) -> bool:
-        """Whether it takes the errors of several clocks to explain it."""
+        """Whether only the errors of several clocks can explain it."""
         return not self.sure and self.by_s > SAME_CLOCK_S
 
 
 def durations(values: Mapping[str, Iterable[tuple[str, float]]], blur_s: float) -> list[Slip]:
-    """Durations that are negative. ``values``: what each is of -> its parts by name, in seconds;
-    ``blur_s``: how far clocks allow.
+    """Negative durations. ``values``: subject -> its parts by name, in seconds; ``blur_s``: error
+    of the clocks.
     """
     return [
         Slip(text=f"{name} of {of} took {seconds:.6f} s", by_s=-seconds, blur_s=blur_s)

@@ -1,1 +1,1 @@
-"""An event log put in order: generations, lives of processes, checkpoints, episodes."""
+"""An event log put in order: generations, process lives, checkpoints and episodes."""

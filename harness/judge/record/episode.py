@@ -1,4 +1,4 @@
-"""One occurrence of a fault as the log tells it: when it acted, on whom, and what it explains."""
+"""One occurrence of a fault in the log: when it acted, on which target, and what it explains."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from chaos.plugins import load
 
 KEPT = ("parameter", "optimizer_state")
 """Surfaces of a rank that are its state."""
-_REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
+_NEVER_REPLACED = (Where.LINK, Where.STORAGE, Where.STORE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
 
-    ``process`` and ``rank``: the true target at injection time, as far as it is a process;
-    ``processes``: all of them, where it hit more than one; ``replica``: those that held one copy of
-    the model together with it, if it was spread over several; ``over_ns``: when it was over by
-    itself, as its target had been held for the time that it names; ``failure``: the first one it
-    explains, ``others``: those after it.
+    ``process`` and ``rank``: the true target at injection time, if it is a process; ``processes``:
+    all targets, if there are several; ``replica``: the processes that held the same copy of the
+    model as the target, if it was sharded; ``over_ns``: when a fault that holds its target for a
+    given time had released it; ``failure``: the first failure that it explains; ``others``: later
+    ones.
     """
 
     fault: str
@@ -44,7 +44,7 @@ class Episode:
     over_ns: float = float("inf")
 
     def may_be_blamed(self, failure: Event) -> bool:
-        """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole
+        """Whether a failure blames what was hit. Non-finite values in a shard spoil what the whole
         replica computes.
         """
         spoilt = failure.data["cause"] == "nonfinite"
@@ -53,9 +53,7 @@ class Episode:
 
     @property
     def changed(self) -> bool:
-        """Whether it left a rank with another state than it had, and not with a non-finite
-        value.
-        """
+        """Whether it left a rank with a different, but finite, state."""
         evidence = self.landed.data.get("evidence", {}) if self.landed else {}
         kind = self._of
         return (
@@ -66,34 +64,32 @@ class Episode:
 
     @property
     def changed_state(self) -> bool:
-        """Whether what it changed outlasts the step: a gradient does not, all apply one sum."""
+        """Whether the change outlasts the step: a gradient does not, as all ranks apply one sum."""
         evidence = self.landed.data.get("evidence", {}) if self.landed else {}
         return self.changed and evidence.get("surface", KEPT[0]) in KEPT
 
     @property
     def corrupts(self) -> bool:
-        """Whether it makes values wrong that training goes on with."""
+        """Whether it corrupts values that training goes on with."""
         kind = self._of
         return kind is not None and kind.corrupts
 
     @property
     def missed(self) -> bool:
-        """Whether there was nobody to hit where it was aimed at: it explains nothing, and is
-        nobody's end.
-        """
-        nobody = self.target.get("rank") is not None and self.target.get("process") is None
-        return self.failed is not None and (nobody or self.target.get("processes") == [])
+        """Whether the target did not exist: the occurrence explains nothing and ended nothing."""
+        absent = self.target.get("rank") is not None and self.target.get("process") is None
+        return self.failed is not None and (absent or self.target.get("processes") == [])
 
     @property
     def _acted(self) -> bool:
-        """Whether it may have done something: one that failed for want of evidence did, until it
-        was healed, whether it was given up before that or after.
+        """Whether it may have had an effect. One that failed for want of evidence did until it was
+        healed, whether it was given up before or after that.
         """
         return self.failed is None or self.healed is not None
 
     @property
     def seems_still(self) -> bool:
-        """Whether who is hit works on, and is not seen to."""
+        """Whether the target works on but appears stalled."""
         kind = self._of
         return kind is not None and kind.seems_still
 
@@ -103,23 +99,23 @@ class Episode:
 
     @property
     def outlives_its_victims(self) -> bool:
-        """Whether it acts on something that nobody replaces when a process fails for it: a link, a
-        disk, a machine.
+        """Whether it acts on something that is not replaced when a process fails because of it: a
+        link, a disk, a machine.
         """
         kind = self._of
         return kind is not None and (
-            kind.where in _REPLACED_BY_NOBODY or (kind.where is Where.NODE and kind.harmless)
+            kind.where in _NEVER_REPLACED or (kind.where is Where.NODE and kind.harmless)
         )
 
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
-        """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
+        """Whether it acted, undetected, at some time in the interval (a straggler, a slow link)."""
         if self.injected is None or not self._acted:
             return False
         if self.failure is not None and not self.outlives_its_victims:
             return False
         if self.target.get("everywhere"):
-            return False  # it makes a step fail, and none slow
+            return False  # it makes steps fail, not slow
         if self.planned is None or not self.planned.data.get("lasts", True):
-            return False  # over once done, whenever its heal is noted
+            return False  # over once done, whenever its heal is logged
         until = self.healed.time_ns if self.healed else end_ns
         return self.injected.time_ns < end_ns and until > start_ns

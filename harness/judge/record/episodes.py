@@ -1,14 +1,14 @@
-"""Faults paired with the failures they caused: the raw material of incidents, detection and
-outcomes.
+"""Faults paired with the failures they caused, from which incidents, detection and outcomes follow.
 
-A failure belongs to an injection when it blames one of the injection's targets and comes after it,
-before the next injection on the same target. An injection may explain several: all processes of a
-lost node, or a notice and the exit that follows when nobody heeds it; the first counts as its
-detection. States that differ without a majority blame no process, and where most hold a changed
-state, one that does not: such a failure belongs to every injection whose changed state somebody
-held by then (``harness.judge.record.split``). What is left over is given to the newest injection
-still without a failure (the blame may be wrong; the ``detection`` checker says so), unless another
-injection lies between; values that nobody is blamed for also to one that only states differ for.
+A failure belongs to an injection if it blames one of the injection's targets and comes after it,
+before the next injection on the same target. An injection may explain several failures: all
+processes of a lost node, or a notice and the exit that follows when it is ignored; the first counts
+as its detection. When replicas differ, a failure without a majority blames no process, and one
+where most hold a changed state blames a process that does not. Such a failure belongs to every
+injection whose changed state was still held (``harness.judge.record.split``). A remaining failure
+goes to the newest injection that has none (the blame may be wrong, which the ``detection`` checker
+reports), unless another injection lies between. A non-finite value that blames no process may also
+go to an injection that so far only explains a difference between replicas.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from harness.judge.record.episode import Episode
 from harness.judge.record.history import NS, History
 from harness.judge.record.split import holders, outvoted, tied
 
-# occurrence number of a fault that was planned and never injected; real ones count from 0
+# occurrence number of a planned fault that was never injected; real ones count from 0
 NEVER_FIRED = -1
 _STUCK = ("hang", "error")
-"""Causes that say that nobody goes on, as somebody is silent or a collective fails."""
+"""Causes for which the job makes no progress: a rank is silent or a collective fails."""
 
 
 def episodes_of(history: History) -> tuple[Episode, ...]:
@@ -48,8 +48,8 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
         key = (event.data["fault"], event.data["occurrence"])
         failed = marks[Kind.FAULT_FAILED].get(key)
         if failed is not None and failed.data.get("again"):
-            continue  # it came too late for a point, and was armed again: another occurrence tells
-        process, rank = _who(history, event)
+            continue  # too late for its point and armed again: the next occurrence counts
+        process, rank = _target_of(history, event)
         found.append(
             Episode(
                 fault=key[0],
@@ -74,7 +74,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
 
 
 def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
-    """Failures declared that no episode explains."""
+    """Failures that no episode explains."""
     claimed = {id(f) for e in episodes for f in (e.failure, *e.others) if f}
     return [event for event in history.log.of(Kind.FAILURE_DETECTED) if id(event) not in claimed]
 
@@ -86,7 +86,7 @@ def _by_occurrence(events: Iterable[Event]) -> dict[tuple[str, int], Event]:
     return found
 
 
-def _who(history: History, event: Event) -> tuple[str | None, int | None]:
+def _target_of(history: History, event: Event) -> tuple[str | None, int | None]:
     target = event.data["target"] or {}
     process, rank = target.get("process"), target.get("rank")
     generation = history.generation_at(event.time_ns)
@@ -106,7 +106,7 @@ def _all_hit(event: Event, process: str | None) -> tuple[str, ...]:
 
 
 def _replica(history: History, event: Event, process: str | None) -> tuple[str, ...]:
-    """Who held one copy of the model together with the process that was hit, if it was spread."""
+    """Processes that held the same sharded copy of the model as the one that was hit."""
     generation = history.generation_at(event.time_ns)
     if generation is None or generation.shards == 1 or process not in generation.members:
         return ()
@@ -133,7 +133,7 @@ def _never_fired(event: Event) -> Episode:
 
 
 def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
-    """Who held a state that one of these had changed, at the time of a failure."""
+    """Processes that held a state changed by these episodes at the time of a failure."""
     mine = [
         one
         for one in episodes
@@ -150,8 +150,8 @@ def changed_by(history: History, episodes: Iterable[Episode], failure: Event) ->
 def _of_states(
     history: History, episodes: list[Episode], failures: Iterable[Event]
 ) -> dict[int, list[Event]]:
-    """Index of an episode -> differences between replicas that the state it changed explains: of
-    whoever held that, and of whom it follows from how many held such a state.
+    """Index of an episode -> differences between replicas that its changed state explains: those
+    blamed on a holder of the state, and those that follow from how many held a changed state.
     """
     found: dict[int, list[Event]] = {}
     for failure in failures:
@@ -160,10 +160,10 @@ def _of_states(
         generation, named = history.generation(failure.generation), failure.data["process"]
         each = {index: changed_by(history, (one,), failure) for index, one in enumerate(episodes)}
         every = frozenset[str]().union(*each.values())
-        told = tied(every, generation) if named is None else outvoted(every, generation, named)
+        by_number = tied(every, generation) if named is None else outvoted(every, generation, named)
         members = generation.members if generation is not None else ()
         for index, held in each.items():
-            if named in held or (told and held & set(members)):
+            if named in held or (by_number and held & set(members)):
                 found.setdefault(index, []).append(failure)
     return found
 
@@ -176,7 +176,7 @@ def _with_failures(
     left = [f for f in failures if not any(f in found for found in states.values())]
     for direct in (True, False):
         for index, episode in enumerate(episodes):
-            # what differed for it says nothing of values that it made too large for anybody to name
+            # Explaining a divergence does not exclude values too large to blame on a rank.
             values_too = not direct and paired.get(index) == states.get(index, [])
             if (index in paired and not values_too) or episode.injected is None or episode.missed:
                 continue
@@ -210,9 +210,11 @@ def _with_failures(
 
 
 def _seen(history: History, failures: Iterable[Event]) -> dict[int, int]:
-    """id of a failure -> when it was seen. One that blames nobody, as no rank that was asked had
-    ended, and is the first of its generation, is what that was aborted for; and values are refused
-    before the coordinator hears of it: what struck since then is none of its causes.
+    """id of a failure -> when it was seen, which excludes later injections as its cause.
+
+    A generation's first failure may blame no process, because no rank that was polled had ended: it
+    is the reason for the abort and was seen then. Non-finite values are refused before the
+    coordinator learns of them.
     """
     aborted: dict[int, int] = {}
     for abort in history.log.of(Kind.ABORT_SENT):
@@ -232,8 +234,9 @@ def _seen(history: History, failures: Iterable[Event]) -> dict[int, int]:
 
 
 def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
-    """The first failure after an episode that hit no process by name, and those of its generation
-    at the ends of its links: who is cut off from its supervisor too does not leave what is aborted.
+    """The first failure after an episode that hit no named process, and failures of the same
+    generation at the ends of its links: a rank that is also cut off from its supervisor does not
+    leave an aborted generation.
     """
     ends = episode.target.get("processes")
     hit = set(ends.values()) if isinstance(ends, dict) else set()
@@ -243,8 +246,8 @@ def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
 
 
 def _explains(history: History, episode: Episode, failure: Event) -> bool:
-    """Whether a failure blames what the episode hit, or, for values, whoever holds the state that
-    it changed. One that acts everywhere also hits whoever joined since.
+    """Whether a failure blames what the episode hit, or, of values, a process that holds the state
+    that it changed. An episode that acts everywhere also hits processes that joined later.
     """
     if episode.target.get("everywhere"):
         return _of_values(failure)
@@ -263,8 +266,8 @@ def _ends(
     *,
     same_target: bool,
 ) -> Callable[[Event], float]:
-    """Up to when episode ``index`` may explain a failure. Of values that it spoilt, and that may be
-    refused still, only another that spoils values is a newer cause.
+    """Until when episode ``index`` may explain a failure. While values that it corrupted may still
+    be refused, only another injection that corrupts values is a newer cause of that.
     """
     until, one = _ends_of_any(episodes, index, seen, same_target=same_target), episodes[index]
     if not one.corrupts:
@@ -281,8 +284,8 @@ def _ends(
 
 
 def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:
-    """Whether values that an episode made wrong can be among those that were refused: in its step
-    or, of what was kept for it, the next; a state that it changed while somebody holds it.
+    """Whether values that an episode corrupted can be among those refused: in its step, or the next
+    for values kept across steps; or, for a changed state, while a member holds it.
     """
     if one.injected is None:
         return False
@@ -297,11 +300,12 @@ def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:
 def _ends_of_any(
     episodes: list[Episode], index: int, seen: Mapping[int, int], *, same_target: bool
 ) -> Callable[[Event], float]:
-    """Up to when episode ``index`` may explain a failure: of one of several processes that it hit,
-    until that one is hit again, as the others are still as they were. What only changed values
-    neither explains that nobody goes on, nor is it a newer cause of that; nor does what was over by
-    then. One that hides that a rank works may make the job seem stuck, with nobody to blame, until
-    it is healed, whatever strikes meanwhile.
+    """Until when episode ``index`` may explain a failure.
+
+    With several targets, each counts until it is hit again, as the others are unaffected. An
+    episode that only changed values, or was over by then, neither explains a stuck job nor is a
+    newer cause of one. One that makes a working rank appear stalled may make the job seem stuck,
+    with no process to blame, until it is healed, whatever else is injected meanwhile.
     """
     one = episodes[index]
     hit = set(one.processes)
@@ -326,14 +330,14 @@ def _ends_of_any(
 
 
 def _stops(other: Episode, *, failure: Event, seen_ns: int) -> bool:
-    """Whether it did anything but change values, and did it still as the failure was seen."""
+    """Whether it can have stopped progress until the failure was seen; a mere change of values
+    cannot.
+    """
     return not other.changed and not _was_over(other, failure, seen_ns)
 
 
 def _was_over(one: Episode, failure: Event, seen_ns: int) -> bool:
-    """Whether a fault that let its target go by itself had done so before anybody was silent for
-    it: nobody goes on for another reason.
-    """
+    """Whether a fault had released its target before the silence began that the failure is for."""
     silent_s = failure.data.get("silent_s") or 0.0
     return failure.data["cause"] in _STUCK and seen_ns - silent_s * NS > one.over_ns
 
@@ -346,11 +350,11 @@ def _until(
     same_target: bool,
     newer: Callable[[Episode], bool] = lambda other: True,
 ) -> float:
-    """Time of the next injection (on the same target, one that counts as ``newer``) after episode
-    ``index``.
+    """Time of the next injection after episode ``index`` that counts as ``newer`` (and is on the
+    same target); infinity: there is none.
     """
     if episodes[index].target.get("everywhere"):
-        return float("inf")  # another one on one of its targets does not end it
+        return float("inf")  # another injection on one of its targets does not end it
     for other in episodes[index + 1 :]:
         if (
             other.injected is None
@@ -366,8 +370,8 @@ def _until(
 
 
 def _spoilt_everywhere(episodes: list[Episode], index: int) -> float:
-    """Time from which on what acts everywhere, and spoils nothing but values, explains what was not
-    finite.
+    """Time of the next injection that acts everywhere, which only corrupts values: from then on it
+    explains non-finite ones.
     """
     later = (
         other

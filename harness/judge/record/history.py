@@ -1,4 +1,4 @@
-"""What happened in one arm, in order: generations, executions of steps, what survived."""
+"""One arm's history in order: generations, step executions, and which of them survived."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NS = 1e9
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the
-    reference sample order; ``observed``: a command, seen from outside only; ``evaluate_every``:
-    steps between evaluations by rank 0, which are to take ``evaluate_s`` each.
+    reference sample order; ``observed``: a command, seen only from outside; ``evaluate_every``:
+    steps between evaluations by rank 0, each planned to take ``evaluate_s``.
     """
 
     arm: str
@@ -101,7 +101,7 @@ class StepRun:
 @dataclass(frozen=True, kw_only=True)
 class History:
     """One arm in order. ``foreign``: fenced commits and commits by non-members; ``unsure``: commits
-    of which the clocks do not tell whether they were fenced; ``end_ns``: the last moment known.
+    that may have been fenced, within the error of the clocks; ``end_ns``: the last known moment.
     """
 
     log: Log
@@ -128,19 +128,17 @@ class History:
 
     @property
     def outcome(self) -> str:
-        """Outcome the orchestrator wrote; ``broken`` when it never came to write one."""
+        """Outcome that the orchestrator logged; ``broken`` if it did not get that far."""
         return str(self.finished.data["outcome"]) if self.finished else "broken"
 
     @property
     def cut_short(self) -> bool:
-        """Whether the arm was ended from outside, so that what it had not done by then says
-        nothing.
-        """
+        """Whether the arm was ended from outside, so that unfinished work proves nothing."""
         return self.outcome in ("broken", "interrupted")
 
     @property
     def unfinished(self) -> bool:
-        """Whether the job itself did not get to its end, other than by being ended from outside."""
+        """Whether the job itself did not finish, without being ended from outside."""
         return self.outcome in ("gave-up", "timed-out")
 
     @property
@@ -152,9 +150,7 @@ class History:
 
     @property
     def worked(self) -> tuple[Generation, ...]:
-        """Generations that became ready (or committed something, should the ready mark be
-        missing).
-        """
+        """Generations that became ready (or, if the ready event is missing, committed a step)."""
         return tuple(g for g in self.generations if g.resume_step is not None)
 
     @property

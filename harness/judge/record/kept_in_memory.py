@@ -1,6 +1,4 @@
-"""What the log says of checkpoints in memory: which are held by a keeper that lives, and so have to
-be found again.
-"""
+"""In-memory checkpoints in the log: those held by a living keeper, which a restore must find."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
 REMEMBERED = "memory-"
-"""What the name of a checkpoint in memory begins with."""
+"""Prefix of an in-memory checkpoint's name."""
 STOPPED = ("T", "t")
 
 
 def keepers(log: Log) -> dict[str, Event]:
-    """Processes that keep checkpoints in memory, by name, with their start."""
+    """Checkpoint keepers by name -> the event of their start."""
     return {
         event.data["process"]: event
         for event in log.of(Kind.PROCESS_SPAWNED)
@@ -36,18 +34,17 @@ def held_in_memory(
     before: int,
     in_doubt: Callable[[Event, int, int], bool],
 ) -> dict[str, int]:
-    """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and
-    of which some keeper that lives then holds every shard: name -> step.
+    """In-memory checkpoints that generations ``before`` this one acknowledged by ``until_ns`` and
+    whose every shard is held by a keeper that lives then: name -> step.
 
-    One that was refused since as damaged does not count, nor one that was let go of, if it was
-    ``in_doubt`` (the line that says so, its step, the generation that saved it), nor one that made
-    room for as many newer ones as keepers hold, whatever these are worth, and acknowledged or not.
-    Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then: it does not
-    answer.
+    Excluded are checkpoints that were since refused as damaged; that were dropped, if ``in_doubt``
+    (takes the event of the drop, the checkpoint's step and the generation that saved it); and that
+    were displaced by as many newer ones as keepers hold, good or bad, acknowledged or not. A keeper
+    that was stopped at any time from ``since_ns`` to ``until_ns`` does not answer, so what it holds
+    does not count.
 
-    A keeper holds what a rank of its node saved, and what such an event names its node for as
-    having a copy; a keeper that ended has let everything go, and who follows it on the node begins
-    with nothing.
+    A keeper holds what ranks of its node saved, and the copies that an event says its node has. A
+    keeper that ended has lost everything, and its successor on the node starts empty.
     """
     silent = _stopped(log, since_ns, until_ns)
     lives = [life[1:] for life in _lives(log) if life[0] not in silent]
@@ -86,7 +83,7 @@ def held_in_memory(
 
 
 def _lines(log: Log, until_ns: int) -> Iterator[Event]:
-    """What is said of checkpoints in memory up to then."""
+    """Events about in-memory checkpoints up to ``until_ns``."""
     for event in log.of(
         Kind.CHECKPOINT_SAVING,
         Kind.CHECKPOINT_COMMITTED,
@@ -98,8 +95,8 @@ def _lines(log: Log, until_ns: int) -> Iterator[Event]:
 
 
 def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
-    """Saves that were never acknowledged, as their generation ended first, and that keepers held
-    all the same, since they were let go of by name: name and generation.
+    """(name, generation) of saves that were not acknowledged before their generation ended but were
+    held by keepers, since they were dropped by name later.
     """
     saved: dict[str, int] = {}
     found: set[tuple[str, int]] = set()
@@ -115,8 +112,8 @@ def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
 
 
 def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
-    """Keepers that ended before they were asked to, and no fault on them or their node explains it,
-    nor the loss of their node, which has its own account. In words.
+    """Messages about keepers that ended before they were asked to, without a fault on them or their
+    node, and without the loss of their node, which is reported by itself.
     """
     started = keepers(log)
     home, hit = (
@@ -145,8 +142,8 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
 
 
 def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
-    """Processes that the kernel showed as stopped by a fault, at any time between: until its heal,
-    or for good where it leaves them so.
+    """Processes that the kernel showed as stopped by a fault at any time in the interval. The stop
+    lasts until the fault's heal, or indefinitely if the fault does not undo it.
     """
     hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
     ends = {
@@ -167,7 +164,7 @@ def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
 
 
 def _lives(log: Log) -> list[tuple[str, int | None, int, int]]:
-    """Name, node, start and end of each keeper."""
+    """(name, node, start, end) of each keeper; times in ns."""
     ends = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
     return [
         (name, start.data.get("node"), start.time_ns, ends.get(name, 2**63))

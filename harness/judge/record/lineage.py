@@ -1,22 +1,20 @@
-"""What happened in one arm, put in order: generations, executions of steps, and the lineage that
-survived.
-
+"""One arm's history in order: generations, step executions, and the lineage that survived.
 Definitions, used by every metric and checker:
 
 - A *step run* is one execution of one step by one generation. It ends when the last member that
   ever commits it does so.
-- A commit is *fenced* when its generation had been succeeded (``generation_started`` of a later
-  one) before it was written. Fenced commits, and commits by processes that are no members, count
-  for nothing here and are kept apart. Where the clocks of two machines are too uncertain to tell, a
-  commit counts, and is ``unsure`` unless the supervisor knew before the fence that its writer stood
-  still or was gone.
-- A commit at or below the step its generation resumed at ends a step of an earlier one: of sharded
-  ranks that held its reduced gradients, and were only told the end of it. It is no run of its own.
-- The *job commits* a step run when all members commit it, at the last one's time. If some member
-  died first, the all-reduce still held every member's share, so the step counts from the moment a
-  later generation is ready with ``resume_step`` at or beyond it; if the next generation resumes
+- A commit is *fenced* if a later generation had started (``generation_started``) before it was
+  written. Fenced commits and commits by non-members do not count and are kept apart. Where the
+  clocks of two machines are too uncertain to decide, a commit counts, and is ``unsure`` unless the
+  supervisor knew before the fence that its writer was stopped or gone.
+- A commit at or below the step at which its generation resumed ends a step of an earlier one:
+  sharded ranks held the reduced gradients and only learned later that the step had ended. It is
+  not a step run.
+- The *job commits* a step run when all members commit it, at the last one's time. If a member died
+  first, the all-reduce still included every member's share, so the step counts from the moment a
+  later generation is ready with ``resume_step`` at or beyond it. If the next generation resumes
   before it, the run was never committed.
-- The *lineage* maps each step to the step run whose result the job ended with: a generation that
+- The *lineage* maps each step to the step run whose result is in the final state: a generation that
   resumes at r discards every run of a step beyond r.
 """
 
@@ -92,8 +90,8 @@ def _members(log: Log) -> dict[int, tuple[str, ...]]:
 def _split_commits(
     log: Log, members: Mapping[int, tuple[str, ...]]
 ) -> tuple[list[Event], tuple[Event, ...], tuple[Event, ...]]:
-    """Commits that count, those of fenced generations or strangers, and which of the first may be
-    fenced too.
+    """(commits that count, commits of fenced generations or non-members, those of the first that
+    may be fenced too).
     """
     starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
     own: list[Event] = []
@@ -117,8 +115,8 @@ def _split_commits(
 
 
 def _known_before(log: Log, commit: Event, fence_ns: int) -> bool:
-    """Whether the supervisor had heard, before it fenced a generation, that who committed stood
-    still or was gone.
+    """Whether the supervisor knew, before it fenced a generation, that the committing process was
+    stopped or gone.
     """
     for event in log.of(Kind.SURVIVORS_PARKED, Kind.PROCESS_EXITED):
         if event.time_ns > fence_ns:
@@ -147,7 +145,7 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
     for index, event in enumerate(started):
         number, done = event.generation, ready.get(event.generation)
         implied = first_commit[number] - 1 if number in first_commit else None
-        # what was told of the end of an earlier one's step is no step of its own
+        # commits at or below ``finish`` end an earlier generation's step and are not own steps
         if implied is not None:
             implied = max(implied, int(event.data.get("finish", 0)))
         following = started[index + 1].time_ns if index + 1 < len(started) else None

@@ -1,9 +1,9 @@
-"""What is known of ranks whose last lines were lost with their node.
+"""What is known of ranks whose last log lines were lost with their node.
 
-A process that is killed leaves its last lines in memory that its supervisor reads; a machine that
-is lost takes them with it. What its ranks took in the last step that the others committed is then
-known by another witness: the count of samples that all ranks reduced together, and the order, of
-which every part but theirs was seen to be taken.
+A killed process leaves its last lines in memory that its supervisor reads; a lost machine takes
+them with it. The samples that its ranks took in the last step that the others committed are then
+known indirectly: from the count of samples that all ranks reduced together, and from the sample
+order, all of which except their part was seen to be taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.judge.record.node_attribution import homes
 
 
 def silenced(log: Log) -> frozenset[str]:
-    """Processes that ended with a lost node, and whose logs do not end in good order."""
+    """Processes that ended with a lost node and whose logs have no orderly end."""
     home = homes(log)
     lost = {(event.data["node"], event.time_ns) for event in log.of(Kind.NODE_LOST)}
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
@@ -30,11 +30,11 @@ def silenced(log: Log) -> frozenset[str]:
 
 
 def witnessed(history: History, run: StepRun, due: Counter[int]) -> Counter[int]:
-    """Samples of a step that silenced members took, by the count that all reduced. ``due``: those
-    of the step.
+    """Samples of a step that silenced members took, inferred from the reduced count. ``due``: all
+    samples of the step.
 
-    Empty where every member's share was seen, where somebody else's is missing, and where the count
-    is another one.
+    Empty if every member's share was seen, if another member's share is missing too, or if the
+    reduced count is not that of ``due``.
     """
     generation = history.generation(run.generation)
     takers = {event.actor for event in run.batches}

@@ -1,4 +1,4 @@
-"""On which nodes an arm ran, and which of them a fault concerned: from its log alone."""
+"""Nodes of an arm and the faults that concerned them, from the log alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from harness.judge.results import NodeResult
 
 
 def nodes_of(log: Log) -> list[NodeResult]:
-    """One row for each node, by number; none where ranks are not grouped into nodes.
+    """One row per node, by number; empty if ranks are not grouped into nodes.
 
-    A launcher whose nodes are names only says nothing of them but where it put its processes: they
-    are on the host of the harness.
+    If a launcher's nodes are only names, the log only says which processes it placed there; all of
+    them are on the harness's host.
     """
     home, bounds = homes(log), log.clock_bounds_s
     joined = {event.data["node"]: event.data for event in log.of(Kind.NODE_JOINED)}
@@ -37,13 +37,13 @@ def nodes_of(log: Log) -> list[NodeResult]:
 
 
 def homes(log: Log) -> dict[str, int]:
-    """Process -> number of the node that it was started on, where that is known."""
+    """Process -> number of the node that it was started on, if known."""
     spawned = log.of(Kind.PROCESS_SPAWNED)
     return {e.data["process"]: e.data["node"] for e in spawned if e.data.get("node") is not None}
 
 
 def nodes_hit(episode: Episode, home: Mapping[str, int]) -> list[int]:
-    """The nodes that an occurrence of a fault acted on, or on whose processes it did."""
+    """Numbers of the nodes that a fault occurrence acted on, directly or through a process."""
     named = [episode.target[key] for key in ("node", "nodes") if key in episode.target]
     numbers = [
         n for one in named for n in (one if isinstance(one, list) else [one]) if isinstance(n, int)
@@ -58,7 +58,7 @@ def _own_host(log: Log) -> str:
 
 
 def _lost(log: Log, node: int) -> list[str]:
-    """When and why it was lost, each time."""
+    """When and why the node was lost, each time."""
     started = log.first(Kind.RUN_STARTED)
     zero = started.time_ns if started else 0
 

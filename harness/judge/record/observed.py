@@ -1,17 +1,17 @@
-"""An arm of a command put in order, from what could be seen of it from outside. See
+"""A command's arm put in order, as far as it was seen from outside. See
 ``harness.judge.record.lineage``.
 
-What is known less well than of a built-in workload, and what is made of it:
+Less is known than of a built-in workload, so some things are inferred:
 
 - A step counts as done when the first rank reports it.
-- A script may report every so many steps only. The usual distance (``stride``) is learned; the
-  steps between two reports are taken as evenly spaced in time, but as committed only with the
-  report that shows them done, so that no recovery is counted as faster than it was seen to be.
-- A generation resumes one stride before its first report. What a rollback lost is thereby counted
-  up to one stride too high, never too low.
-- Its first step began one usual step before the first report; up to there it was restoring.
-- A progress bar is drawn before anything is done, ``0/100`` also where it goes on at 20: what a
-  later generation says of the first step counts when the next steps follow.
+- A script may report only every so many steps. The usual distance (``stride``) is learned. Steps
+  between two reports are taken as evenly spaced in time, but as committed only with the later
+  report, so that no recovery looks faster than it was seen to be.
+- A generation resumes one stride before its first report. The steps lost in a rollback are thereby
+  overestimated by up to one stride, never underestimated.
+- Its first step began one usual step time before the first report; until then it was restoring.
+- A progress bar is drawn before any work is done, as ``0/100`` even where it goes on at 20: what a
+  later generation reports for the first step counts only when the next steps follow.
 """
 
 from __future__ import annotations
@@ -80,31 +80,30 @@ def stride_of(history: History) -> int:
 
 
 def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
-    """(generation, step) -> samples that its ranks reported, each its own, of steps that every
-    member reported.
+    """(generation, step) -> samples summed over its ranks, for steps that every member reported.
 
-    Without generations of more ranks than the job has, and the last ``UNSURE`` steps of each:
-    whoever does them again with fewer ranks may not be seen as another generation yet.
+    Generations with more ranks than the job has are left out, and so are the last ``UNSURE`` steps
+    of each: fewer ranks that repeat them may not be recognised as a new generation yet.
     """
-    told: dict[tuple[int, int], dict[int, int]] = {}
+    reported: dict[tuple[int, int], dict[int, int]] = {}
     worlds = {g.number: g.world for g in history.generations if g.world <= history.info.ranks}
     for event in history.log.of(Kind.STEP_REPORTED):
         rank, samples = event.data["rank"], event.data["samples"]
         if rank is not None and samples is not None:
-            shares = told.setdefault((event.generation, event.step or 0), {})
+            shares = reported.setdefault((event.generation, event.step or 0), {})
             shares[int(rank)] = min(int(samples), shares.get(int(rank), int(samples)))
     last: dict[int, list[int]] = {}
-    for number, step in sorted(told):
+    for number, step in sorted(reported):
         last.setdefault(number, []).append(step)
     return {
         (number, step): sum(shares.values())
-        for (number, step), shares in told.items()
+        for (number, step), shares in reported.items()
         if len(shares) == worlds.get(number) and step not in last[number][-UNSURE:]
     }
 
 
 def _reports(log: Log, generation: Event) -> list[_Report]:
-    """Steps in the order in which they were first reported, each beyond the one before."""
+    """First reports of steps in order of time, each of a later step than the one before."""
     world = max(1, len(generation.data["members"]))
     mine = [
         event for event in log.of(Kind.STEP_REPORTED) if event.generation == generation.generation
@@ -132,8 +131,8 @@ def _reports(log: Log, generation: Event) -> list[_Report]:
 
 
 def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, list[_Report]]:
-    """Without what later generations said of the first step, and jumped from to where they
-    went on.
+    """Reports without a later generation's first one if that is of step 0 or 1 and the next jumps
+    ahead.
     """
     return {
         number: rows[1:]
@@ -156,7 +155,7 @@ def _stride(reports: dict[int, list[_Report]]) -> int:
 
 
 def _usual_ns(reports: dict[int, list[_Report]]) -> float:
-    """Median time of one step, 0 where no two reports follow each other."""
+    """Median time of one step; 0 if there are no two successive reports."""
     times = [
         (after.time_ns - before.time_ns) / (after.step - before.step)
         for rows in reports.values()
@@ -213,8 +212,8 @@ def _runs(
 
 
 def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, int, int, _Report]]:
-    """(step, start, end, report that shows it done) for every step, those between two reports
-    included.
+    """(step, start, end, report that shows it done) for every step, including those between
+    reports.
     """
     found = []
     before, cursor = generation.resume_step or 0, generation.ready_ns or generation.started_ns
@@ -230,7 +229,7 @@ def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, i
 
 
 def _commit(info: RunInfo, generation: Generation, step: int, report: _Report) -> Event:
-    """A report in the form that commits of built-in workloads have."""
+    """A report in the form of a built-in workload's commit."""
     data: dict[str, Any] = {
         "rank": 0,
         "world": generation.world,

@@ -1,6 +1,4 @@
-"""The losses that a command reported, of the steps that survived; and whether the job ended on
-values that are none.
-"""
+"""Losses that a command reported for surviving steps, and whether it ended on non-finite ones."""
 
 from __future__ import annotations
 
@@ -13,20 +11,20 @@ from chaos.events.log import Event, Kind
 from harness.judge.record.history import History
 
 LAST = 5
-"""Steps at the end by which a job is judged: most of them, or the very last, are no numbers."""
+"""Last steps by which a job is judged: it is bad if most, or the very last, are not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """What was said and is no number: how often, and the first of it."""
+    """Reported values that could not be read as numbers: how many, and the first."""
 
     count: int
     example: str
 
 
 def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
-    """Step -> rank (None: it did not say) -> the losses it reported, in the generation whose step
-    survived.
+    """Step -> rank (None: not given) -> losses that it reported, in the generation whose run of the
+    step survived.
     """
     lineage = history.lineage
     found: dict[int, dict[int | None, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -42,7 +40,7 @@ def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
 
 
 def unread_of(history: History) -> Mapping[str, Unread]:
-    """Name (``loss``, ``rank``, ``samples``) -> what was given for it and could not be read."""
+    """Name (``loss``, ``rank``, ``samples``) -> values reported for it that could not be read."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for event in history.log.of(Kind.STEP_REPORTED):
@@ -53,8 +51,8 @@ def unread_of(history: History) -> Mapping[str, Unread]:
 
 
 def spoilt_since(history: History) -> int | None:
-    """The step from which on the job reported losses that are no numbers, to its end; None: it
-    ended on numbers, or reported none.
+    """The step from which the job reported non-finite losses to its end; None: it ended on finite
+    losses, or reported none.
     """
     losses = losses_of(history)
     bad = [step for step, by_rank in losses.items() if _is_bad(by_rank)]
@@ -69,7 +67,7 @@ def spoilt_since(history: History) -> int | None:
 
 
 def is_bad(event: Event) -> bool:
-    """Whether a report's loss is no number."""
+    """Whether a report's loss is not finite."""
     return event.data["loss"] is not None and not math.isfinite(float(event.data["loss"]))
 
 

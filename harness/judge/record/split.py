@@ -1,9 +1,8 @@
-"""Who held a state that a fault had changed, and how far back a difference between replicas may
-reach.
+"""Which processes hold a state that a fault changed, and since when replicas may have differed.
 
-A changed state stays with its process until that takes another one: a peer's, a checkpoint's.
-Whoever copies it holds it as well. So a difference may be found generations after the fault, and of
-a process that no fault hit.
+A changed state stays with its process until the process takes another one, from a peer or a
+checkpoint, and spreads to every process that copies it. So a difference may be found generations
+after the fault, on a process that no fault hit.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from chaos.events.log import Event, Kind
 from harness.judge.record.history import Generation, History
 
 KEEPING = ("peer", "kept")
-"""How a generation gets its state, where members go on with what they hold."""
+"""State sources of a generation whose members go on with what they hold."""
 
 
 def holders(history: History, hit: Iterable[str], since: int, until: int) -> frozenset[str]:
-    """Processes that hold a state in generation ``until`` that was changed in those that were
-    ``hit`` in ``since``.
+    """Processes whose state in generation ``until`` derives from that of the ``hit`` processes,
+    which was changed in generation ``since``.
     """
     return frozenset(origins(history, hit, since, until))
 
 
 def origins(history: History, hit: Iterable[str], since: int, until: int) -> dict[str, str]:
-    """The ``holders``, each with the one that was ``hit`` whose state it has."""
+    """Each of the ``holders`` -> the ``hit`` process that its state comes from."""
     held = {name: name for name in hit}
     taken = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
     for event in sorted(
@@ -47,9 +46,9 @@ def origins(history: History, hit: Iterable[str], since: int, until: int) -> dic
 
 
 def went_on_with(history: History, hit: Collection[str], since: int, step: int) -> bool:
-    """Whether anything was computed with a state that was changed in those ``hit`` as they made
-    this step: a later step, or a generation in which somebody still held it. Otherwise it was gone
-    before it could show.
+    """Whether anything was computed with the state that was changed in the ``hit`` processes at
+    this step: a later step, or a generation in which a member still held it. Otherwise the state
+    was gone before it could show.
     """
     if any(run.generation == since and run.step > step for run in history.runs):
         return True
@@ -58,10 +57,9 @@ def went_on_with(history: History, hit: Collection[str], since: int, step: int) 
 
 
 def outvoted(changed: Collection[str], generation: Generation | None, named: str | None) -> bool:
-    """Whether most of those that held the same part of the model as the one ``named`` held a
-    ``changed`` state, and it did not. Replicas that differ are told apart by how many hold the
-    same: whoever still holds the right state is then the one that differs. That the others hold a
-    wrong one, ``loss-equality`` says.
+    """Whether the process ``named`` for differing held the right state, and most holders of the
+    same part of the model a ``changed`` one. The majority decides which replica differs, so the
+    right one is blamed; that the others are wrong is reported by ``loss-equality``.
     """
     members = generation.members if generation is not None else ()
     if generation is None or named not in members or named in changed:
@@ -72,8 +70,8 @@ def outvoted(changed: Collection[str], generation: Generation | None, named: str
 
 
 def tied(changed: Collection[str], generation: Generation | None) -> bool:
-    """Whether of some part of the model not so few held a changed state that the others
-    are most.
+    """Whether, for some part of the model, at least half of its holders have a changed state, so
+    that the unchanged ones are not a majority.
     """
     if generation is None:
         return False
@@ -85,8 +83,8 @@ def tied(changed: Collection[str], generation: Generation | None) -> bool:
 
 
 def agreed_before(history: History, failure: Event) -> tuple[int, int]:
-    """The step at which replicas last agreed before they were found to differ, or all began with,
-    and the generation in which they did.
+    """(step, generation) at which replicas last agreed, or all started from one state, before they
+    were found to differ.
     """
     number, before_ns = failure.generation, failure.time_ns
     fresh = [

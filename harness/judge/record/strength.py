@@ -1,9 +1,8 @@
-"""With how many ranks a command began, and with how many it ended: a job that goes on with fewer is
-degraded.
+"""How many ranks a command started and ended with: a job that goes on with fewer is degraded.
 
-The reports tell where every rank makes its own: a rank that reports none of the last steps no
-longer takes part, whatever became of its process. Where they do not, members of the last generation
-count, but for those that had ended, or were held stopped by a fault, before the last steps.
+If every rank makes its own reports, they decide: a rank that reports none of the last steps no
+longer takes part, whatever happened to its process. Otherwise the members of the last generation
+count, except those that had ended, or were stopped by a fault, before the last steps.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from chaos.events.log import Event, Kind
 from harness.judge.record.history import History
 
 LAST = 5
-"""Reported steps at the end by which it is told who still takes part."""
+"""Number of last reported steps that decide which ranks still take part."""
 STOPS = ("process-stop", "node-stop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strength:
-    """Ranks found at first, and those that took part in the last steps. ``gone``: who no longer
-    did, in words, with the time since when, ns.
+    """Ranks found at the start, and those that took part in the last steps. ``gone``: label of each
+    rank that no longer did -> since when, ns.
     """
 
     began: int
@@ -31,7 +30,7 @@ class Strength:
 
     @property
     def short(self) -> str:
-        """``3 of 4 ranks at the end: rank 1 (w1) is gone``, or nothing where all were there."""
+        """Message such as ``3 of 4 ranks at the end: rank 1 (w1) gone``; "" if all took part."""
         if self.ended >= self.began:
             return ""
         who = f": {', '.join(sorted(self.gone))} gone" if self.gone else ""
@@ -39,7 +38,7 @@ class Strength:
 
 
 def half_known(history: History) -> str:
-    """Why it cannot be told who did what: not all ranks of a command were found. Empty where they
+    """Why targets and blame cannot be determined: not all ranks of a command were found; "" if they
     were.
     """
     found = len(history.generations[0].members) if history.generations else 0
@@ -49,7 +48,7 @@ def half_known(history: History) -> str:
 
 
 def strength_of(history: History) -> Strength:
-    """Of a command's arm. One that reported nothing ends as it began."""
+    """Strength of a command's arm. One without reports ends as it started."""
     began = len(history.generations[0].members) if history.generations else 0
     last = _last_reports(history)
     if not last or not history.worked:
@@ -70,7 +69,7 @@ def strength_of(history: History) -> Strength:
 
 
 def _last_reports(history: History) -> list[Event]:
-    """Reports of the last steps, by the last generation that made any."""
+    """Reports of the last steps by the last generation that made any step."""
     number = max((run.generation for run in history.runs), default=0)
     mine = [event for event in history.log.of(Kind.STEP_REPORTED) if event.generation == number]
     steps = sorted({event.step or 0 for event in mine})[-LAST:]
@@ -78,18 +77,18 @@ def _last_reports(history: History) -> list[Event]:
 
 
 def _all_report(history: History, began: int) -> bool:
-    """Whether every rank makes reports of its own, as it did before anything happened."""
+    """Whether every rank reports for itself, as seen in the first generation."""
     ranks = {
         event.data["rank"]
         for event in history.log.of(Kind.STEP_REPORTED)
         if event.generation == history.generations[0].number
     }
-    told = all(event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED))
-    return told and len(ranks) >= began
+    named = all(event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED))
+    return named and len(ranks) >= began
 
 
 def _missed_since(history: History) -> dict[int, int]:
-    """Rank -> when somebody was the first to be two reports further than it ever came, or its last
+    """Rank -> when another rank was first two reports beyond its last; else the time of its last
     report.
     """
     reports = list(history.log.of(Kind.STEP_REPORTED))
@@ -112,14 +111,14 @@ def _ended(history: History) -> dict[str, int]:
 
 
 def _replaced(history: History) -> set[str]:
-    """Members of the generation before the last that are in it no more."""
+    """Members of the last but one generation that are not in the last."""
     if len(history.worked) < 2:
         return set()
     return set(history.worked[-2].members) - set(history.worked[-1].members)
 
 
 def _stopped(history: History) -> Iterator[tuple[str, int, int]]:
-    """(process, from, until) for what faults held stopped."""
+    """(process, from, until) of processes that faults held stopped; times in ns."""
     healed = {
         (e.data["fault"], e.data["occurrence"]): e.time_ns
         for e in history.log.of(Kind.FAULT_HEALED)

@@ -1,21 +1,20 @@
-"""When a command has recovered: with new steps that go on, not with the first line about a later
+"""When a command has recovered: with new steps that continue, not with the first line about a later
 step.
 
-What a program prints may be late: a progress bar is drawn again in the midst of a stall, buffered
-lines come out when a process ends, a survivor does a step or two before its launcher ends it. A new
-step is a recovery when new ones follow it, at least ``STEPS`` and up to one at least ``LASTING_S``
-later, before
+Output may be late: a progress bar is redrawn during a stall, buffered lines come out when a process
+ends, a survivor does a step or two before its launcher ends it. A new step is a recovery if new
+steps follow it, at least ``STEPS`` of them and until at least ``LASTING_S`` later, before
 
-- another failure is seen (a stall is one),
-- a generation begins that goes back behind that step, so that it was not kept,
-- the job ends unfinished;
+- another failure (a stall is one) is seen,
+- a generation starts that resumes before that step, so that it was not kept,
+- the job ends unfinished.
 
-and when no stall is seen while the fault still acts, and the job does not crawl: of the ``RATED``
-new steps that follow, or, near the end, of the last ``RATED`` of all, one at least takes no more
-than ``CRAWL`` times the usual step before the failure. A job that lost some of its ranks is slower
-than before, but not by that much, and one step in so many is quick on a busy machine too. What
-cannot follow any more (the next fault is injected, the job is done, somebody cut it short) is not
-asked for. What was no recovery counts as work before the failure, which is then done again.
+Moreover, no stall may be seen while the fault still acts, and the job must not crawl: of the
+``RATED`` new steps that follow (near the end, of the last ``RATED`` of all), at least one takes no
+more than ``CRAWL`` times the usual step before the failure. A job that lost ranks is slower than
+before, but not by that much, and on a busy machine too one step in so many is fast. Steps that
+cannot follow any more are not required: the next fault is injected, the job is done, or it was cut
+short. A step that was not a recovery counts as work before the failure, which is then redone.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ RATED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Lasting:
-    """``first``: the step that began the recovery, None: there was none; ``high_water``: the
-    highest before it.
+    """``first``: the step that began the recovery, None: there was no recovery; ``high_water``: the
+    highest step before it.
     """
 
     first: StepRun | None
@@ -46,9 +45,7 @@ class Lasting:
 
 def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> Lasting:
     """The recovery from a failure of generation ``number``, before which ``mark`` was the highest
-    step.
-
-    ``acting_until_ns``: until when the fault acts.
+    step. ``acting_until_ns``: until when the fault acts.
     """
     later = sorted(
         (run for run in history.runs if run.generation > number and run.committed_ns is not None),
@@ -75,7 +72,7 @@ class _Crawl:
         self._new = [run for run in later if run.step > mark and (run.committed_ns or 0) <= until]
 
     def at(self, run: StepRun) -> bool:
-        """Whether it does where this step is done. Too few steps tell nothing."""
+        """Whether the job crawls at this step. Too few steps are not judged."""
         if len(self._new) <= RATED:
             return False
         following = self._new[bisect_right(self._new, _order(run), key=_order) :][:RATED]
@@ -88,7 +85,7 @@ def _order(run: StepRun) -> tuple[int, int]:
 
 
 def _next_fault_ns(history: History, since: int) -> int:
-    """When the next fault comes, or the end of the arm."""
+    """Just before the next fault's injection, or the end of the arm."""
     faults = (e.time_ns - 1 for e in history.log.of(Kind.FAULT_INJECTED) if e.time_ns >= since)
     return min(faults, default=history.end_ns)
 
@@ -96,7 +93,7 @@ def _next_fault_ns(history: History, since: int) -> int:
 def _trouble(
     history: History, run: StepRun, later: Sequence[StepRun], acting_until_ns: int
 ) -> int | None:
-    """When it showed that a new step had been no recovery, ns; None: it was one."""
+    """When a new step was shown not to be a recovery, ns; None: it was one."""
     since, log = run.committed_ns or 0, history.log
     until = _asked_until(history, run, later)
     failures = [
@@ -117,8 +114,8 @@ def _trouble(
 
 
 def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> int:
-    """Until when new steps have to follow one: as many, or as long, as is asked, or as there could
-    be.
+    """Until when new steps have to follow this one: until enough did for long enough, or until no
+    more could.
     """
     since = run.committed_ns or 0
     followed, high = 0, run.step
@@ -135,9 +132,8 @@ def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> in
 
 
 def at_the_end_again(history: History, failure_ns: int, high_water: int) -> int | None:
-    """When a job that failed with nothing new left to do was at its end again, ns: the highest step
-    was done once more, or, where no step was, the command that had been started again ended well.
-    None: neither was.
+    """When a job that failed with no new step left was done again, ns: the highest step was
+    repeated, or, if no step was, the restarted command ended well. None: neither happened.
     """
     started = min(
         (e.time_ns for e in history.log.of(Kind.COMMAND_STARTED) if e.time_ns > failure_ns),

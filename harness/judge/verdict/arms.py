@@ -1,4 +1,4 @@
-"""The arms of a run, each judged by itself."""
+"""Judges each arm of a run by itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedArm:
-    """One arm that left a usable log, judged."""
+    """One judged arm with a usable log."""
 
     id: str
     cell: Cell
@@ -41,7 +41,7 @@ class JudgedArm:
 
 
 def planned_arms(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
-    """Of a cell: (id, repeat, faulted or control)."""
+    """Planned arms of a cell: (id, repeat, faulted or control)."""
     wanted = ARMS if cell.scenario.baseline == "paired" else ARMS[:1]
     return [
         (arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted
@@ -51,16 +51,16 @@ def planned_arms(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control
 def judge_arms(
     resolved: ResolvedRun, logs: Mapping[str, Log], complete: Callable[[JudgedArm], None]
 ) -> tuple[list[JudgedArm], dict[str, str]]:
-    """The arms that have a log, and of those whose log makes no sense why not: anything may stand
-    in a file. ``complete`` makes all that is made of an arm later, so that what
-    breaks it shows here.
+    """Judged arms that have a log, and arm id -> reason for those whose log makes no sense (a file
+    may contain anything). ``complete`` runs everything that is later derived from an arm, so that
+    its errors show here.
     """
     exact = {
         name: kind.exact
         for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()
     }
     arms: list[JudgedArm] = []
-    senseless = _senseless(resolved, logs)  # a control arm's, too, which others are compared with
+    senseless = _senseless(resolved, logs)  # includes control arms, which others are compared with
     logs = {name: log for name, log in logs.items() if name not in senseless}
     simulated = {
         name: cell.scenario.launcher.kind == "sim" and cell.scenario.workload.command is None
@@ -123,19 +123,19 @@ def _no_sense(error: Exception) -> str:
 
 
 def _usable(control: Log | None) -> Log | None:
-    """A control that committed nothing gives nothing to compare with."""
+    """The control, or None if it committed nothing to compare with."""
     return control if control is not None and history_of(control).committed_step else None
 
 
 def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tuple[Log, ...]:
-    """Control arms of every cell that trains the same thing."""
+    """Control arms of every cell with the same workload."""
     alike = [other for other in resolved.cells if other.scenario.workload == cell.scenario.workload]
     names = [name for other in alike for name, _, arm in planned_arms(other) if arm == "control"]
     return tuple(logs[name] for name in names if name in logs)
 
 
 def _exactness(evidence: Evidence) -> str:
-    """How the arm's result compares with its control's; a job that did not finish has no result,
+    """How the arm's result compares with its control's. A job that did not finish has no result,
     and a command does not show its own.
     """
     if evidence.history.outcome != "completed" or evidence.history.info.observed:

@@ -56,9 +56,9 @@ def judge_slas(
     owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
     possible: Mapping[str, Chances] = MappingProxyType({}),
 ) -> list[SlaResult]:
-    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known;
-    ``bounds``: metric -> how far its values may be from the truth; ``owners``: metric -> the repeat
-    of each value; ``possible``: metric -> how many values there could have been.
+    """Judge every SLA clause of a cell. ``missing``: why a metric may have no value, if known;
+    ``bounds``: metric -> largest error of its values; ``owners``: metric -> the repeat of each
+    value; ``possible``: metric -> how many values there could have been.
     """
     results = []
     for metric, checks in cell.scenario.sla.items():
@@ -94,10 +94,10 @@ def judge_sla(
     arms: Sequence[int] = (),
     possible: Chances = Chances(),
 ) -> SlaResult:
-    """One clause, of these arms: what the next one would show is for ``harness.gating`` to say.
+    """Judge one clause on these arms. What it implies for future arms is up to ``harness.gating``.
 
-    Too few values for its aggregate, or none, is inconclusive, and so is a margin within which the
-    values may be wrong; an infinite one never meets a bound.
+    No value, or too few for the aggregate, is inconclusive; so is a margin smaller than the error
+    of the values. An infinite value never meets a bound.
 
     Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
     """
@@ -132,7 +132,7 @@ def judge_sla(
 def _weighed(
     clause: Clause, values: Sequence[float], said: str, bound: float, unit: str, count: str
 ) -> tuple[Verdict, str]:
-    """The verdict on values that there are, and its reason. ``said``: what was observed."""
+    """Verdict and reason for a clause that has values. ``said``: what was observed."""
     holds, observed = evaluate(clause, values)
     need = samples_needed(clause.aggregate)
     if not math.isfinite(observed):
@@ -144,21 +144,21 @@ def _weighed(
         blur = quantity(bound, unit)
         return (
             "inconclusive",
-            f"{said}, which clocks of several machines blur by {blur}: no telling",
+            f"{said}, but clocks of several machines blur it by {blur}, so it is undecided",
         )
     return ("pass" if holds else "fail"), said
 
 
 def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:
-    """Whether values wrong by up to ``bound`` may decide a clause the other way; its aggregates
-    move no further than their values do.
+    """Whether an error of up to ``bound`` in the values could reverse the clause; an aggregate
+    moves no further than its values do.
     """
     answers = {evaluate(clause, [value + by for value in values])[0] for by in (-bound, 0.0, bound)}
     return len(answers) > 1
 
 
 def quantity(value: float | None, unit: str, better: str = "neither") -> str:
-    """A value for people, rounded against us: ``0.831 s``, ``2 steps``, ``infinite``."""
+    """A value as text, rounded conservatively: ``0.831 s``, ``2 steps``, ``infinite``."""
     if value is None:
         return "none"
     return "infinite" if not math.isfinite(value) else with_unit(value, unit, better)
@@ -188,8 +188,8 @@ def judge_cell(
     """Verdict and reason of a cell. A ``warn`` clause never fails; an arm that did not run makes it
     inconclusive.
 
-    ``untried``: why nothing was put to the test, if so; such a cell does not pass. ``unread``: why
-    the log of an arm was not read.
+    ``untried``: why nothing was tested, or ""; such a cell does not pass. ``unread``: why the log
+    of an arm was not read.
     """
     hard = [sla for sla in slas if sla.severity == "fail"]
     verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
@@ -204,7 +204,7 @@ def judge_cell(
         return verdict, f"{len(hard)} SLAs, {len(invariants)} invariants"
     unseen = invariants.get("progress")
     if unseen is not None and unseen.verdict == verdict:
-        # a command of which nothing was seen: all else follows from that
+        # no step of the command was seen: everything else follows from that
         return verdict, unseen.witness
     if (crowded := _too_busy(invariants)) and verdict == "inconclusive" and ran == planned:
         return verdict, crowded
@@ -219,8 +219,8 @@ def judge_cell(
 
 
 def _too_busy(invariants: Mapping[str, Finding]) -> str:
-    """What a quieter machine would decide, that first of all; "" where it would not, as the cause
-    lies elsewhere.
+    """Reason that names a finding which a quieter machine would decide; "" if there is none, or if
+    the root cause lies elsewhere.
     """
     open_ones = [
         (name, found) for name, found in _root_first(invariants) if found.verdict == "inconclusive"
@@ -235,8 +235,8 @@ def _too_busy(invariants: Mapping[str, Finding]) -> str:
 
 
 def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
-    """Causes before consequences: a fault that never fired or a torn log makes other checkers
-    inconclusive as well.
+    """Findings with causes before consequences: a fault that never fired or a torn log makes other
+    checkers inconclusive as well.
     """
     return sorted(invariants.items(), key=lambda item: item[0] not in ROOTS)
 
@@ -260,9 +260,9 @@ def judge_run(
     """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail,
     inconclusive, pass.
 
-    ``outcomes``: arm -> how it ended and why, where it wrote an end; ``landed``: faults landed and
-    healed, faults fired; ``skipped``: one line for each cell a capability was missing for.
-    With no cell at all, nothing ran.
+    ``outcomes``: arm -> how it ended and why, if it logged an end; ``landed``: faults landed and
+    healed, faults fired; ``skipped``: one line per cell that lacked a capability. Without any cell,
+    nothing ran.
     """
     if unsafe:
         return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")

@@ -1,8 +1,8 @@
-"""Re-derives everything ``results.json`` holds from a run directory: the resolved scenario, the
-event logs, and from the undo ledger what could not be undone; no more.
+"""Derives everything in ``results.json`` from a run directory: from the resolved scenario and the
+event logs, and from the undo ledger what could not be undone; from nothing else.
 
-Deterministic, and content with less than everything: arms that did not run, logs without an end and
-torn lines make verdicts inconclusive, never an exception.
+Deterministic, and robust: arms that did not run, logs without an end and torn lines make verdicts
+inconclusive and never raise.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def judge(run: RunDirectory) -> Results:
     ]
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
-    # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
+    # a killed harness logs no end: missing evidence, not a verdict on the machine
     ended = {arm.id: arm.measures.history for arm in arms if arm.measures.history.finished}
     outcomes = {name: (history.outcome, _end_reason(history)) for name, history in ended.items()}
     fired = [incident for incident in incidents if incident.occurrence != NEVER_FIRED]
@@ -122,8 +122,8 @@ def write_results(run: RunDirectory, results: Results) -> None:
 
 
 def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:
-    """Arm -> log, for the arms that at least began, within what all of them may take; and why
-    others were not read.
+    """(arm -> log, arm -> why its log was not read), for arms that at least started. All logs share
+    one read budget.
     """
     budget = Budget()
     logs, unread = {}, {}
@@ -144,8 +144,8 @@ def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log]
 
 
 def _make_all(arm: JudgedArm, resolved: ResolvedRun, system: Mapping[str, Any]) -> None:
-    """Make all of one arm alone that is made of several, so that no value of its log breaks what
-    others show.
+    """Run everything that later combines arms on this arm alone, so that a bad value in its log
+    cannot break the results of others.
     """
     _judge_cell(arm.cell, arm.cell.id, [arm], resolved, system, {})
     _arm_result(arm).model_dump_json()
@@ -214,7 +214,7 @@ def _judge_cell(
 
 
 def _why_no_value(invariants: Mapping[str, Finding]) -> str:
-    """Why a metric may have no value: nothing of the job was seen, or a fault did not land."""
+    """Why a metric may have no value: no step of the job was seen, or a fault did not land."""
     for name in ("progress", "fault-landed"):
         found = invariants.get(name)
         if found is not None and found.verdict == "inconclusive":
@@ -230,7 +230,7 @@ def _mfu(measures: ArmMeasures, work: tuple[float, float] | str) -> list[float]:
 
 
 def _reliability(arms: list[JudgedArm]) -> Reliability | None:
-    """Rates over the arms of a cell; None where none ran."""
+    """Rates over the arms of a cell; None if no arm ran."""
     faulted = [arm.measures for arm in arms if arm.arm == "faulted"]
     controls = [arm.measures.history for arm in arms if arm.arm == "control"]
     struck = [measures.history for measures in faulted]
@@ -244,9 +244,7 @@ def _reliability(arms: list[JudgedArm]) -> Reliability | None:
 
 
 def _merge_findings(arms: list[JudgedArm]) -> dict[str, Finding]:
-    """One finding per checker over all arms of a cell; the witness names the arm that
-    decided it.
-    """
+    """One finding per checker over all arms of a cell; the witness names the deciding arm."""
     merged: dict[str, Finding] = {}
     for name in dict.fromkeys(name for arm in arms for name in arm.findings):
         found = [(arm, arm.findings[name]) for arm in arms if name in arm.findings]
@@ -297,7 +295,7 @@ def _end_reason(history: History) -> str:
 
 
 def _unsafe(arms: list[JudgedArm]) -> list[str]:
-    """What arms that came to their end left behind."""
+    """What arms left behind, and faults not healed in arms that finished."""
     found = []
     for arm in arms:
         left = arm.evidence.log.first(Kind.LEFTOVERS)
@@ -313,8 +311,8 @@ def _unsafe(arms: list[JudgedArm]) -> list[str]:
 
 
 def _not_undone(run: RunDirectory) -> list[str]:
-    """What a heal tried to undo and could not; what nobody has tried to undo yet, ``chaos heal`` is
-    there for.
+    """What a heal tried to undo and could not. What no heal has tried yet is left to ``chaos
+    heal``.
     """
     try:
         return [entry.problem for entry in read_open(run.ledger) if entry.problem]
@@ -323,7 +321,7 @@ def _not_undone(run: RunDirectory) -> list[str]:
 
 
 def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
-    """A line for each launcher, platform and fault kind that imitates instead of using the real
+    """One line per launcher, platform and fault kind that emulates instead of using the real
     mechanism.
     """
     launchers = load(harness.launchers.__name__, Launcher)
@@ -361,5 +359,5 @@ def _read_system(run: RunDirectory) -> dict[str, Any]:
     if not isinstance(found, dict):
         return {}
     if not isinstance(found.get("versions", {}), dict):
-        del found["versions"]  # everybody who shows a machine goes through them
+        del found["versions"]  # readers of system facts iterate over it as a mapping
     return found

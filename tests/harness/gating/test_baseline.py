@@ -43,8 +43,8 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no baseline"),
-        ("[]", "no baseline"),
+        ("", "not a baseline"),
+        ("[]", "not a baseline"),
         ('{"kind": "something else"}', "make one with: chaos baseline save RUN"),
         (
             '{"kind": "trainchaos baseline", "schema_version": 7}',

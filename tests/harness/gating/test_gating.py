@@ -529,7 +529,7 @@ def test_a_gate_says_its_level() -> None:
 def test_an_open_gate_says_what_settles_all_of_it() -> None:
     slas = [sla("median < 2s", [1.0] * 3), sla("max < 5s", [1.0] * 3)]
     found = gate(run_of({"default": {}}, slas, repeats=3))
-    assert found.notes[0] == "needs --repeat 19 for all of 2 open clauses, as a run of its own"
+    assert found.notes[0] == "needs --repeat 19 for all of 2 open clauses, in a separate run"
     assert (
         found.clauses[0].detail
         == "median: not a bound: 3 arms of at least 5; needs n=5: --repeat 5 would settle it if"

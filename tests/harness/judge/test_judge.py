@@ -135,7 +135,7 @@ def test_a_margin_within_the_clocks_bound_makes_the_run_inconclusive(tmp_path: P
         "near": "inconclusive",
         "past": "fail",
     }
-    assert "which clocks of several machines blur by 0.005" in verdicts["near"].reason
+    assert "clocks of several machines blur it by 0.005" in verdicts["near"].reason
     assert verdicts["near"].cells[0].metrics["recovery_time"].clock_bound == pytest.approx(
         0.005, rel=0.1
     )

@@ -169,7 +169,7 @@ def test_a_point_that_the_script_lacks_is_said(tmp_path: Path) -> None:
         workload="  points: true",
     )
     code, results = run(tmp_path, scenario)
-    assert code == 3 and "nobody it was for came to its point" in results.reason
+    assert code == 3 and "no rank it was for reached its point" in results.reason
 
 
 # ---- judged

@@ -1,1 +1,1 @@
-"""Checkers of faults: whether each landed, was noticed, blamed and contained."""
+"""Checkers of faults: whether each one landed, was detected, blamed correctly and contained."""

@@ -1,4 +1,4 @@
-"""Whether values that are not finite were contained, or changed nothing."""
+"""Whether non-finite values were contained or had no effect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.judge.record.split import went_on_with
 from harness.judge.results import Finding
 
 STATE = ("parameters", "optimizer")
-"""What of a state a planted value can be in, and be found again."""
+"""Parts of a state that can hold a planted value and are compared for it."""
 
 
 def planted_finite(episode: Episode) -> bool:
-    """Whether what a fault wrote into a tensor was finite, by the account of the rank that
+    """Whether all values that a fault wrote into a tensor were finite, as reported by the rank that
     it hit.
     """
     written = (
@@ -29,10 +29,10 @@ def planted_finite(episode: Episode) -> bool:
 
 
 def nan_containment(evidence: Evidence) -> Finding:
-    """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity
-    was caught, by itself or by the state it had spoilt, unless another failure ended the attempt
-    that it was planted in, or it changed nothing: all ranks then hold, bit for bit, what those of
-    the control arm do.
+    """No step was committed with a non-finite loss or gradient norm, and every planted NaN or
+    infinity was caught, either itself or through the state that it corrupted. A planted value need
+    not be caught if another failure ended its generation, or if it changed nothing: all ranks then
+    hold the same state as the control arm, bit for bit.
     """
     problems = []
     idle: list[str] = []
@@ -50,7 +50,7 @@ def nan_containment(evidence: Evidence) -> Finding:
     caught = [*evidence.log.of(Kind.NONFINITE_CAUGHT), *diverged(evidence.history)]
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
-        # NaN is what tensor-corrupt plants unless told otherwise
+        # tensor-corrupt plants NaN by default
         default = "nan" if episode.kind == "tensor-corrupt" else None
         planted = fault is not None and fault.params.get("op", default) in ("nan", "inf")
         if planted and episode.landed and episode.injected and not problems:
@@ -62,16 +62,16 @@ def nan_containment(evidence: Evidence) -> Finding:
                     " control arm"
                 )
             elif not mine and not _cut_off(evidence, episode):
-                problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
+                problems.append(f"{episode.fault} planted a non-finite value that was not caught")
     if not count:
         return unknown("no step was committed")
     return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals{''.join(idle)}")
 
 
 def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
-    """Of the first digests that were taken in the generation it was planted in, the last, if those
-    of all members are the control arm's: what was planted is gone. None: they are not, or there are
-    none to compare.
+    """The last of the first digests in the generation of the injection, if the digests of all
+    members equal the control arm's: the planted value is then gone. None: they differ, or cannot be
+    compared.
     """
     injected, control, history = episode.injected, evidence.control_history, evidence.history
     if injected is None or control is None or control.info.seed != history.info.seed:
@@ -98,10 +98,12 @@ def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
 
 
 def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
-    """Whether what was refused can be what an episode planted: afterwards, and by one of those whom
-    it hit, if they were still there. Nobody is named where all were spoilt. Where somebody is
-    blamed whom no fault hit, it was refused all the same, and the blame is for ``detection`` to
-    judge. With one state that is refused after the last step those of all are, as all go back then.
+    """Whether a refusal can be due to an episode: it came after the injection, and blames a process
+    that the fault hit and that was still a member.
+
+    A refusal that blames no process counts, because all may be corrupted. So does one that blames
+    a process that no fault hit: the value was refused, and ``detection`` judges the blame. A state
+    that is refused after the last step counts for all ranks, as all of them roll back.
     """
     if episode.injected is None or event.time_ns < episode.injected.time_ns:
         return False
@@ -124,9 +126,9 @@ def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
 
 
 def _cut_off(evidence: Evidence, episode: Episode) -> bool:
-    """Whether another failure ended the attempt of an injection, which nobody then committed; or
-    whose state nobody went on with. After the last step, where a state is looked at when all is
-    done, it must have been done again from an earlier one.
+    """Whether another failure ended the generation of an injection before its step was committed,
+    or before its state was used again. The last step must also have been repeated from an earlier
+    one: its state is only checked when the job is done.
     """
     injected, history = episode.injected, evidence.history
     if injected is None:
@@ -145,7 +147,7 @@ def _cut_off(evidence: Evidence, episode: Episode) -> bool:
 
 
 def _done_again(history: History, generation: int, step: int) -> bool:
-    """Whether the step that the job ended with was made by a later generation."""
+    """Whether a later generation, resumed before the job's last step, made that step."""
     run = history.lineage.get(step)
     anew = history.generation(run.generation) if run is not None else None
     if anew is None or anew.number <= generation:

@@ -1,4 +1,4 @@
-"""How often each fault had to fire, by what was planned and how long the arm lasted."""
+"""How often each fault had to fire, given its plan and how long the arm lasted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from harness.judge.record.history import NS
 
 SAVE = "checkpoint"
 RUN_ENDED = "the run ended"
-"""How the injector begins the reason of an occurrence whose effect nobody had the time to see."""
+"""Prefix of the injector's reason for an occurrence whose effect the run was too short to show."""
 
 
 def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
-    """What is missing when a fault fired ``fired`` times; None when that is as often as planned.
+    """What is missing when a fault fired ``fired`` times; None if it fired as often as planned.
 
-    Arrivals (``mtbf``, ``weibull``, a trace of times) count as far as the arm lasted, and one that
-    the blast radius refused is no loss as long as another one fired.
+    Arrivals (``mtbf``, ``weibull``, a trace of times) are due only while the arm lasted, and one
+    that the blast radius refused is not missing if another one fired.
     """
     at = _planned_at(evidence, fault)
     refused = refusals(evidence, fault.id)
@@ -33,8 +33,8 @@ def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
 
 
 def excused(evidence: Evidence, episode: Episode) -> bool:
-    """Whether an arrival came so late that the run ended before its effect was seen, and an earlier
-    one landed.
+    """Whether an arrival came too late in the run for its effect to be seen, and another occurrence
+    of the fault landed.
     """
     fault = evidence.fault(episode.fault)
     if fault is None or episode.failed is None or not _arrives(fault):
@@ -46,7 +46,7 @@ def excused(evidence: Evidence, episode: Episode) -> bool:
 
 
 def all_declined(evidence: Evidence) -> bool:
-    """Whether every fault there is was ruled out by its probability."""
+    """Whether the probabilities of all faults ruled out every occurrence."""
     faults = evidence.cell.scenario.faults
     plans = [_planned_at(evidence, fault) for fault in faults]
     return all(
@@ -56,7 +56,7 @@ def all_declined(evidence: Evidence) -> bool:
 
 
 def refusals(evidence: Evidence, fault: str) -> list[Event]:
-    """Occurrences that were due and, by the blast radius, not even injected."""
+    """Occurrences that were due but not injected, because the blast radius refused them."""
     injected = {
         (e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)
     }
@@ -116,12 +116,12 @@ def _times(fault: FaultSpec, at: dict[str, Any]) -> int:
 
 
 def _later(fault: FaultSpec) -> bool:
-    """Whether a later occurrence of its event may still fire."""
+    """Whether the fault may still fire at a later occurrence of its event."""
     return fault.at.event is not None and fault.retrigger != "once"
 
 
 def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
-    """Why a step that was made had no fault."""
+    """Why a step that was committed had no fault."""
     ranks = planned.get("ranks") or ()
     worlds = [run.world for run in evidence.history.runs if run.step == step]
     if ranks and worlds and max(worlds) <= min(ranks):
@@ -133,9 +133,11 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
 
 
 def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tuple[str, str] | None:
-    """The process that was to hold for a fault and another fault that hit it in that step, no later
-    than where it was to hold, where the job lost it by that, and no rank the fault is for came
-    there in any generation: all others had done the step, and it was not done again.
+    """A target process of a planned fault, and the other fault that removed it first; or None.
+
+    The other fault hit it in the same step, at or before the planned phase, and the job lost the
+    process. No targeted rank reached the planned point in any generation: the other ranks had done
+    the step, and it was not repeated.
     """
     ranks, log = set(planned.get("ranks") or ()), evidence.log
     there = [phase for at, phase in planned.get("points") or () if at == step]
@@ -148,15 +150,15 @@ def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tupl
         mine = event.step == step and target.get("rank") in ranks and process in lost
         if not mine or phase not in PHASES or PHASES.index(phase) > max(phases):
             continue
-        # A step is saved when it is committed: one that was lost at its save has done so.
+        # A step is committed before it is saved: a rank lost at its save has committed the step.
         if not any(e.actor != process or phase != SAVE for e in made):
             return str(process), str(event.data["fault"])
     return None
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
-    """The first of its steps in which it did not act; where some act was in no step, as far as it
-    says (of what hits a checkpoint, the step is that checkpoint's), the first after so many.
+    """The first planned step in which the fault did not act. If an injection names no step of its
+    own (one on a checkpoint carries the checkpoint's step), the step after the first ``fired``.
     """
     mine = [e for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
     acts = [
@@ -182,7 +184,7 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
             )
         if evidence.cell.scenario.workload.points:
             return (
-                f"{fault.id} was due at step {due}, and nobody it was for came to its point: call"
+                f"{fault.id} was due at step {due}, and no rank it was for reached its point: call"
                 " chaos.beacon.point there, in the process of the rank, with the step as it is"
                 " reported"
             )

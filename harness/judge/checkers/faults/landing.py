@@ -1,11 +1,11 @@
-"""Whether faults really landed, derived again from what others than the injector wrote.
+"""Whether faults really landed, re-derived from what actors other than the injector wrote.
 
-An occurrence that was injected is said to have landed or to have failed, and what failed left no
-evidence. Two questions for each that the log says landed. Does the log, as far as it goes up to
-there, hold the evidence of it (the fault's own pure ``landed``, asked once more), and is it the
-evidence that is stated? And did what has to follow then follow (``Fault.follows``,
-``chaos.fault.aftermath``)? A log that answers no contradicts itself. Where the evidence was on a
-machine that is lost with its last lines, or is older than what is asked of it, nothing is proved.
+Every injected occurrence is logged as landed or failed; a failed one must have left no evidence. A
+landed one has to pass two questions. Does the log up to the landing contain evidence of it (found
+by the fault's own pure ``landed``), and is that the evidence that was stated? Did the necessary
+consequences follow (``Fault.follows``, ``chaos.fault.aftermath``)? A log that answers no
+contradicts itself. If the evidence was lost with a machine's last lines, or predates what is asked
+of it, the answer is inconclusive.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from harness.judge.record.lost_node_evidence import silenced
 from harness.judge.results import Finding
 
 NUMBERS = ("signal", "exit_code", "reaped_signal")
-"""Numbers that name something; others are figures, which a line that came late may change."""
+"""Numbers that identify something. Other numbers are measurements, which a late line may change."""
 
 READ_LATE_NS = 1_000_000_000
-"""How far the reading of a process's file may lag behind its lines."""
+"""How far the reader of a process's log may lag behind the process."""
 
 
 def _kinds() -> Mapping[str, type[Fault]]:
@@ -40,9 +40,9 @@ def _kinds() -> Mapping[str, type[Fault]]:
 
 
 def landing(evidence: Evidence) -> Finding:
-    """Every fault that landed did so by the evidence of others, which says the same, and what must
-    follow followed: who was killed ended by that signal and wrote nothing more, who was stopped
-    stood still.
+    """Every landed fault has matching evidence from other actors, and its necessary consequences
+    followed: a killed process ended by that signal and wrote nothing more, a stopped one stood
+    still.
     """
     if evidence.is_control or not evidence.cell.scenario.faults:
         return passed("nothing to check: no fault")
@@ -54,7 +54,7 @@ def landing(evidence: Evidence) -> Finding:
         if fault is None or episode.injected is None:
             continue
         count += episode.landed is not None
-        judge = _denied if episode.landed is None else _breaches
+        judge = _failed_breaches if episode.landed is None else _breaches
         for breach in judge(evidence, episode, fault):
             name = f"{episode.fault} (occurrence {episode.occurrence})"
             (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
@@ -70,15 +70,15 @@ def landing(evidence: Evidence) -> Finding:
 def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
     spec, kind = evidence.fault(episode.fault), _kinds().get(episode.kind)
     if spec is None or kind is None or spec.kind != episode.kind:
-        return None  # the log is of another plan, which is not for here to say
+        return None  # the log is of another plan; ``identity`` reports that
     return build(spec.kind, spec.params, _kinds())
 
 
 def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
     assert episode.injected is not None and episode.landed is not None
     occurrence = occurrence_of(episode)
-    unheard = _unheard(evidence, occurrence)
-    found = _again(evidence, episode, fault, occurrence)
+    unheard = _missing_lines(evidence, occurrence)
+    found = _landings(evidence, episode, fault, occurrence)
     if not found:
         text = (
             f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said"
@@ -101,11 +101,11 @@ def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Br
         yield from consequence.breaches(after)
 
 
-def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
-    """What is wrong with one that is not said to have landed."""
+def _failed_breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
+    """What contradicts that an occurrence did not land."""
     assert episode.injected is not None
     log, occurrence = evidence.log, occurrence_of(episode)
-    unheard = _unheard(evidence, occurrence)
+    unheard = _missing_lines(evidence, occurrence)
     if episode.failed is None:
         if evidence.history.finished is not None:
             text = "the run ended, and it is neither said to have landed nor to have failed"
@@ -114,13 +114,13 @@ def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Brea
     reason = str(episode.failed.data["reason"])
     if reason.startswith(LANDED_OTHERWISE):
         return
-    told = list(_seen(evidence, occurrence, fault, episode.injected, episode.failed))
-    found = fault.landed(occurrence, told)
+    seen = list(_seen(evidence, occurrence, fault, episode.injected, episode.failed))
+    found = fault.landed(occurrence, seen)
     if found is not None:
-        # A process's own lines are read from its file, which may lag behind what they say.
+        # A process's lines are read from its file, and the reader may lag behind their times.
         early = [
             e
-            for e in told
+            for e in seen
             if e.actor == ORCHESTRATOR or episode.failed.time_ns - e.time_ns > READ_LATE_NS
         ]
         known = not unheard and not log.clocks.bound_ns(episode.failed)
@@ -129,12 +129,12 @@ def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Brea
 
 
 def occurrence_of(episode: Episode) -> Occurrence:
-    """The occurrence as the injector had it, from what it wrote before the act."""
+    """The occurrence as the injector saw it, rebuilt from what it logged before it acted."""
     assert episode.injected is not None
     injected, target = episode.injected, episode.target
     processes, rank = episode.processes, episode.rank
     ends = target.get("processes")
-    if isinstance(ends, dict):  # by rank, of links
+    if isinstance(ends, dict):  # processes of links, by rank
         links = target.get("links") or [[None]]
         rank = links[0][0]
         first = ends.get(str(rank))
@@ -154,11 +154,11 @@ def occurrence_of(episode: Episode) -> Occurrence:
     )
 
 
-def _again(
+def _landings(
     evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence
 ) -> list[Landed]:
-    """What the fault takes for evidence, in the log up to where it is said to have landed; where
-    clocks leave room, of an act a little earlier or later too.
+    """What the fault accepts as evidence in the log up to the logged landing. The act is also tried
+    a little earlier and later, by the error of the clocks.
     """
     assert episode.landed is not None
     assert episode.injected is not None
@@ -175,27 +175,27 @@ def _again(
 
 
 def _seen(
-    evidence: Evidence, occurrence: Occurrence, fault: Fault, injected: Event, told: Event
+    evidence: Evidence, occurrence: Occurrence, fault: Fault, injected: Event, verdict: Event
 ) -> Iterator[Event]:
-    """What the injector could know when it ``told`` of it: the coordinator's lines since the
-    injection, and all of whoever was hit.
+    """Events that the injector could know when it logged ``verdict``: the coordinator's since the
+    injection, and all lines of the processes that were hit.
     """
     log = evidence.log
-    anybodys = fault.where is Where.COORDINATOR or fault.everywhere
-    whose = log.actors if anybodys else {ORCHESTRATOR, *occurrence.processes}
+    all_actors = fault.where is Where.COORDINATOR or fault.everywhere
+    whose = log.actors if all_actors else {ORCHESTRATOR, *occurrence.processes}
     for event in heapq.merge(
         *(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)
     ):
         if event.actor == ORCHESTRATOR:
-            known = injected.seq <= event.seq < told.seq
+            known = injected.seq <= event.seq < verdict.seq
         else:
-            known = event.time_ns - log.clocks.bound_ns(event) <= told.time_ns
+            known = event.time_ns - log.clocks.bound_ns(event) <= verdict.time_ns
         if known:
             yield event
 
 
-def _unheard(evidence: Evidence, occurrence: Occurrence) -> str:
-    """Why lines of whoever was hit may be missing; nothing if they are all there."""
+def _missing_lines(evidence: Evidence, occurrence: Occurrence) -> str:
+    """Why lines of the processes that were hit may be missing; "" if none are."""
     lost = silenced(evidence.log) & set(occurrence.processes)
     if lost:
         return f" (the last lines of {', '.join(sorted(lost))} were lost with the node)"
@@ -210,7 +210,7 @@ def _unheard(evidence: Evidence, occurrence: Occurrence) -> str:
 
 
 def _differs(landed: Event, found: Landed) -> str:
-    """What is stated and is not what the log shows; nothing if it is the same."""
+    """Where the stated evidence differs from the log; "" if it does not."""
     stated = landed.data["evidence"]
     if landed.data["witness"] != found.witness:
         return (
@@ -218,18 +218,18 @@ def _differs(landed: Event, found: Landed) -> str:
             f" {found.witness}"
         )
     for key, value in found.evidence.items():
-        if not isinstance(stated, dict) or not _names(key, value):
+        if not isinstance(stated, dict) or not _identifies(key, value):
             continue
         if _plain(stated.get(key)) != _plain(value):
             return f"{key} is said to be {stated.get(key)!r}, and the log shows {value!r}"
     return ""
 
 
-def _names(key: str, value: Any) -> bool:
-    """Whether a value names something, and is no figure."""
+def _identifies(key: str, value: Any) -> bool:
+    """Whether a value identifies something, as opposed to a measurement."""
     return key in NUMBERS or not isinstance(value, (int, float))
 
 
 def _plain(value: Any) -> str:
-    """As it is written in a log."""
+    """The value as a log writes it."""
     return json.dumps(value, sort_keys=True, default=str)

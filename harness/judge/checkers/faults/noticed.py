@@ -1,4 +1,4 @@
-"""What the faults did and whether the system noticed, blamed and contained them rightly."""
+"""Whether each fault fired and landed, and whether the system detected and blamed it correctly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.judge.results import Finding
 
 
 def fault_landed(evidence: Evidence) -> Finding:
-    """Every planned fault fired as often as planned, and somebody other than the injector saw its
+    """Every planned fault fired as often as planned, and a witness other than the injector saw its
     effect.
     """
     episodes = evidence.measures.episodes
@@ -44,7 +44,7 @@ def fault_landed(evidence: Evidence) -> Finding:
         if episode.failed:
             missing.append(f"{name} could not be injected: {episode.failed.data['reason']}")
         elif episode.landed is None:
-            missing.append(f"{name} was injected, but nobody saw it land")
+            missing.append(f"{name} was injected, but no witness saw it land")
         elif episode.landed.data["witness"] in (None, "", "injector"):
             missing.append(f"{name} has no witness but its injector")
         elif (
@@ -64,7 +64,7 @@ def fault_landed(evidence: Evidence) -> Finding:
 
 
 def _lateness(episode: Episode, before: str = "") -> str:
-    """How much later than planned it acted, and why; nothing if it did not."""
+    """How many steps later than planned the fault acted, and why; "" if it was on time."""
     steps = episode.injected.data.get("late_steps", 0) if episode.injected else 0
     if not steps or episode.injected is None:
         return ""
@@ -72,8 +72,8 @@ def _lateness(episode: Episode, before: str = "") -> str:
 
 
 def detection(evidence: Evidence) -> Finding:
-    """Every failure declared blames the process that a fault hit, for the expected cause; without a
-    fault there is none, and no keeper of checkpoints ends.
+    """Every declared failure blames a process that a fault hit, for the expected cause. Without a
+    fault there is no failure, and no checkpoint keeper ends.
     """
     failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
     if evidence.is_control:
@@ -101,7 +101,7 @@ def detection(evidence: Evidence) -> Finding:
     }
     for event in failures:
         episode = claimed.get(id(event))
-        if episode is None and _follows(evidence, event, claimed):
+        if episode is None and _is_consequence(evidence, event, claimed):
             continue
         if episode is None:
             problems.append(
@@ -121,14 +121,14 @@ def detection(evidence: Evidence) -> Finding:
     return verdict_of(problems, some([_describe(event) for event in failures]))
 
 
-def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
-    """Whether a command's failure follows from one that a fault explains, as far as can be told
+def _is_consequence(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
+    """Whether a command's failure follows from one that a fault explains, as far as can be seen
     from outside.
 
-    Until the job has recovered from that: its launcher kills the peers of a rank that died, which
-    looks like a second blow, and starts them again on a checkpoint that cannot be read. Or in a
-    generation that began while the fault lasted: a script that tries again on a full disk fails
-    again.
+    It does until the job has recovered from the first: the launcher kills the peers of a dead rank,
+    which looks like a second failure, and may restart them on a checkpoint that cannot be read. It
+    also does in a generation that started while the fault was active: a script that retries on a
+    full disk fails again.
     """
     history = evidence.history
     if not history.info.observed:
@@ -137,7 +137,7 @@ def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -
         if id(earlier) not in claimed:
             continue
         if earlier.generation == event.generation:
-            return True  # whoever was seen first: both may have been gone at one look
+            return True  # in either order: one poll may have found both gone
         if earlier.time_ns <= event.time_ns:
             first = recovery_of(history, earlier).first_new
             if first is None or (first.committed_ns or 0) > event.time_ns:
@@ -157,7 +157,7 @@ def _describe(event: Event) -> str:
 
 
 def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
-    """Whom a fault hit in one step of one generation, by however many occurrences."""
+    """Processes that a fault hit in the same step and generation, over all its occurrences."""
     at = (episode.injected.generation, episode.injected.step) if episode.injected else None
     return {
         name
@@ -170,7 +170,7 @@ def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
 
 
 def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
-    """Whether replicas of several ranks were hit, and each of those whole."""
+    """Whether replicas span several ranks, and each replica that was hit was hit on all of them."""
     if generation is None or generation.shards == 1 or not struck:
         return False
     hit = {
@@ -194,16 +194,16 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     hit = named if episode.may_be_blamed(event) or named in changed else episode.process
     rank = members.index(hit) if hit in members else None
     struck = _hit_together(evidence, episode) & set(members)
-    # Replicas that differ without a majority: nobody can be named. Nor can anybody where all
-    # members were hit alike, or as many as were not: neither side is the odd one.
+    # No process can be named where replicas differ without a majority, or where all members or
+    # exactly half of them were hit: neither side is the odd one out.
     alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
-    # Nor where a collective failed for replicas that were hit as a whole: none of their ranks is
-    # behind its replica.
+    # The same where a collective failed after whole replicas were hit: no rank lags behind the
+    # others of its replica.
     whole = cause == "error" and _whole_replicas(struck, generation)
-    # Nor a rank that works and only seems to be still: it may be one that waits for bytes that
-    # others have.
+    # The same for a rank that works and only appears to be stalled: a rank that is waiting for
+    # bytes from others looks the same.
     still = episode.seems_still
-    # Nor whoever sent what was finite, and too large for the norm over all.
+    # The same for values that were finite and only too large for the norm over all ranks.
     sum_alone = cause == "nonfinite" and planted_finite(episode)
     observed = evidence.history.info.observed
     nameless = observed or cause == "diverged" or alike or whole or still or sum_alone
@@ -222,8 +222,8 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
 
 
 def expectations(evidence: Evidence) -> Finding:
-    """Every incident ended as its fault's ``expect.outcome`` says, and whom it was blamed on as
-    ``expect.blame`` does. "recovered" includes a smaller world at the end.
+    """Every incident ended as its fault's ``expect.outcome`` says and was blamed as
+    ``expect.blame`` says. "recovered" includes a smaller world at the end.
     """
     if evidence.is_control:
         return passed("nothing to check: the control arm has no faults")
@@ -245,7 +245,7 @@ def expectations(evidence: Evidence) -> Finding:
             and evidence.control is None
             and not incident.detected_by
         ):
-            missing.append(f"{incident.fault}: {due} is told from a control arm, and there is none")
+            missing.append(f"{incident.fault}: {due} is judged by a control arm, and there is none")
         elif incident.outcome not in accepted:
             problems.append(
                 f"{incident.fault} was expected to end {due}, and ended {incident.outcome}"
@@ -260,8 +260,8 @@ def expectations(evidence: Evidence) -> Finding:
 
 
 def _blame(evidence: Evidence) -> list[str]:
-    """What is wrong by ``expect.blame``: nobody blamed who was hit, or somebody where nobody should
-    be.
+    """Violations of ``expect.blame``: the rank that was hit was not blamed, or a process was blamed
+    where none should be.
     """
     problems = []
     for episode in evidence.measures.episodes:
@@ -270,10 +270,10 @@ def _blame(evidence: Evidence) -> list[str]:
         failure = episode.failure
         if due == "none" and failure is not None:
             problems.append(
-                f"{episode.fault} should be blamed on nobody, and {_describe(failure)} was blamed"
+                f"{episode.fault} should be blamed on no process, but {_describe(failure)} was"
             )
         if due == "rank" and failure is None:
-            problems.append(f"{episode.fault} should be blamed on the rank it hit, and nobody was")
+            problems.append(f"{episode.fault} should be blamed on the rank it hit, and none was")
         hit = episode.processes
         if due == "rank" and failure is not None and hit and failure.data["process"] not in hit:
             problems.append(

@@ -1,4 +1,4 @@
-"""Whether checkpoints were restored, refused and deleted as they may be."""
+"""Whether checkpoints were restored, refused and deleted only as allowed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _KNOWN_SINCE = (
     Kind.CHECKPOINT_SET_ASIDE,
     Kind.CHECKPOINT_DELETED,
 )
-"""What says of a checkpoint that it is another one, known to be bad, or gone."""
+"""Events after which a damaged checkpoint is replaced, known to be bad, or gone."""
 
 
 def checkpoint_integrity(evidence: Evidence) -> Finding:
-    """A corrupt or doubtful checkpoint is never restored, what is restored was committed before,
-    the last good one and the newest that the replicas agreed on are not deleted, nor as many as are
-    to be kept, and a save that fails ends no rank.
+    """A corrupt or doubtful checkpoint is never restored; every restored one was committed before.
+    The last good one and the newest that the replicas agreed on are not deleted, and at least
+    ``keep`` are left. A failed save ends no rank.
     """
     custody = _Custody(evidence=evidence, agreements=_agreements(evidence))
     for event in evidence.log.events:
@@ -40,12 +40,12 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
 
 @dataclass(kw_only=True)
 class _Custody:
-    """Which checkpoints are there as the log goes on, and what was done wrongly with one.
+    """Which checkpoints exist as the log goes on, and what was done wrongly with them.
 
-    ``saving``: not acknowledged (yet), with step and generation: a rank may die between saving and
-    saying so, and the name then stands for that one, and for no older one that is known to be bad.
-    ``rotten``: spoilt by a fault where it lay, and not noticed yet. ``there``: on disk, good or
-    bad, as far as the log can tell. ``spoilt``: by which fault each was hit last.
+    ``saving``: not acknowledged (yet), with step and generation. A rank may die between saving and
+    acknowledging; the name then stands for the new checkpoint, not for an older bad one.
+    ``rotten``: damaged in place by a fault, not noticed yet. ``there``: on disk, good or bad, as
+    far as the log shows. ``spoilt``: the last fault that hit each one.
     """
 
     evidence: Evidence
@@ -124,7 +124,7 @@ class _Custody:
             self.bad.discard(name)
 
     def _corrupt(self, event: Event) -> None:
-        """Book a checkpoint fault that landed."""
+        """Record a checkpoint fault that landed."""
         key = (event.data["fault"], event.data["occurrence"])
         for episode in self.evidence.measures.episodes:
             if (episode.fault, episode.occurrence) == key and episode.landed:
@@ -137,10 +137,11 @@ class _Custody:
 
 
 def _agreements(evidence: Evidence) -> list[tuple[int, tuple[int, int]]]:
-    """Time and step of each agreement of the replicas; twice. Where all began with one checkpoint,
-    it is of that step as well, ahead of the last comparison or not: they were compared when they
-    held it, so that a difference that is found later is no older. Who keeps the newest from before
-    either has kept what is needed.
+    """Each agreement of the replicas: its time, and the step as a lower and an upper bound.
+
+    Where all replicas restored one checkpoint, they also agree on its step, which may be before or
+    after the last comparison. They were compared while they held that state, so a difference found
+    later cannot be older. It is enough to keep the newest checkpoint at or before either step.
     """
     found: list[tuple[int, tuple[int, int]]] = []
     for event in evidence.log.of(Kind.REPLICAS_AGREED, Kind.GENERATION_READY):
@@ -155,16 +156,14 @@ def _agreements(evidence: Evidence) -> list[tuple[int, tuple[int, int]]]:
 def _agreed_by(
     event: Event, agreements: list[tuple[int, tuple[int, int]]], evidence: Evidence
 ) -> tuple[int, int]:
-    """The step of the last agreement that whoever wrote the event may have known of; -1: there was
-    none.
-    """
+    """Steps of the last agreement that the event's actor may have known of; -1: there was none."""
     until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
     return next((steps for time_ns, steps in reversed(agreements) if time_ns <= until_ns), (-1, -1))
 
 
 def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:
-    """Whether a checkpoint may hold the state of a replica that was found to differ, and is rightly
-    done away with.
+    """Whether a checkpoint may hold the state of a replica that was found to differ, so that it is
+    rightly deleted.
     """
     until_ns = deleted.time_ns + history.log.clocks.bound_ns(deleted)
     found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
@@ -173,8 +172,9 @@ def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> boo
 
 def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> bool:
     """Whether a checkpoint was saved after the last agreement before replicas were found to differ.
-    What all took from one checkpoint was the same then; of a coordinator that took over nobody
-    knows what it knew.
+
+    A checkpoint that all restored counts as an agreement. After a takeover the answer is no: what
+    the new coordinator knew is not in the log.
     """
     history = evidence.history
     if history.log.first(Kind.COORDINATOR_ADOPTED) is not None:
@@ -193,8 +193,8 @@ def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> b
 
 
 def _began_before(evidence: Evidence, ready: Event, hit: Event) -> bool:
-    """Whether all who read a checkpoint for a generation may have read it before it was ``hit``:
-    they begin once they have formed the group, and nothing says when they had the last byte.
+    """Whether all readers of a checkpoint may have read it before it was ``hit``: they start when
+    the group has formed, and the log does not say when they had the last byte.
     """
     log = evidence.log
     formed = {
@@ -213,9 +213,9 @@ def _began_before(evidence: Evidence, ready: Event, hit: Event) -> bool:
 def _deleted(
     name: str, good: dict[str, int], rotten: Mapping[str, int], agreed: tuple[int, int]
 ) -> list[str]:
-    """What is wrong with deleting a checkpoint; it is taken from ``good``. One that the replicas
-    agreed on, and that is ``rotten``, is left as far as whoever deletes can know: others are read
-    again before all but one go.
+    """What is wrong with deleting a checkpoint; removes it from ``good``. A ``rotten`` checkpoint
+    that the replicas agreed on still counts as left, because the deleting rank cannot know of the
+    damage: it only has to verify one of the checkpoints that stay.
     """
     step = good.pop(name, None)
     left = [other for other in good if not is_memory(other)]
@@ -231,16 +231,16 @@ def _deleted(
 
 
 def _too_few(name: str, there: set[str], evidence: Evidence) -> list[str]:
-    """Whether fewer are left than are to be kept."""
+    """A problem if fewer checkpoints are left than are to be kept."""
     keep = evidence.cell.scenario.workload.checkpoint.keep
     left = sum(not is_memory(other) for other in there - {name})
     if name not in there or is_memory(name) or left >= keep:
-        return []  # what was set aside goes by another name
+        return []  # a checkpoint that was set aside has another name
     return [f"{name} was deleted though {left} others were left, and {keep} are to be kept"]
 
 
 def _ended_by_a_save(evidence: Evidence) -> list[str]:
-    """Ranks whose last words come straight after a save that failed."""
+    """Ranks whose error follows directly on a failed save."""
     problems = []
     for name, log in evidence.log.actors.items():
         for event, following in itertools.pairwise(log.events):
@@ -258,7 +258,7 @@ def _wrongly_restored(
     bad: set[str],
     saved_in: Mapping[str, int],
 ) -> list[str]:
-    """What is wrong with the checkpoint that a generation began with."""
+    """What is wrong with the checkpoint that a generation started from."""
     name = ready.data["checkpoint"]
     if name in bad or (
         name in good and _distrusted(evidence, ready, good[name], saved_in.get(name, 0))

@@ -1,4 +1,4 @@
-"""Is what was committed kept, and written by those who may: commits and checkpoints."""
+"""Whether commits and checkpoints were kept, and written only by the members in charge."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from harness.judge.results import Finding
 
 
 def no_lost_commit(evidence: Evidence) -> Finding:
-    """No generation resumes before what was acknowledged.
+    """No generation resumes before an acknowledged step.
 
-    One that restores resumes at or after the newest acknowledged checkpoint that was not proved
-    corrupt, and where none is left the job ends: nobody who has saved begins anew. One whose
-    members keep their state, or copy it from each other, at or after the last step that the whole
-    job had committed.
+    A generation that restores resumes at or after the newest acknowledged checkpoint that was not
+    proved corrupt. If none is left, the job ends: a job that has saved never starts from scratch. A
+    generation whose members keep their state, or copy it from peers, resumes at or after the last
+    step that the whole job had committed.
     """
     history = evidence.history
     later = history.worked[1:]
@@ -53,9 +53,11 @@ def no_lost_commit(evidence: Evidence) -> Finding:
 
 
 def _restored(history: History, generation: Generation) -> Generation | None:
-    """Whose restore, or beginning, a generation's state comes from: its own, or, where it is of
-    peers, that of one since the last that worked, which was lost after members of both had taken
-    their state, or of which all who are left have come since then and have none; None: of neither.
+    """The generation whose restore or fresh start a generation's state comes from; None: neither.
+
+    It is the generation itself, unless its state comes from peers. Then it is a generation since
+    the last that worked, lost after members of both had taken their state; or lost when all
+    remaining members have joined since and have no state.
     """
     if generation.state not in ("peer", "kept"):
         return generation
@@ -77,8 +79,8 @@ def _restored(history: History, generation: Generation) -> Generation | None:
 
 
 def _ever_saved(history: History, generation: Generation) -> str:
-    """A checkpoint on disk that was acknowledged before a generation; "": none, or a coordinator
-    may not know of it.
+    """An acknowledged checkpoint on disk from before a generation; "": there was none, or a
+    coordinator that took over may not know of it.
     """
     if any(e.time_ns < generation.started_ns for e in history.log.of(Kind.COORDINATOR_ADOPTED)):
         return ""
@@ -93,7 +95,7 @@ def _ever_saved(history: History, generation: Generation) -> str:
 
 
 def _job_step(history: History, generation: Generation) -> int:
-    """Highest step that all members of the generation before had committed."""
+    """Highest step that all members of the previous generation had committed."""
     earlier = [g for g in history.worked if g.number < generation.number]
     runs = history.runs_of(earlier[-1].number) if earlier else []
     done = [
@@ -105,8 +107,8 @@ def _job_step(history: History, generation: Generation) -> int:
 
 
 def _acknowledged(history: History, generation: Generation) -> int:
-    """Step of the newest checkpoint acknowledged before the generation's state was there, still
-    kept, not proved corrupt, and not in doubt because replicas were found to differ since.
+    """Step of the newest checkpoint that was acknowledged before the generation had its state, was
+    still kept, was not proved corrupt, and is not in doubt through a divergence found since.
     """
     until = generation.ready_ns or generation.started_ns
     known: dict[str, int] = {}
@@ -136,9 +138,9 @@ def _acknowledged(history: History, generation: Generation) -> int:
 
 
 def _sure_until(history: History, generation: Generation) -> float:
-    """The last step whose checkpoints were sure when a generation began: after a divergence, the
-    step at which replicas last agreed before it; infinity: there was none. What a later generation
-    saved is sure again.
+    """The last step whose checkpoints were trustworthy when a generation started: after a
+    divergence, the step of the last agreement before it; infinity: no divergence. Checkpoints that
+    a later generation saved are trustworthy again.
     """
     broken = [
         failure
@@ -154,8 +156,8 @@ def _sure_until(history: History, generation: Generation) -> float:
 
 
 def single_writer(evidence: Evidence) -> Finding:
-    """A fenced generation, a woken zombie or a stranger commits nothing, and one rank has one
-    writer.
+    """A fenced generation, a resumed zombie or a process that is not a member commits nothing, and
+    each rank has one writer.
     """
     history = evidence.history
     problems = [
@@ -186,8 +188,8 @@ def single_writer(evidence: Evidence) -> Finding:
         ]
         bound_ms = history.log.clock_bound_s * 1e3
         return unknown(
-            f"{some(who)}, and so near its end that clocks right to within {bound_ms:.3f} ms do not"
-            " tell who was first"
+            f"{some(who)}, so near its end that clocks right to within {bound_ms:.3f} ms cannot"
+            " order them"
         )
     return verdict_of(
         problems,

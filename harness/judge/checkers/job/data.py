@@ -1,4 +1,4 @@
-"""Did the job train on what it should have: samples and the arithmetic of steps."""
+"""Whether the job trained on the right samples, and whether its step counters agree."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recovery.data.order import batch, without
 
 
 def sample_accounting(evidence: Evidence) -> Finding:
-    """Samples of the final lineage are those of the reference order, as a multiset and step by
+    """The samples of the final lineage are those of the reference order, as a multiset and step by
     step.
 
-    With ``batch: shrink`` the samples of absent ranks are lost by design: allowed in a smaller
-    world, and counted aloud.
+    With ``batch: shrink`` the samples of absent ranks are lost by design: this is allowed in a
+    smaller world, and the finding counts them.
     """
     history = evidence.history
     if not history.committed_step:
@@ -64,10 +64,9 @@ def sample_accounting(evidence: Evidence) -> Finding:
 
 
 def step_arithmetic(evidence: Evidence) -> Finding:
-    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree with
-    one another.
+    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree.
 
-    The learning rate is compared with the control arm's at the same step, where there is one.
+    The learning rate is compared with the control arm's at the same step, if there is one.
     """
     history = evidence.history
     if not history.runs:
@@ -92,9 +91,10 @@ def step_arithmetic(evidence: Evidence) -> Finding:
 
 
 def _hidden(evidence: Evidence, claimed: int) -> bool:
-    """Whether a job that did not get to its end claims fewer steps because it could not see them: a
-    fault hid what a member had done until that was taken for hung, or until something else than a
-    hang ended the job, and no generation was ready after it, which would have told.
+    """Whether an unfinished job claims fewer steps because a fault hid a member's progress.
+
+    The fault lasted until the member was declared hung, or until a failure other than a hang ended
+    the job, and no later generation became ready, which would have revealed the progress.
     """
     history = evidence.history
     if claimed > history.committed_step or history.outcome == "completed":
@@ -132,8 +132,8 @@ def _counters(run: StepRun) -> list[str]:
 
 
 def _unjustified(history: History, times: int) -> list[str]:
-    """Samples left out although the step had not been refused so often: twice, or once where a
-    whole share is left out at once (``nonfinite: skip``).
+    """Samples that were left out although their step had not been refused often enough: twice, or
+    once where a whole share is left out at once (``nonfinite: skip``).
     """
     refused: dict[int, set[int]] = {}
     for event in history.log.of(Kind.NONFINITE_CAUGHT):
@@ -147,9 +147,7 @@ def _unjustified(history: History, times: int) -> list[str]:
 
 
 def _cut_off(evidence: Evidence, run: StepRun) -> bool:
-    """Whether a member may have taken a share of which nothing is left, because its log has a hole
-    or no end.
-    """
+    """Whether the batch record of a member may be missing because its log has a hole or no end."""
     takers = {event.actor for event in run.batches}
     broken = any(log.problems for name, log in evidence.log.actors.items() if name not in takers)
     return broken and len(takers) < run.world

@@ -1,6 +1,4 @@
-"""How it ended: every process by its exit status, the job at its full size, and something learned
-on the way.
-"""
+"""How the arm ended: every process's exit status, the job's final size, and whether it learned."""
 
 from __future__ import annotations
 
@@ -17,16 +15,16 @@ from harness.judge.results import Finding
 from recovery.checkpoint.memory import ROLE as KEEPER
 
 LEARNING_STEPS = 10
-"""So many steps with one and the same loss, or with a learning rate of zero, are no training."""
+"""A constant loss or a zero learning rate over this many steps is not training."""
 OURS = ("gpt", "mlp")
-"""Workloads known to learn something in every step; what a script trains, nobody knows here."""
+"""Workloads known to learn in every step; for a script this is unknown."""
 
 
 def ending(evidence: Evidence) -> Finding:
-    """Every process ended as it was asked to, or as a fault explains; no survivor raised an error;
-    nobody who could have filled a job that ended too small was left waiting, or never started; and
-    the job learned: gradients, learning rates, losses and parameters are those of one that trains.
-    Of a command: a job that is done had one whose last attempt ended well.
+    """Every process ended as requested or as a fault explains, and no survivor raised an error. A
+    job that ended too small left no spare waiting or unstarted that could have filled it. The job
+    learned: gradients, learning rates, losses and parameters are those of a job that trains. For a
+    command: a completed job's last attempt ended well.
     """
     history = evidence.history
     if history.info.observed:
@@ -47,12 +45,12 @@ def ending(evidence: Evidence) -> Finding:
 
 
 def _of_a_command(evidence: Evidence) -> Finding:
-    """How a command of a job that did not get to its end, or was ended by the harness, exits says
-    nothing.
+    """Judge a command's exits. The exit of a command that did not complete its job, or that the
+    harness ended, proves nothing.
     """
     ended = list(evidence.log.of(Kind.COMMAND_ENDED))
     how = (
-        f"its command ended with {_how(ended[-1])}"
+        f"its command ended with {_exit_text(ended[-1])}"
         if ended
         else "its command was never seen to end"
     )
@@ -72,8 +70,8 @@ def _of_a_command(evidence: Evidence) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """One process's exit. ``asked_ns``: when it was first asked to end, None: never, or not known;
-    ``hit``: by a fault, or declared failed.
+    """One process's exit. ``asked_ns``: when it was first asked to end; None: never, or not known.
+    ``hit``: a fault hit it, or it was declared failed.
     """
 
     event: Event
@@ -105,7 +103,7 @@ def _ends(evidence: Evidence) -> dict[str, _End]:
     }
 
 
-def _how(event: Event) -> str:
+def _exit_text(event: Event) -> str:
     code, signum = event.data["exit_code"], event.data["signal"]
     if signum is None:
         return f"exit code {code}"
@@ -117,23 +115,23 @@ def _exits(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
     log, history = evidence.log, evidence.history
     adopted = (
         log.first(Kind.COORDINATOR_ADOPTED) is not None
-    )  # the next one knows of the dead, not who asked them
+    )  # after a takeover the coordinator knows which processes died, not which were asked to end
     gone = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
     storage = any(
         episode.injected and not episode.processes for episode in evidence.measures.episodes
     )
     for name, end in ends.items():
-        data, how = end.event.data, _how(end.event)
+        data, how = end.event.data, _exit_text(end.event)
         if data["expected"] and not adopted:
             if end.asked_ns is None and ("asked_ns" in data or name in gone):
                 yield (
-                    f"{name} ended with {how}, which is said to be expected, and nobody had asked"
-                    " it to"
+                    f"{name} ended with {how}, which is said to be expected, but it had not been"
+                    " asked to"
                 )
             elif end.asked_ns is not None and end.asked_ns > end.event.time_ns:
                 yield f"{name} ended with {how} before it was asked to"
         if not data["expected"] and end.asked_ns is None and not end.hit and not history.cut_short:
-            yield f"{name} ended with {how}; no fault explains it, and nobody declared it failed"
+            yield f"{name} ended with {how}; no fault explains it, and it was not declared failed"
         odd = data["exit_code"] not in (None, 0) or data["signal"] not in (
             None,
             signal.SIGKILL.value,
@@ -149,8 +147,8 @@ def _exits(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
 
 
 def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
-    """An error is the last that a process says, ends it, and is some fault's doing, or that of the
-    job's end.
+    """An error is the last event of a process and ends it, and is explained by a fault or by the
+    end of the job.
     """
     history = evidence.history
     for name, log in evidence.log.actors.items():
@@ -192,11 +190,11 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def _constant(evidence: Evidence) -> Iterator[str]:
-    """Parameters, or an optimizer's state, that are bit for bit the same after a step as after an
-    earlier one, of one rank in one generation.
+    """Parameters or optimizer state of a rank that are bit-identical after two different steps of
+    one generation.
     """
     history, spec = evidence.history, evidence.cell.scenario.workload
-    # Plain gradient descent has no state; what else a script's optimizer keeps, nobody knows here.
+    # Plain gradient descent has no state; what a script's optimizer keeps is unknown.
     stateful = spec.kind in OURS and spec.params.get("momentum") != 0
     watched = {"parameters": "parameters", **({"optimizer": "optimizer state"} if stateful else {})}
     rates = {run.step: float(run.commits[0].data["lr"] or 0) for run in history.lineage.values()}

@@ -1,4 +1,4 @@
-"""What a command kept of itself over its faults: its progress and its ranks."""
+"""What a command kept through its faults: its progress and its ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from harness.judge.record.observed import stride_of
 from harness.judge.record.strength import half_known, strength_of
 from harness.judge.results import Finding
 
-FEW = 2  # steps; who had done no more has lost nothing worth a word
+FEW = 2  # steps; losing no more than these is not worth reporting
 
 
 def kept_progress(evidence: Evidence) -> Finding | None:
-    """After a fault the job did not begin again from its first step. None where it never went back,
-    where an SLA says how many steps may be lost, or where its steps cannot be told.
+    """After a fault the job did not restart from its first step. None if it never went back, if an
+    SLA bounds the lost steps, or if its steps are unknown.
     """
     history, bounded = evidence.history, "steps_lost" in evidence.cell.scenario.sla
     hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
@@ -38,21 +38,21 @@ def kept_progress(evidence: Evidence) -> Finding | None:
             f" [...]}}{LEAVE_OUT.format('kept-progress')}"
         )
         mine = (e for e in evidence.log.of(Kind.STEP_REPORTED) if e.generation == generation.number)
-        told = min(event.step or 0 for event in mine)
-        if told <= 1:
+        reported = min(event.step or 0 for event in mine)
+        if reported <= 1:
             return failed(
                 f"after a fault the job began again from step 1, and {done} steps had been done:"
                 f" {cure}"
             )
         return unknown(
-            f"{done} steps had been done, and the first one reported after a restart was {told}:"
-            f" whether the job began again from step 1 is not known; {cure}"
+            f"{done} steps had been done, and the first one reported after a restart was"
+            f" {reported}: whether the job began again from step 1 is not known; {cure}"
         )
     return passed(f"the job went back {back} times, never to its first step") if back else None
 
 
 def full_strength(evidence: Evidence) -> Finding:
-    """The job ended with as many ranks as it began with."""
+    """The job ended with as many ranks as it started with."""
     history = evidence.history
     if not history.info.observed:
         world = history.worked[-1].world if history.worked else 0

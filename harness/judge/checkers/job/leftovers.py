@@ -1,4 +1,4 @@
-"""Is nothing left of a command: by the harness, and by the command itself when it ended well."""
+"""Whether a command left anything behind, and whether the harness did."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from harness.judge.results import Finding
 
 
 def no_orphans(evidence: Evidence) -> Finding:
-    """Nothing of ours is left, and the command, where it ended well, left no process running and no
-    shared memory that nobody uses; what a rank had that was killed is not held against it.
+    """The harness left nothing, and a command that ended well left no process running and no unused
+    shared memory. Shared memory of a killed rank is excused.
     """
     ours = nothing_of_ours(evidence)
     problems = []

@@ -1,27 +1,27 @@
-"""Is the result the one the unfaulted run has: bit for bit where promised, else within a band.
+"""Whether the result equals the unfaulted run's: bit for bit where promised, else within a band.
 
 The band compares trailing means (window w = max(5, steps / 20)) of the faulted arm's and its
 control's losses:
 
 - With control arms of at least two seeds, the largest difference may not exceed the largest
   difference, at any step past the first window, between two control arms of different seeds, and
-  the final one not their largest difference in the last quarter of the steps. (A rank argument: a
-  run no further from its control than runs with another seed are from each other cannot be told
-  from one of them.)
+  the final difference not their largest one in the last quarter of the steps. (A rank argument: a
+  run no further from its control than runs with other seeds are from each other cannot be told from
+  them.)
 - With one seed, the noise sigma of a single loss is taken from the control's successive
   differences, sigma^2 = sum (L[k+1] - L[k])^2 / (2 (n - 1)) (von Neumann et al., "The Mean Square
   Successive Difference", Annals of Mathematical Statistics 12, 1941: insensitive to a slow trend).
   Two independent trailing means differ by sigma sqrt(2/w) in standard deviation; 3 of these are
   allowed at the end and 4 at any step (about 200 looks at 95 %, Bonferroni).
 
-Whatever the band: up to the first step with fewer ranks nothing was summed in another way than in
-the control arm, so that losses and states of these steps have to be the control's bit for bit, for
-any strategy. What is wrong and the same on all ranks shows there; from that step on it shows in the
-band only, unless the workload has ``determinism: elastic``, with which the number of ranks makes no
-difference to any bit.
+In every case the losses and states of all steps before the first one with fewer ranks have to be
+bit-identical to the control arm's, for any strategy, because up to there gradients were summed in
+the same way. An error that is the same on all ranks shows in those steps; after them it shows only
+in the band, unless the workload has ``determinism: elastic``, where the number of ranks does not
+change any bit.
 
-Both ways: a loss that is too good is as suspicious (a sample seen twice, a step done twice) as one
-that is too bad.
+The band has two sides: a loss that is too good (a sample seen twice, a step done twice) is as
+suspicious as one that is too bad.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ DIGESTS = ("parameters", "optimizer", "scheduler")
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Largest difference of smoothed losses allowed at the end and anywhere; ``source``: where it
-    comes from.
+    """Largest allowed difference of smoothed losses, at the end and anywhere; ``source``: how it
+    was derived.
     """
 
     final: float
@@ -55,9 +55,10 @@ class Band:
 
 
 def loss_equality(evidence: Evidence) -> Finding:
-    """Losses and final state equal the control arm's, bit for bit where the strategy promises it
-    and the world stayed full (or does not matter, with ``determinism: elastic``), else within the
-    band of this module from the first step with fewer ranks on.
+    """Losses and final state equal the control arm's.
+
+    Bit for bit where the strategy promises it and the world stayed full (or does not matter, with
+    ``determinism: elastic``), else within this module's band from the first step with fewer ranks.
     """
     comparison, witness = compare(evidence)
     if comparison == "not compared":
@@ -70,7 +71,7 @@ def loss_equality(evidence: Evidence) -> Finding:
 
 
 def compare(evidence: Evidence) -> tuple[Exactness, str]:
-    """How the arm's result compares with the control arm's, and what shows it."""
+    """How the arm's result compares with the control arm's, and the witness for it."""
     if evidence.is_control:
         return "not compared", "this is the control arm"
     control = evidence.control_history
@@ -133,7 +134,7 @@ def _losses(history: History) -> dict[int, float]:
 
 
 def _first_difference(history: History, control: History, before: float = math.inf) -> str | None:
-    """The first thing that is not bit-identical, of the steps before that one."""
+    """The first loss or digest that is not bit-identical in the steps ``before`` a given one."""
     mine, theirs = _losses(history), _losses(control)
     for step in sorted(step for step in mine.keys() & theirs.keys() if step < before):
         if repr(mine[step]) != repr(theirs[step]):

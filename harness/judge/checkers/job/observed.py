@@ -1,5 +1,5 @@
-"""Invariants of a command, of which only the outside is seen: which can be judged, and what the
-others lack.
+"""Invariants of a command, which is only seen from outside: progress, and why others cannot be
+judged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from harness.judge.record.observed import samples_of_steps, stride_of
 from harness.judge.results import Finding
 
 PROGRESS = "progress"
-REPEATED = 3  # steps; fewer are a line that happened to be printed twice
-ECHO_S = 1.0  # so long what a process had said may be under way
+REPEATED = 3  # steps; fewer may be a line that was printed twice
+ECHO_S = 1.0  # how long a process's output may be in flight
 LACKING: Mapping[str, str] = MappingProxyType(
     {
         "sample-accounting": "which samples each step trained on",
@@ -27,7 +27,7 @@ LACKING: Mapping[str, str] = MappingProxyType(
         "replica-equality": "digests of the ranks' state",
         "checkpoint-integrity": "which checkpoints it wrote, refused and restored",
         "nan-containment": "gradients, and steps it refused to take",
-        "membership": "what its ranks were told of each other",
+        "membership": "which members its ranks were given",
         "step-arithmetic": "optimizer and scheduler steps, samples and learning rates",
     }
 )
@@ -41,8 +41,8 @@ def lacking(name: str) -> Finding:
 
 
 def progress(evidence: Evidence) -> Finding:
-    """The command was seen at work: its ranks were found, and its steps reported from the
-    first on.
+    """The command was seen working: its ranks were found, and its steps were reported from the
+    first.
     """
     history = evidence.history
     reports = list(history.log.of(Kind.STEP_REPORTED))
@@ -81,18 +81,18 @@ def progress(evidence: Evidence) -> Finding:
     every = "" if stride == 1 else f", every {stride} steps"
     odd = f"; {shown}" if (shown := unread_shown(evidence)) else ""
     if refused := history.finished.data.get("refused") if history.finished else 0:
-        odd += f"; {refused} reports were left out, as their step is no number"
+        odd += f"; {refused} reports were left out, as their step is not a number"
     return passed(
         f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}{odd}"
     )
 
 
 def _too_many_samples(evidence: Evidence) -> str:
-    """A step of more samples than a batch has, and than any step of the control arm, where most had
-    as many.
+    """A step with more samples than a batch has and than any step of the control arm, provided that
+    most control steps had equally many; "" if there is none.
 
-    Fewer are a batch that was not full, or fewer ranks; and who reports the whole batch on every
-    rank does so in both arms.
+    Fewer samples are a batch that was not full, or fewer ranks. A script that reports the whole
+    batch on every rank does so in both arms.
     """
     batch, control = evidence.cell.scenario.workload.global_batch, evidence.control_history
     known = (
@@ -112,8 +112,8 @@ def _too_many_samples(evidence: Evidence) -> str:
 
 
 def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:
-    """A step that the run cannot have; counted from 0 or from 1, the last one is ``steps`` or one
-    more.
+    """A step that the run cannot have. The last one is ``steps``, or one more: scripts count from 0
+    or from 1.
     """
     steps = evidence.history.info.steps
     first = next((event.step for event in reports if (event.step or 0) > steps + 1), None)
@@ -127,9 +127,9 @@ def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:
 
 
 def _went_back(evidence: Evidence) -> str:
-    """Steps that were reported again before anything had happened: most likely those of an epoch.
+    """Steps that were reported again before any fault or failure: probably steps of an epoch.
 
-    Where reports do not name their rank, each rank may report a step once, the slow ones late.
+    Where reports do not name their rank, each rank may report a step once, slow ranks late.
     """
     log, history = evidence.log, evidence.history
     hit = min(
@@ -144,7 +144,7 @@ def _went_back(evidence: Evidence) -> str:
     last: dict[int | None, int] = {}
     for event in early:
         step, rank = event.step or 0, event.data["rank"]
-        if last.get(rank) != step:  # said twice in a row it is one report
+        if last.get(rank) != step:  # a step repeated in succession is one report
             times[step, rank] += 1
         last[rank] = step
     again = [
@@ -153,7 +153,7 @@ def _went_back(evidence: Evidence) -> str:
         if count > (history.info.ranks if rank is None else 1)
     ]
     if len(again) < REPEATED or min(again) > (early[0].step or 0):
-        return ""  # who goes back to a checkpoint does not begin anew
+        return ""  # going back to a checkpoint is not restarting from the first step
     return (
         f"{evidence.place('workload.progress')}steps {min(again)} to {max(again)} were reported"
         " again without a restart and without a fault: is this the step of the epoch? let progress"
@@ -162,9 +162,7 @@ def _went_back(evidence: Evidence) -> str:
 
 
 def _outlived(history: History, stride: int) -> str:
-    """Steps that went on although the ranks that make them had ended, and nobody was seen to take
-    their place.
-    """
+    """Steps that went on after the ranks that make them had ended, with no replacement seen."""
     log = history.log
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     for failure in log.of(Kind.FAILURE_DETECTED):
@@ -182,7 +180,7 @@ def _outlived(history: History, stride: int) -> str:
             max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
         )
         for event in mine:
-            # the ranks that are left may have new numbers, but none as high as this
+            # surviving ranks may be renumbered, but never to a number as high as this one
             own = (
                 failure.data["rank"] is not None
                 and event.data["rank"] == failure.data["rank"] >= left
@@ -191,7 +189,7 @@ def _outlived(history: History, stride: int) -> str:
             if late and (own or alone):
                 who = failure.data["process"]
                 return (
-                    f"{who} ended, yet the steps went on to {event.step} and nobody had been"
+                    f"{who} ended, yet the steps went on to {event.step} and no process had been"
                     " started in its place: what was hit is not what trains; give each training"
                     " process RANK in its environment, or a beacon"
                 )

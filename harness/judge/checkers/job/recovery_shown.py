@@ -1,5 +1,5 @@
-"""Is each recovery that is claimed shown: somebody decided on it, whoever was lost is out, and the
-others took part.
+"""Whether each claimed recovery is shown: it was decided on, the lost process is out, and the other
+members took part.
 """
 
 from __future__ import annotations
@@ -8,22 +8,24 @@ from collections.abc import Iterable, Iterator
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.lifecycle.lives import own_lines, told
+from harness.judge.lifecycle.lives import complete_logs, own_lines
 from harness.judge.record.history import Generation, History
 from harness.judge.results import Finding
 
-LOST_FOR_GOOD = ("exit", "hang", "start-timeout", "unfit")
-"""Causes after which a process takes no rank any more."""
+PERMANENT_LOSSES = ("exit", "hang", "start-timeout", "unfit")
+"""Causes after which a process never takes a rank again."""
 RESTARTS = "checkpoint-restart"
 _HELD_BEFORE = ("initial", "kept")
 _NEW_ONES = (Kind.PROCESS_SPAWNED, Kind.COMMAND_STARTED, Kind.STEP_REPORTED)
 
 
 def recovery_shown(evidence: Evidence) -> Finding:
-    """After each failure of a member there is a generation that somebody decided on, without
-    whoever was lost; who stays left the one before, who is new got the state from another or a
-    checkpoint, all start anew from a checkpoint where the strategy says so, and steps follow. A
-    command's rank is started anew, or its job goes on without it.
+    """Each failure of a member is followed by a generation that was decided on, without the lost
+    process.
+
+    Members that stay left the failed generation; new members got the state from a peer or a
+    checkpoint; all restart from a checkpoint where the strategy says so; and steps follow. For a
+    command, the rank is restarted, or the job goes on without it.
     """
     history, log = evidence.history, evidence.log
     answered = [(failure, _answer(history, failure)) for failure in _of_members(history)]
@@ -50,7 +52,7 @@ def recovery_shown(evidence: Evidence) -> Finding:
 
 
 def _of_members(history: History) -> Iterator[Event]:
-    """Failures that the job has to answer; who was only told that it will be ended is
+    """Failures that the job has to answer. A member that was only notified of its coming end is
     still there.
     """
     for failure in history.log.of(Kind.FAILURE_DETECTED):
@@ -68,16 +70,16 @@ def _answer(history: History, failure: Event) -> Generation | None:
     return next((g for g in later if g.ready_ns is not None), None)
 
 
-def _said(failure: Event) -> str:
+def _label(failure: Event) -> str:
     return (
-        f"failure {failure.data['failure']} ({failure.data['process'] or 'nobody'},"
+        f"failure {failure.data['failure']} ({failure.data['process'] or 'no process'},"
         f" {failure.data['cause']})"
     )
 
 
 def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
-    """A job that is done with a failure that nobody answered; but for one whose next coordinator
-    found it done, or that had made its last step before.
+    """A failure without an answer in a completed job. Excused: a new coordinator that found the job
+    done, and a job whose last step was made before the failure.
     """
     history = evidence.history
     last = history.lineage.get(history.info.steps)
@@ -87,7 +89,7 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
     if history.outcome != "completed" or any(e.kind is Kind.COORDINATOR_ADOPTED for e in later):
         return
     if not history.info.observed:
-        yield f"{_said(failure)} was answered by no generation, and the job is said to be done"
+        yield f"{_label(failure)} was answered by no generation, and the job is said to be done"
         return
     claimed = any(
         failure in (episode.failure, *episode.others) and incident.outcome == "recovered"
@@ -96,32 +98,32 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
         )
     )
     if claimed and not any(event.kind in _NEW_ONES for event in later):
-        yield f"{_said(failure)} is said to be recovered, and nothing was started or done after it"
+        yield f"{_label(failure)} is said to be recovered, and nothing was started or done after it"
 
 
 def _of_a_command(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """What cannot be of a generation that was seen from outside."""
+    """Contradictions between a failure and the generation that answers it, as seen from outside."""
     name, number = failure.data["process"], answer.number
     before = history.generation(failure.generation)
     old = set(before.members) if before else set()
     own = own_lines(history.log)
     starts = {e.generation: e.seq for e in own if e.kind is Kind.GENERATION_STARTED}
-    # who takes the place of a rank may be found before its end is: all since the one before began
+    # A rank's replacement may be found before its end is: take all since the failed generation.
     between = [e for e in own if starts.get(failure.generation, -1) < e.seq < starts[number]]
     if failure.data["cause"] == "exit" and name in answer.members:
-        yield f"{_said(failure)} ended, and is a member of generation {number}, which followed"
+        yield f"{_label(failure)} ended, and is a member of generation {number}, which followed"
     if answer.cause == "restart":
         fresh = {e.data["process"] for e in between if e.kind is Kind.PROCESS_SPAWNED}
         if not fresh & set(answer.members):
             yield (
-                f"generation {number} is a restart after {_said(failure)}, and no member was"
+                f"generation {number} is a restart after {_label(failure)}, and no member was"
                 " started for it"
             )
     elif answer.cause in ("shrunk", "resumed") and not set(answer.members) <= old:
-        yield f"generation {number} goes on after {_said(failure)} with others than were left"
+        yield f"generation {number} goes on after {_label(failure)} with others than were left"
     if answer.cause == "shrunk" and len(answer.members) >= len(old):
         yield (
-            f"generation {number} is said to have shrunk after {_said(failure)}, from {len(old)}"
+            f"generation {number} is said to have shrunk after {_label(failure)}, from {len(old)}"
             " members to as many"
         )
 
@@ -132,12 +134,12 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
     own = own_lines(log)
     begun = next(e.seq for e in own if e.kind is Kind.GENERATION_STARTED and e.generation == number)
     if not any(_answers(e, failure) for e in _decided(own, failure) if e.seq < begun):
-        yield f"generation {number} answers {_said(failure)}, and nobody decided on it"
-    if cause in LOST_FOR_GOOD and name in answer.members:
-        yield f"{_said(failure)} is a member of generation {number}, which answers it"
+        yield f"generation {number} answers {_label(failure)}, and was not decided on"
+    if cause in PERMANENT_LOSSES and name in answer.members:
+        yield f"{_label(failure)} is a member of generation {number}, which answers it"
     if history.info.strategy == RESTARTS and answer.state != "checkpoint":
         yield (
-            f"generation {number} answers {_said(failure)} with state {answer.state}, and all were"
+            f"generation {number} answers {_label(failure)} with state {answer.state}, and all were"
             " to restart"
         )
     yield from _went_on(history, failure, answer)
@@ -156,8 +158,8 @@ def _decided(own: Iterable[Event], failure: Event) -> Iterator[Event]:
 
 
 def _answers(decision: Event, failure: Event) -> bool:
-    """Whether it was made after a failure; or before, and to form a generation without that
-    process, of which its end changes nothing.
+    """Whether a decision was made after a failure, or before it and formed a generation without
+    that process, so that its end changes nothing.
     """
     if decision.seq > failure.seq:
         return True
@@ -171,21 +173,21 @@ def _answers(decision: Event, failure: Event) -> bool:
 
 
 def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """A job that is done made steps after a recovery, if it had any left to make."""
+    """A completed job made steps after a recovery, if any were left to make."""
     resume = answer.resume_step or 0
     steps = any(run.generation >= answer.number for run in history.runs)
     if history.outcome == "completed" and not steps and resume < history.info.steps:
         yield (
-            f"generation {answer.number} answers {_said(failure)}, and made no step from"
+            f"generation {answer.number} answers {_label(failure)}, and made no step from"
             f" {resume} on"
         )
 
 
 def _members(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """Whoever stays has left the generation that failed; whoever is new was given the state."""
+    """A member that stays has left the failed generation; a new member was given the state."""
     log, number = history.log, answer.number
     earlier = {m for g in history.generations if g.number < number for m in g.members}
-    whole = told(log)
+    whole = complete_logs(log)
     left = {e.actor for e in log.of(Kind.PARKED) if e.generation == failure.generation}
     for event in log.of(Kind.SURVIVORS_PARKED):
         left |= set(event.data["processes"]) if event.generation == failure.generation else set()
@@ -204,6 +206,6 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
         fresh, origin = name not in earlier, origins.get(name, "")
         if fresh and origin in _HELD_BEFORE and (origin == "kept" or answer.resume_step):
             yield (
-                f"{name} is new in generation {number}, and nobody gave it the state of step"
+                f"{name} is new in generation {number}, and was not given the state of step"
                 f" {answer.resume_step}"
             )

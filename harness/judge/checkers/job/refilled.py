@@ -1,4 +1,4 @@
-"""Is a job that ended with too few ranks, or spares, one that nobody could have filled again."""
+"""Whether a job that ended with too few ranks or spares could have been refilled."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ from recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20
 IDLE_S = 5.0
-"""So long, in steps and in seconds, a process that is ready may wait while the job is short of
-ranks.
-"""
+"""How long, in steps and in seconds, a ready process may wait while the job is short of ranks."""
 LOST_STEPS = 10
 LOST_S = 3.0
-"""So long, in steps and in seconds, a place may be empty before somebody is started for it: that is
+"""How long, in steps and in seconds, a place may be empty before a replacement is started, which is
 decided after the first step of a generation.
 """
 _LIVES_ON = ("nonfinite", "diverged")
-_STARTS_ANEW: Mapping[str, str] = {"drop-replica": "rejoin", "hot-spare": "replenish"}
-"""Strategies that go on with fewer ranks -> their parameter without which nobody is started in
-place of the lost.
-"""
+_REPLACES_LOST: Mapping[str, str] = {"drop-replica": "rejoin", "hot-spare": "replenish"}
+"""Strategies that go on with fewer ranks -> the parameter that makes them start replacements."""
 
 
 def too_small(evidence: Evidence) -> Iterator[str]:
-    """Processes that were ready to fill a replica for long, and places for which nobody was
-    started, in a job that ended with too few ranks.
+    """In a job that ended with too few ranks: processes that were long ready to fill a replica, and
+    places for which no process was started.
     """
     history = evidence.history
     if history.outcome != "completed" or not history.worked:
@@ -43,19 +39,19 @@ def too_small(evidence: Evidence) -> Iterator[str]:
         steps = min(idle.values())
         yield f"{ended}, though {', '.join(sorted(idle))} had been ready for {steps} steps"
     spec = evidence.cell.scenario.recovery
-    wanted = _STARTS_ANEW.get(spec.strategy)
+    wanted = _REPLACES_LOST.get(spec.strategy)
     if wanted is not None and spec.params.get(wanted, True) is not False:
         steps = _steps_short(history, last)
         if steps:
             yield (
-                f"{ended}, and nobody was started for those that it lost in the {steps} steps that"
+                f"{ended}, and no replacement was started for those lost in the {steps} steps that"
                 " followed"
             )
 
 
 def _too_few_spares(evidence: Evidence, last: Generation) -> Iterator[str]:
-    """Spares that took ranks, and in whose place nobody was started. Those that died while they
-    waited are started later and later, and a machine that is gone may have no room for any.
+    """Spares that took ranks and were not replaced. Excused: spares that died while waiting are
+    replaced after growing delays, and after the loss of a machine there may be no room for one.
     """
     history, spec = evidence.history, evidence.cell.scenario.recovery
     spares = history.info.spares
@@ -64,19 +60,19 @@ def _too_few_spares(evidence: Evidence, last: Generation) -> Iterator[str]:
     steps = _steps_without(history, last, spares)
     if steps:
         yield (
-            f"spares took ranks, and nobody was started in their place in the {steps} steps that"
+            f"spares took ranks, and no replacements were started in the {steps} steps that"
             " followed"
         )
 
 
 def _done(history: History, last: Generation, since_ns: int) -> list[int]:
-    """When the steps ended that a generation began after a time."""
+    """End times of the last generation's committed steps that began after ``since_ns``."""
     runs = history.runs_of(last.number)
     return [run.end_ns for run in runs if run.committed_ns is not None and run.start_ns >= since_ns]
 
 
 def _idle(history: History, last: Generation) -> dict[str, int]:
-    """Processes that could have taken a rank, and for how many steps."""
+    """Processes that could have taken a rank, and for how many steps they waited."""
     log = history.log
     gone = {e.data["process"]: e for e in log.of(Kind.PROCESS_EXITED)}
     failed_ones = {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
@@ -93,7 +89,7 @@ def _idle(history: History, last: Generation) -> dict[str, int]:
 
 
 def _left_before(exited: Event | None, time_ns: int) -> bool:
-    """Whether a process had ended, or been asked to, by then."""
+    """Whether a process had ended, or had been asked to end, before ``time_ns``."""
     return (
         exited is not None
         and min(exited.data.get("asked_ns") or exited.time_ns, exited.time_ns) < time_ns
@@ -101,7 +97,9 @@ def _left_before(exited: Event | None, time_ns: int) -> bool:
 
 
 def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
-    """Whoever held a shard keeps it for life, whoever never held a rank takes any."""
+    """Whether the idle processes can fill a replica: one that held a shard only takes that shard
+    again, one that never held a rank takes any.
+    """
     held: dict[str, int] = {}
     for generation in history.generations:
         held |= {name: rank % generation.shards for rank, name in enumerate(generation.members)}
@@ -112,15 +110,15 @@ def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
 
 
 def _steps_short(history: History, last: Generation) -> int:
-    """For how many steps the last generation lacked somebody whom nobody had decided to start; 0
-    where that was so for too short, or there was a reason.
+    """For how many steps the last generation lacked a rank that no decision replaced; 0 if they are
+    too few to judge or the lack is excused.
     """
     return 0 if _excused(history, last) else _steps_without(history, last, 0)
 
 
 def _steps_without(history: History, last: Generation, spares: int) -> int:
-    """For how many steps of the last generation there were fewer processes than ranks and
-    ``spares``, and nobody had decided to start one since a rank was lost; 0: too few steps to tell.
+    """Steps of the last generation with fewer processes than ranks and ``spares``, where no start
+    was decided since a rank was lost; 0: too few steps to judge.
     """
     log, since_ns = history.log, last.ready_ns or last.started_ns
     done = _done(history, last, since_ns)
@@ -141,8 +139,8 @@ def _steps_without(history: History, last: Generation, spares: int) -> int:
 
 
 def _excused(history: History, last: Generation) -> bool:
-    """Who died without ever holding a rank, or did not fit, is replaced later and later; and a
-    coordinator that was lost decides nothing.
+    """Whether a missing replacement is excused. A process that died without ever holding a rank, or
+    was unfit, is replaced after growing delays; a lost coordinator decides nothing.
     """
     log = history.log
     outside = any(

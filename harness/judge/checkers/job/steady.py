@@ -1,6 +1,4 @@
-"""Whether the job was in its steady state before the first fault; if not, the run has shown
-nothing.
-"""
+"""Whether the job was in steady state before the first fault; if not, the run proves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invariants on the losses that a command reports: nothing else is known of its state."""
+"""Invariants on the losses that a command reports, the only part of its state that is known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LEAVE_OUT = "; leave it out by saying so, invariants: {{leave_out: [{}]}}"
 
 
 def finite_losses(evidence: Evidence) -> Finding | None:
-    """The job did not end on losses that are no numbers, and all that were reported could be read.
-    None where none were.
+    """The job did not end on non-finite losses, and all reported losses could be read. None if no
+    loss was reported.
     """
     history = evidence.history
     losses = losses_of(history)
@@ -23,7 +23,7 @@ def finite_losses(evidence: Evidence) -> Finding | None:
         last = [value for found in losses[max(losses)].values() for value in found]
         what = next((value for value in last if not math.isfinite(value)), math.nan)
         witness = (
-            f"the job ended on losses that are no numbers: {what} at step {max(losses)}, from step"
+            f"the job ended on losses that are not numbers: {what} at step {max(losses)}, from step"
             f" {since} on"
         )
         expected = [] if evidence.is_control else evidence.expects("sdc-escape")
@@ -40,8 +40,8 @@ def finite_losses(evidence: Evidence) -> Finding | None:
 
 
 def loss_equality(evidence: Evidence) -> Finding:
-    """The losses that each rank reported are those it reported in the control arm, step by step,
-    values that are no numbers included; nothing is known of the state.
+    """Each rank's reported losses equal those of the control arm, step by step, non-finite values
+    included. The state itself is not known.
     """
     control = evidence.control_history
     if control is None:
@@ -59,8 +59,8 @@ def loss_equality(evidence: Evidence) -> Finding:
     if broken is not None:
         step, rank, ours, others = broken
         witness = (
-            f"{_whose(rank)}loss {_shown(ours)} at step {step}, the control arm had"
-            f" {_shown(others)}"
+            f"{_rank_prefix(rank)}loss {_as_text(ours)} at step {step}, the control arm had"
+            f" {_as_text(others)}"
         )
         escapes = evidence.expects("sdc-escape")
         return (
@@ -79,13 +79,13 @@ def loss_equality(evidence: Evidence) -> Finding:
         )
     step, rank, ours, others = different
     return unknown(
-        f"{_whose(rank)}reported loss {_shown(ours)} at step {step}, the control arm had"
-        f" {_shown(others)}: whether the script is deterministic is not known{cure}"
+        f"{_rank_prefix(rank)}reported loss {_as_text(ours)} at step {step}, the control arm had"
+        f" {_as_text(others)}: whether the script is deterministic is not known{cure}"
     )
 
 
 def unread_shown(evidence: Evidence) -> str:
-    """What could not be read, for people; empty where all was."""
+    """Message about values that could not be read; "" if all could."""
     return "; ".join(
         f"{one.count} values of {name} could not be read, such as {one.example!r}"
         for name, one in sorted(unread_of(evidence.history).items())
@@ -93,7 +93,7 @@ def unread_shown(evidence: Evidence) -> str:
 
 
 def _unread(evidence: Evidence) -> str:
-    """Why nothing about losses can pass: some could not be read, in this arm or its control."""
+    """Why no check of losses can pass: some losses of this arm or its control could not be read."""
     for history, whose in (
         (evidence.history, ""),
         (evidence.control_history, " of the control arm"),
@@ -108,8 +108,8 @@ def _unread(evidence: Evidence) -> str:
 
 
 def _same(mine: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether a rank said the same of a step. Ranks that do not say who they are may be heard more
-    or less often.
+    """Whether a rank reported the same for a step. Ranks that do not name themselves may be read
+    more or less often.
     """
     ours, others = {repr(value) for value in mine}, {repr(value) for value in theirs}
     return ours <= others or others <= ours
@@ -119,9 +119,9 @@ def _finite(values: Sequence[float]) -> bool:
     return all(map(math.isfinite, values))
 
 
-def _shown(values: Sequence[float]) -> str:
+def _as_text(values: Sequence[float]) -> str:
     return ", ".join(repr(value) for value in dict.fromkeys(values))
 
 
-def _whose(rank: int | None) -> str:
+def _rank_prefix(rank: int | None) -> str:
     return "" if rank is None else f"rank {rank}: "

@@ -1,4 +1,4 @@
-"""Who was in the job, whether all held the same state, and whether the job went on."""
+"""The job's members, whether replicas held the same state, and whether the job made progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEALTHY_RATE = 0.5
 
 
 def membership(evidence: Evidence) -> Finding:
-    """Generations have the members, ranks and sizes they announce; ranks and spares are as
+    """Generations have the members, ranks and sizes that they announce; ranks and spares are as
     provisioned.
 
     A strategy that promises an exact result keeps the full world until it has lost more members
@@ -93,9 +93,11 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
 
 
 def _losses(history: History, generation: Generation) -> int:
-    """Members that failed and left between generations up to this one, members that had to leave a
-    job that began anew (so that its first replica has never trained, spares take places of living
-    ones), and spares that died, or were about to, while waiting.
+    """Losses up to a generation: members that failed and left, members that had to leave a job that
+    started from scratch, and spares that died, or were about to, while waiting.
+
+    In a restart from scratch the first replica has never trained, and spares take the places of
+    living members.
     """
     rows = [g for g in history.generations if g.number <= generation.number]
     members = {name for row in rows for name in row.members}
@@ -114,9 +116,10 @@ def _losses(history: History, generation: Generation) -> int:
 
 
 def _begins_anew(history: History, generation: Generation) -> bool:
-    """It was to begin anew unless something was saved on disk before it. What keepers hold does not
-    count: they may be lost with their node by then, so that a coordinator that knows of nothing
-    else takes no risk. It may be found all the same.
+    """Whether a generation was to start from scratch: nothing had been saved on disk before it.
+
+    Checkpoints that keepers hold do not count, because they may be lost with their node: a
+    coordinator that knows of no other plans for a fresh start, even if one is found later.
     """
     remembered = (generation.checkpoint or "").startswith(REMEMBERED)
     if generation.ready_ns is not None and not remembered:
@@ -137,7 +140,7 @@ def _claimed(history: History, run: StepRun) -> list[str]:
 
 
 def _ranks_taken(history: History) -> list[str]:
-    """Lines of members that name another rank than their generation gave them."""
+    """Events of members that name another rank than the one their generation gave them."""
     places = {
         g.number: {name: rank for rank, name in enumerate(g.members)} for g in history.generations
     }
@@ -158,7 +161,7 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
             f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"
         ]
     if event.actor not in generation.members:
-        return [f"{event.actor} joined generation {number}, of which it is no member"]
+        return [f"{event.actor} joined generation {number}, of which it is not a member"]
     if generation.members.index(event.actor) != rank:
         return [f"{event.actor} acts as rank {rank}, generation {number} gave it another"]
     return []
@@ -166,8 +169,8 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
 
 def replica_equality(evidence: Evidence) -> Finding:
     """All ranks that hold the same part of the model hold the same parameters, optimizer and
-    scheduler state after a step, and all report the same loss; but for those that the supervisor
-    named for holding another state at it, or one that is not finite.
+    scheduler state after a step, and all report the same loss. Excluded are ranks that the
+    supervisor named at that step for a different or non-finite state.
 
     Random generators belong to a rank: their digest must be the same whenever that rank does that
     step in a world of that size, in this arm and in the control arm (they are derived from seed,
@@ -226,13 +229,13 @@ def liveness(evidence: Evidence) -> Finding:
     to its world.
 
     The rate is the median of the surviving steps after the last injection with no lasting fault
-    active: of the last second of them, and of 5 at least, as a few steps of milliseconds tell of
-    the machine's noise only. Below half it fails, unless that proves nothing: where its ranks
-    waited longer for a processor, for each second that they ran, than those it is compared with
-    (``harness.judge.measure.pressure``; what that explains is taken off), where the arm was as slow
-    in the last second before its first fault (so was the machine, for the whole arm), or where
-    there is less than a second to judge by. A job that is expected to stop (``expect.outcome:
-    fail-stop``) has to stop in good order.
+    active: of their last second, and of at least 5, as a few steps of milliseconds only show the
+    machine's noise. A lower rate fails, unless it proves nothing: the arm's ranks waited longer for
+    a processor per second of running than those they are compared with
+    (``harness.judge.measure.pressure``; the explained part is subtracted), or the arm was as slow
+    in the last second before its first fault (so the machine was slow throughout), or there is less
+    than a second to judge by. A job that is expected to stop (``expect.outcome: fail-stop``) has to
+    stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -265,7 +268,7 @@ def liveness(evidence: Evidence) -> Finding:
 
 
 def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: float) -> Finding:
-    """Below the rate that is due: the machine's doing, too little to tell, or a failure."""
+    """Judge a rate that is too low: the machine's doing, too short to judge, or a failure."""
     history = evidence.history
     step_s = _step_s(history, tail)
     if (net := busy.net_of_pressure(evidence, ideal_s, step_s, tail)) is not None:
@@ -291,20 +294,20 @@ def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: fl
 
 
 def _at_most_all(rate: float) -> str:
-    """A rate net of nearly all that a step took says no more than that."""
+    """The rate, capped: when pressure explains nearly all of a step, a higher one means nothing."""
     return f"{rate:.2f}" if rate <= 1 else "1.00 or more"
 
 
 def finished(evidence: Evidence) -> Finding | None:
-    """The finding on a job that did not finish although no fault is expected to make it; None where
-    there is nothing to say. Whatever else was asked for holds of what it did until then only.
+    """The finding on a job that did not finish although no fault is expected to stop it, else None.
+    All other findings then hold only up to where it stopped.
     """
     history = evidence.history
     meant = evidence.expects("fail-stop") or evidence.expects("hang")
     if not history.unfinished or (meant and not evidence.is_control):
         return None
     if history.info.observed and not history.runs:
-        return None  # nothing was seen of it: ``progress`` says so
+        return None  # no step was seen; ``progress`` reports that
     observed = history.info.observed
     why = f": {history.finished.data['reason']}" if observed and history.finished else ""
     done = (
@@ -321,8 +324,8 @@ def finished(evidence: Evidence) -> Finding | None:
 
 
 def _step_s(history: History, runs: Sequence[StepRun]) -> float:
-    """Median seconds of a step, without checkpoints and evaluations (the ideal step has none
-    either); for a full world, as a smaller one has more to do for each step.
+    """Median seconds of a step without checkpoints and evaluations (the ideal step has none
+    either), scaled to a full world, as a smaller one has more work per step.
     """
     paused = pauses(history)
     seconds = [
@@ -335,7 +338,7 @@ def _step_s(history: History, runs: Sequence[StepRun]) -> float:
 
 
 def _last_of(runs: Sequence[StepRun]) -> list[StepRun]:
-    """The last steps, as many as make up HEALTHY_S, and HEALTHY_STEPS at least."""
+    """The last steps that make up HEALTHY_S, at least HEALTHY_STEPS of them."""
     found: list[StepRun] = []
     for run in reversed(runs):
         if len(found) >= HEALTHY_STEPS and sum(each.seconds for each in found) >= HEALTHY_S:
@@ -356,7 +359,7 @@ def _healthy(evidence: Evidence) -> list[StepRun]:
 
 
 def _before(evidence: Evidence) -> list[StepRun]:
-    """Surviving steps before the first injection, without the first of all, which pays for lazy
+    """Surviving steps before the first injection, except step 1, which pays for lazy
     initialisation.
     """
     injected = [e.injected.time_ns for e in evidence.measures.episodes if e.injected]

@@ -1,1 +1,1 @@
-"""Checkers of the record itself: whole, consistent, in a possible order, and of the arm it says."""
+"""Checkers of the record itself: complete, consistent, in a possible order, and of this arm."""

@@ -1,6 +1,4 @@
-"""Did an occurrence of a fault act on what the plan names, at the step and the point of it that the
-plan names.
-"""
+"""Whether an occurrence of a fault acted on the planned target, at the planned step and phase."""
 
 from __future__ import annotations
 
@@ -11,16 +9,16 @@ from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence
 from harness.judge.record.history import Generation, History
 
-SAVER = 0  # the rank whose next save is hit where a plan names none
-NEWEST_S = 1.0  # a checkpoint that is committed while the newest is looked for is not
+SAVER = 0  # the rank whose next save is hit if the plan names no rank
+NEWEST_S = 1.0  # a checkpoint committed so shortly before the act may not be found as the newest
 _GONE = (Kind.CHECKPOINT_DELETED, Kind.CHECKPOINT_SET_ASIDE, Kind.CHECKPOINT_REFUSED)
 _WHO = ("ranks", "spares", "nodes", "links")
 _Facts = Mapping[str, Any]
 
 
 def aimed(evidence: Evidence, event: Event, planned: _Facts, *, missed: bool) -> Iterator[str]:
-    """What is wrong with an injection, as far as its plan names ranks, spares, nodes, links, a
-    checkpoint and steps. ``missed``: it failed, so that it may have found nothing to act on.
+    """Deviations of an injection from the ranks, spares, nodes, links, checkpoint and steps of its
+    plan. ``missed``: it failed, so it may have found no target.
     """
     history, name, target = evidence.history, event.data["fault"], event.data["target"] or {}
     yield from _when(history, event, planned)
@@ -55,7 +53,7 @@ def _when(history: History, event: Event, planned: _Facts) -> Iterator[str]:
     points, target = planned["at"]["points"], event.data["target"] or {}
     saved = (
         target.get("checkpoint") is not None and not history.info.observed
-    )  # its step is that of what it hit
+    )  # the event's step is that of the checkpoint that was hit
     if not points or event.step is None or saved:
         return
     name, step = event.data["fault"], event.step - event.data.get("late_steps", 0)
@@ -71,7 +69,7 @@ def _when(history: History, event: Event, planned: _Facts) -> Iterator[str]:
 
 
 def _rank(history: History, event: Event, planned: _Facts, ranks: list[int]) -> Iterator[str]:
-    """The rank is one of the plan's, and the process the one that held it."""
+    """The rank is one of the plan's, and the process held that rank."""
     name, target = event.data["fault"], event.data["target"] or {}
     rank, process = target.get("rank"), target.get("process")
     if rank is None:
@@ -88,14 +86,14 @@ def _rank(history: History, event: Event, planned: _Facts, ranks: list[int]) -> 
         yield f"{name} hit {process} as rank {rank}, which was rank {_list(held)}"
     elif not held:
         yield (
-            f"{name} hit {process} as rank {rank}, which was no member of generation"
+            f"{name} hit {process} as rank {rank}, which was not a member of generation"
             f" {generation.number}"
         )
 
 
 def _held(history: History, generation: Generation, process: str) -> set[int]:
-    """The ranks that a member may have had: of a command, members are in the order of their ranks,
-    some of which may be lost or never were found, and each was found with a rank of its own.
+    """Ranks that a member may have had. A command's members are in the order of their ranks, with
+    gaps for ranks that were lost or never found; each was found with its own rank.
     """
     if process not in generation.members:
         return set()
@@ -111,7 +109,9 @@ def _held(history: History, generation: Generation, process: str) -> set[int]:
 
 
 def _process(history: History, event: Event, spares: list[int]) -> Iterator[str]:
-    """Who is hit as a spare, as an end of a link, or with everybody, is that in this generation."""
+    """Processes hit as a spare, as an end of a link or with all ranks had that role in this
+    generation.
+    """
     name, target = event.data["fault"], event.data["target"] or {}
     generation = history.generation(event.generation)
     members = generation.members if generation is not None else ()
@@ -131,7 +131,7 @@ def _process(history: History, event: Event, spares: list[int]) -> Iterator[str]
 
 
 def _on_nodes(history: History, event: Event, nodes: list[int]) -> Iterator[str]:
-    """Who is hit with nodes was started there."""
+    """Processes hit along with nodes were started on those nodes."""
     several = (event.data["target"] or {}).get("processes")
     if not nodes or not isinstance(several, list):
         return
@@ -145,8 +145,8 @@ def _on_nodes(history: History, event: Event, nodes: list[int]) -> Iterator[str]
 
 
 def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iterator[str]:
-    """The one of that step was hit; or the newest: no other that must have been there, and is not
-    known to be gone, is of a later step.
+    """The checkpoint of the planned step was hit; or, for "latest", no checkpoint that must have
+    existed, and is not known to be gone, has a later step.
     """
     log, name = evidence.log, event.data["fault"]
     hit = (event.data["target"] or {}).get("checkpoint")
@@ -157,7 +157,7 @@ def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iter
             yield f"{name} hit {hit}, planned is the checkpoint of step {due}"
         return
     spec = evidence.cell.scenario.workload.checkpoint
-    still = "phase" in event.data and spec.mode == "sync"  # all hold, and nobody saves
+    still = "phase" in event.data and spec.mode == "sync"  # all ranks hold, so no save is running
     far = log.first(Kind.NODE_JOINED) is not None or spec.memory
     there = (
         {} if far else _on_disk(log.events, event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
@@ -168,7 +168,7 @@ def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iter
 
 
 def _on_disk(events: Iterable[Event], until_ns: int) -> dict[str, int]:
-    """Checkpoints that must be there at a time, by their steps."""
+    """Checkpoints that must exist on disk at a time -> step."""
     there: dict[str, int] = {}
     for event in events:
         if event.time_ns >= until_ns:
@@ -178,7 +178,7 @@ def _on_disk(events: Iterable[Event], until_ns: int) -> dict[str, int]:
         elif event.kind in _GONE:
             there.pop(event.data["checkpoint"], None)
         elif event.kind is Kind.FAULT_INJECTED and _hits_files(event):
-            there.clear()  # whatever it left
+            there.clear()  # what the fault left is unknown
     return there
 
 

@@ -1,4 +1,4 @@
-"""Do the times of the record allow what it says: causes before effects, and clocks that agree."""
+"""Whether the record's times are possible: causes before effects, and clocks that agree."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from harness.judge.results import Finding
 
 
 def happens_before(evidence: Evidence) -> Finding:
-    """Causes come before their effects, commits in order, everything within the life of its
-    process, no clock runs at a rate of its own, and no duration is negative; as far as the clocks
-    of the machines can tell.
+    """Causes precede effects, commits are in order, every event is within its process's life, no
+    clock drifts, and no duration is negative, all to within the error of the machines' clocks.
     """
     history, measures = evidence.history, evidence.measures
     blur_s = 2 * history.log.clock_bound_s + SAME_CLOCK_S
@@ -59,7 +58,7 @@ def _spans(incident: Incident) -> Iterator[tuple[str, float]]:
 
 
 def _saves(evidence: Evidence) -> list[Slip]:
-    """Actions that are said to have taken less than no time."""
+    """Actions with a negative duration."""
     kinds = (Kind.GROUP_FORMED, Kind.STATE_READY, Kind.CHECKPOINT_COMMITTED)
     rows = [
         (f"{e.actor} at seq {e.seq}", float(e.data["seconds"]), e.kind.value)

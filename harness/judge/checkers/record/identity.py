@@ -1,5 +1,5 @@
-"""Is the log the one of this arm: of this cell, strategy and seed, with the processes and the
-faults it should have.
+"""Whether the log is this arm's: its cell, strategy and seed, with the processes and faults it
+should have.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _PARTS = {
     "target": ("ranks", "spares", "nodes", "links", "checkpoint", "each"),
     "at": ("points", "times_s", "event", "nth", "declined"),
 }
-"""What a plan says that the seed decides."""
+"""Parts of a plan that the seed decides."""
 
 
 def identity(evidence: Evidence) -> Finding:
-    """The log says of itself what the resolved scenario says of the arm, no other arm has the same
-    content, as many ranks and spares were started as are promised, and faults are those that the
-    seed draws, where and when it says.
+    """The log describes itself as the resolved scenario describes the arm, no other arm has the
+    same content, the promised number of ranks and spares was started, and the faults are those that
+    the seed draws, at the drawn places and times.
     """
     expected = evidence.expected
     problems = [f"its log is that of {other}, under another name" for other in expected.twins]
-    problems += list(_who(evidence))
+    problems += list(_settings(evidence))
     if not evidence.history.info.observed:
         problems += list(_provisioned(evidence))
     if expected.plan is not None:
@@ -49,7 +49,7 @@ def identity(evidence: Evidence) -> Finding:
     )
 
 
-def _who(evidence: Evidence) -> Iterator[str]:
+def _settings(evidence: Evidence) -> Iterator[str]:
     started = evidence.log.first(Kind.RUN_STARTED)
     said: Mapping[str, Any] = started.data if started else {}
     cell, expected = evidence.cell, evidence.expected
@@ -73,7 +73,7 @@ def _who(evidence: Evidence) -> Iterator[str]:
 
 
 def _provisioned(evidence: Evidence) -> Iterator[str]:
-    """Who was started for the first generation, whoever declared it."""
+    """Ranks and spares started for the first generation match what was provisioned."""
     log, info, expected = evidence.log, evidence.history.info, evidence.expected
     first = log.first(Kind.GENERATION_STARTED)
     if first is None:
@@ -93,7 +93,9 @@ def _provisioned(evidence: Evidence) -> Iterator[str]:
 def _drawn(
     evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """The plan, with a fault on one of a replica where that is what was announced, and may be."""
+    """The plan; a fault on one rank of a replica replaces the drawn one where it was announced and
+    is an allowed alternative.
+    """
     found = dict(plan)
     for event in evidence.log.of(Kind.FAULT_PLANNED):
         other = evidence.expected.or_else.get(event.data["fault"])
@@ -107,7 +109,7 @@ def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Itera
     for event in announced:
         name = event.data["fault"]
         if name not in plan:
-            yield f"fault {name} is announced, and none of this arm"
+            yield f"fault {name} is announced, and is not of this arm"
             continue
         if event.data["kind"] != plan[name]["kind"]:
             yield f"fault {name} is announced as {event.data['kind']}, and is {plan[name]['kind']}"
@@ -149,7 +151,7 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
         name = event.data["fault"]
         fired[name] += 1
         if name not in plan:
-            yield f"{name} was injected, and is no fault of this arm"
+            yield f"{name} was injected, and is not a fault of this arm"
         elif event.data["kind"] != plan[name]["kind"]:
             yield f"{name} was injected as {event.data['kind']}, and is {plan[name]['kind']}"
         else:
@@ -164,12 +166,12 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
 
 
 def _acts(evidence: Evidence) -> Iterator[str]:
-    """Hits that are said to be of one act were so, and what hit several at once is said to be one:
-    incidents are counted by it.
+    """Hits logged as one act were one act, and hits on several targets at once are logged as one:
+    incidents are counted by act.
     """
     log = evidence.log
     plans = {event.data["fault"]: event.data["at"] or {} for event in log.of(Kind.FAULT_PLANNED)}
-    # One that was armed again keeps its act, wherever it comes to hit.
+    # A fault that was armed again keeps its act number, whatever it hits.
     again = {event.data["fault"] for event in log.of(Kind.FAULT_FAILED) if event.data.get("again")}
     steps: dict[tuple[str, int], int] = {}
     acts: dict[tuple[str, int, int], int] = {}

@@ -1,6 +1,4 @@
-"""Does everything in the log go through the states it must: processes, generations, checkpoints and
-failures.
-"""
+"""Whether processes, generations, checkpoints and failures go through their states in order."""
 
 from __future__ import annotations
 
@@ -14,10 +12,12 @@ from recovery.policy.interval import steps_of
 
 
 def lifecycle(evidence: Evidence) -> Finding:
-    """What ends was started, what joins a generation was ready, generations and failures are
-    numbered without a gap, who trains has joined its group and holds its state, each failure's
-    cause is the one that its process's end shows, saves begin before they end, each that is due
-    begins, and what was restored is what its members say.
+    """Every lifecycle is complete and in order.
+
+    A process that ends was started, and one that joins a generation was ready. Generations and
+    failures are numbered without gaps. A rank that trains has joined its group and holds its state.
+    Each failure's cause fits its process's end. Saves begin before they end, every due save begins,
+    and what was restored is what the members report.
     """
     history, log = evidence.history, evidence.log
     problems = list(dict.fromkeys(_problems(evidence)))
@@ -47,6 +47,6 @@ def _problems(evidence: Evidence) -> Iterator[str]:
         yield from saves.due_in_memory(history, memory.every)
     started = evidence.log.first(Kind.RUN_STARTED)
     every = steps_of(started.data.get("checkpoint_every") or "") if started else None
-    # there a busy disk puts one off
+    # in async mode a busy disk may postpone a save
     if every and evidence.cell.scenario.workload.checkpoint.mode != "async":
         yield from saves.due(history, every)

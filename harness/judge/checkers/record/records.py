@@ -1,4 +1,4 @@
-"""Is the record itself whole and consistent, and is nothing left behind."""
+"""Whether the record is complete and consistent, and nothing was left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLOCK_SLACK_S = 0.001
 
 def time_closure(evidence: Evidence) -> Finding:
     """Times add up: goodput and badput make the wall time within 1 %, no clock runs backwards,
-    phases sum to the recovery time, and no rank accounts for more time in its steps than passed.
+    phases sum to the recovery time, and no rank accounts for more step time than passed.
     """
     measures, history = evidence.measures, evidence.history
     problems = []
@@ -30,7 +30,7 @@ def time_closure(evidence: Evidence) -> Finding:
     for incident in measures.incidents:
         total = sum(span.seconds for span in incident.phases)
         recovery_s = incident.recovery_time or 0.0
-        # infinite is a judgement of what the recovery came to, and no time
+        # An infinite recovery time is a judgement ("never recovered"), not a duration.
         if incident.phases and math.isfinite(recovery_s) and abs(total - recovery_s) > 1e-6:
             problems.append(
                 f"{incident.fault}: phases sum to {total:.6f} s, recovery took"
@@ -69,12 +69,12 @@ def _first_batch(evidence: Evidence, actor: str, generation: int) -> int:
 
 
 def no_orphans(evidence: Evidence) -> Finding:
-    """Nothing of ours is left: no process, port or shared memory, every process seen to exit, every
-    fault healed.
+    """The harness left nothing: no process, port or shared memory; every process was seen to exit,
+    and every fault was healed.
     """
     left = evidence.log.first(Kind.LEFTOVERS)
     if left is None:
-        return unknown("nobody looked for leftovers: the harness died before it could")
+        return unknown("leftovers were not looked for: the harness died before it could")
     problems = [
         f"{what} left: {left.data[what]}"
         for what in ("processes", "ports", "shared_memory")
@@ -90,9 +90,7 @@ def no_orphans(evidence: Evidence) -> Finding:
 
 
 def evidence_complete(evidence: Evidence) -> Finding:
-    """No gap, torn line or unexplained end in any log; the orchestrator's has its beginning and its
-    end.
-    """
+    """No log has a gap, torn line or unexplained end; the orchestrator's has its start and end."""
     problems = list(evidence.log.problems)
     if evidence.log.first(Kind.RUN_STARTED) is None:
         problems.append("no run_started")

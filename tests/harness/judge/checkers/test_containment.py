@@ -111,7 +111,7 @@ def test_what_changes_the_state_and_is_not_caught_fails(memory: Path) -> None:
     found = contained(memory, [{**PLACEHOLDER, "at": {"step": 3}}, beside(1)], silent)
     assert (
         found.verdict == "fail"
-        and "early planted a non-finite value that nobody caught" in found.witness
+        and "early planted a non-finite value that was not caught" in found.witness
     )
 
 
@@ -121,7 +121,7 @@ def test_a_digest_that_differs_is_no_proof(placeholder: None, memory: Path) -> N
             row.data["optimizer"] = "0" * 16
 
     found = contained(memory, [PLACEHOLDER], other)
-    assert found.verdict == "fail" and "nobody caught" in found.witness
+    assert found.verdict == "fail" and "was not caught" in found.witness
 
 
 def test_what_is_caught_is_no_idle_fault(memory: Path) -> None:

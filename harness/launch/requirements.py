@@ -37,8 +37,8 @@ def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
                 f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "
                 f"which launcher {cell.scenario.launcher.kind} does not offer",
                 hint=(
-                    "use another launcher, or leave the fault out; chaos list faults shows who can"
-                    " do what"
+                    "use another launcher, or leave the fault out; chaos list faults shows what"
+                    " each launcher can do"
                 ),
             )
 

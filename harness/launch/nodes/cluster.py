@@ -325,11 +325,11 @@ def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
     for node, info in known.items():
         if not _below(host, info.address):
             raise InfrastructureError(
-                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects to"
-                " lower ones only",
+                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects"
+                " only to lower addresses",
                 hint=(
-                    "have the coordinator at an address below those of all nodes, or leave faults"
-                    " on links out"
+                    "give the coordinator an address below those of all nodes, or leave out"
+                    " faults on links"
                 ),
             )
 

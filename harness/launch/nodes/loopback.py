@@ -152,7 +152,7 @@ class LoopbackPlatform:
         with suppress(OSError):
             text = (self._logs / f"n{node}.log").read_text(errors="replace")[-SAID_BYTES:]
             return " · ".join(text.strip().splitlines()[-2:])
-        return "it said nothing"
+        return "no output"
 
 
 class Machines:
@@ -226,7 +226,7 @@ class Machines:
 
 def _unable(what: str) -> OSError:
     return OSError(
-        errno.EOPNOTSUPP, f"an agent of this machine stands for the node: nobody can {what} it"
+        errno.EOPNOTSUPP, f"an agent of this machine stands for the node: cannot {what} it"
     )
 
 

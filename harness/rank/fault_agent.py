@@ -196,22 +196,22 @@ class FaultAgent:
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
-        """See Hands."""
+        """See AgendaRank."""
         return time.monotonic_ns()
 
     def say(self, topic: str, payload: dict[str, Any]) -> None:
-        """See Hands."""
+        """See AgendaRank."""
         self._job.agent.channel.send(Extra(topic=topic, payload=payload))
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
-        """See Hands."""
+        """See AgendaRank."""
         event = self._job.writer.write(
             Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=evidence
         )
         self._job.marks.wrote(event.seq)
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
-        """See Hands."""
+        """See AgendaRank."""
         before = self._tensors.digest(surface)
         action()
         return (

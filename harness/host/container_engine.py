@@ -21,7 +21,7 @@ LEAST_API = (1, 40)  # Docker 19.03: device requests
 USUAL = "unix:///var/run/docker.sock"
 
 RUN_LABEL = "org.trainchaos.run"
-"""On every container and network of a run: the run's marker, which is unique to the run."""
+"""Label of every container and network of a run: the run's marker, which is unique to the run."""
 NODE_LABEL = "org.trainchaos.node"
 DIRECTORY_LABEL = "org.trainchaos.directory"
 HOLDER_LABEL = "org.trainchaos.holder"

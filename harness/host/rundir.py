@@ -1,4 +1,4 @@
-"""Where things lie in a run directory; the one place that knows the layout.
+"""The layout of a run directory, known only to this module.
 
 runs/<scenario>/<utc>-<seed>/
     scenario.resolved.yaml  system.json  ledger.jsonl

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from chaos.errors import InfrastructureError
 
 ASK_LIMIT_S = 10.0
-"""For one answer of the controller: longer than Slurm's own MessageTimeout with its default of 10
+"""Limit of one answer of the controller: longer than Slurm's own MessageTimeout with its default of 10
 s.
 """
 
 TRY_LIMIT_S = 15.0
-"""For a step that does nothing."""
+"""Limit of a step that does nothing."""
 
 UNREACHABLE = (
     "Unable to contact",

@@ -51,7 +51,7 @@ class SimGroups:
             rank.faults.rationed = max(1.0, len(ranks) / cores)
 
     def throttled(self, process: str) -> int:
-        """At once, if at all."""
+        """1 as soon as a limit slows it, otherwise 0."""
         return int(process in self._ranks and self._ranks[process].faults.rationed > 1)
 
     def release(self, process: str) -> None:

@@ -51,7 +51,7 @@ MOST_FOR_REAL = MappingProxyType(
 )
 LEAST_FOR_REAL = MappingProxyType({"mbit_per_s": 1.0, "cores": 0.2})
 NODES_EACH_ALONE = (1, 2, 2)
-"""For nodes that are processes which import torch."""
+"""Numbers of nodes where each node is a process that imports torch."""
 
 
 def for_real(cores: int, *, agents: bool) -> Scale:

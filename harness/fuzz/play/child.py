@@ -103,7 +103,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def tied(parent: int) -> None:
-    """Make the kernel ask this process to end when its starter is gone."""
+    """Make the kernel ask this process to end when its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # the starter was gone before the request was in place
+    if os.getppid() != parent:  # the parent was gone before the request was in place
         os._exit(1)

@@ -157,7 +157,7 @@ class NodeLinks:
             for node in list(self._in_force):
                 self._forget(node)
 
-    # ---- leading a node to what is wanted of it
+    # ---- bringing a node to its wanted state
 
     def _lead(self, node: int, *, must: bool) -> None:
         """Bring a node's rules to the wanted state. ``must``: raise if the node is gone or ends

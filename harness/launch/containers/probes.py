@@ -38,9 +38,9 @@ class Sample:
 
 AT_A_RATE = Sample(send_s=1.2, settle_s=0.3, window_s=0.8)
 AT_ANY = Sample(send_s=0.35, settle_s=0.05, window_s=0.2)
-"""For a link without a rate; short, since it takes bandwidth from the job."""
+"""Used for a link without a rate; short, since it takes bandwidth from the job."""
 BY_ENGINE = Sample(send_s=3.5, settle_s=0.5, window_s=2.5)
-"""For reads of the counter through the engine, which take longer."""
+"""Used where the counter is read through the engine, which takes longer."""
 _BYTES = re.compile(r"bytes (\d+)")
 
 

@@ -12,7 +12,7 @@ from harness.undo.base import mounts
 from harness.undo.records import Unmount
 
 PROPAGATION = "rslave"
-"""Of a bind of such a directory: mounts propagate into the container, but not out of it."""
+"""For a bind of such a directory: mounts propagate into the container, but not out of it."""
 _BIND, _REC, _SHARED = 4096, 16384, 1 << 20
 
 

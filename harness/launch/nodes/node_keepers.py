@@ -39,8 +39,11 @@ class NodeKeepers:
     def start(self, process: str, config: KeeperConfig) -> int:
         """Make the node's agent start a keeper."""
         self._names.add(process)
-        told = {**config.model_dump(mode="json"), "log": self._cluster.output(config.node, process)}
-        return self._cluster.start(process, config.node, told)
+        settings = {
+            **config.model_dump(mode="json"),
+            "log": self._cluster.output(config.node, process),
+        }
+        return self._cluster.start(process, config.node, settings)
 
     def send(self, process: str, message: Message) -> bool:
         """Send through its agent."""

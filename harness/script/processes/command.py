@@ -37,7 +37,7 @@ class CommandEnded:
 
     @property
     def how(self) -> str:
-        """For people."""
+        """How it ended, for people."""
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
 
 

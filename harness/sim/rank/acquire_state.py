@@ -44,16 +44,16 @@ class StateAcquisition:
         job, finish = self._job, self._order.finish
         mine = job.told if job.told and job.told[0] == finish == job.state.step else None
         self._group.meet(job.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
-        told = yield None
+        outcome = yield None
         job.check()
-        if told is None:
+        if outcome is None:
             raise AssertionError(f"no rank knows the outcome of step {finish}")
         if job.member.holding.pending == finish and job.state.step == finish - 1:
             assert job.attempt is not None and job.attempt.number == finish
             # the ranks that send it have already parked and saved for it
-            done = replace(told[1], pause=False, save=False)
+            done = replace(outcome[1], pause=False, save=False)
             job.attempt.commit(done)
-        job.told = told
+        job.told = outcome
 
     def _take(self) -> Generator[float | None, Any, str | None]:
         job, order = self._job, self._order

@@ -199,7 +199,7 @@ class Process:
         self.on_message(message)
 
     def _when_executing(self, action: Callable[[], None]) -> None:
-        """At once, or once the process continues; never if it is dead."""
+        """Run the action now, or once the process continues; never if it is dead."""
         if not self.running:
             return
         if self.stopped or self.frozen:

@@ -36,8 +36,8 @@ REPORT_EVERY_S = 1.0
 
 
 class ToldToEnd(BaseException):
-    """The parent process wants this process to end, or is gone. A BaseException, so that interrupted code
-    does not catch it.
+    """The parent process wants this process to end, or is gone. A BaseException, so that
+    interrupted code does not catch it.
     """
 
 
@@ -52,9 +52,9 @@ def work(
     launcher: str = SIM,
     most_runs: int | None = None,
 ) -> None:
-    """Search until the time is over, ``most_runs`` were tried, or the parent process is gone; each line of
-    standard output is a message. ``root``: for files; the parent removes it. A running job of
-    ``launcher`` is ended, with all that it started, before this returns.
+    """Search until the time is over, ``most_runs`` were tried, or the parent process is gone; each
+    line of standard output is a message. ``root``: for files; the parent removes it. A running job
+    of ``launcher`` is ended, with all that it started, before this returns.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal: the parent ends this process
     until_s, parent = time.monotonic() + most_s, os.getppid()

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from chaos.errors import InfrastructureError
 
 ASK_LIMIT_S = 10.0
-"""Limit of one answer of the controller: longer than Slurm's own MessageTimeout with its default of 10
-s.
+"""Limit of one answer of the controller: longer than Slurm's own MessageTimeout, by default
+10 s.
 """
 
 TRY_LIMIT_S = 15.0

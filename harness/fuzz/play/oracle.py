@@ -153,7 +153,7 @@ def _slight(tree: Tree, played: Played) -> bool:
 
 
 def _brief(tree: Tree, played: Played) -> bool:
-    """Whether a rank hangs for less than the shortest timeout."""
+    """Whether a rank hangs too briefly to show in the job's steps."""
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
 
 

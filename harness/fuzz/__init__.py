@@ -1,3 +1,3 @@
-"""``chaos fuzz``: random scenarios, an oracle that says which went wrong, and a shrinker that makes
-those small.
+"""``chaos fuzz``: random scenarios, an oracle that detects defects, and a shrinker that makes
+failing scenarios small.
 """

@@ -1,9 +1,9 @@
-"""The search for real: nothing is the same twice, so that a find is played again, and set beside
-the simulator.
+"""The search with real processes: results vary, so a find is played again and compared with the
+simulator.
 
-What shows at least twice in three plays is found. What shows once is kept apart, for people: a race
-is a defect too, but nobody can say then whether a smaller scenario still shows it, nor whether a
-change has mended it.
+A find counts if it shows in at least two of three plays. One that shows once is kept apart, for
+people: a race is a defect too, but then nothing can show whether a smaller scenario still has it,
+or whether a change has fixed it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from harness.fuzz.search import Found, Plays, Search, Tree
 PLAYS = 3
 NEEDED = 2
 MOST_SMALLER = 15
-"""Plays on the way to a small scenario: each takes many seconds."""
+"""Most plays on the way to a small scenario, since each takes many seconds."""
 MOST_ONCE = 2
-"""Times that the same is looked into, when it was not seen again before."""
+"""How often a find is investigated that did not show again before."""
 
 
 @dataclass(kw_only=True)
 class RealSearch(Search):
-    """``simulator``: plays the same there; ``tell``: what was found, before it is made small, and
-    what was seen once; ``once``: find -> how often it was looked for in vain.
+    """``simulator``: plays the same scenario there; ``tell``: called with finds before they are
+    shrunk, and with those seen once; ``once``: find -> how often it did not show again.
     """
 
     simulator: Plays
@@ -54,7 +54,7 @@ class RealSearch(Search):
                 if said is not None:
                     seen.setdefault(said.key, said)
                     times[said.key] += 1
-        except BaseException:  # interrupted: what was seen is written down all the same
+        except BaseException:  # interrupted: still write down what was seen
             self.tell(self._found(find, tree, tree, times=1, plays=plays, steady=False))
             raise
         ((key, most), *_) = times.most_common()
@@ -92,7 +92,7 @@ class RealSearch(Search):
         )
 
     def _beside(self, tree: Tree, key: str) -> str:
-        """What the simulator makes of it."""
+        """The result of the same scenario on the simulator."""
         twin = simulated(tree)
         played = self.simulator.play(twin)
         if played.refused:

@@ -1,4 +1,4 @@
-"""The search in one process: draws a scenario, plays it, and makes what went wrong small."""
+"""The search in one process: draws a scenario, plays it, and shrinks it if it shows a defect."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from harness.fuzz.play.play import Played
 Tree = dict[str, Any]
 
 NEAR = 0.35
-"""Share of scenarios that are near one that reached something new."""
+"""Share of scenarios that vary one that reached something new."""
 STORY = 0.8
-"""Share of the others that tell a story; the faults of the rest have nothing to do with each other.
-"""
+"""Share of the others that follow a story; the faults of the rest are unrelated."""
 KEPT = 200
-"""Scenarios that reached something new, of which others are made."""
+"""How many scenarios that reached something new are kept for variations."""
 TWICE = 10
-"""One of so many is played again, with the same seed."""
+"""One scenario of so many is played again, with the same seed."""
 
 
 class Shown(Protocol):
@@ -37,19 +36,19 @@ class Shown(Protocol):
 
     @property
     def find(self) -> Find:
-        """What is wrong."""
+        """The defect."""
 
     @property
     def plays(self) -> int:
-        """How often it was tried to make it small."""
+        """How many plays it took to shrink it."""
 
     def files(self) -> Mapping[str, bytes]:
-        """Name -> content of what shows it again, the file itself first."""
+        """Name -> content of the files that reproduce it, the main file first."""
 
 
 class Searching(Protocol):
-    """One process's search for anything. ``runs``: what was tried; ``refused``: by the loader;
-    ``again``: known finds that were seen once more.
+    """The search of one process, for any kind of find. ``runs``: tries; ``refused``: by the loader;
+    ``again``: known finds that were seen again.
     """
 
     coverage: Coverage
@@ -58,20 +57,20 @@ class Searching(Protocol):
     again: int
 
     def step(self) -> Shown | None:
-        """One more; what it showed, if that is new."""
+        """One try; returns its find, if that is new."""
 
 
 class Plays(Protocol):
     """Plays one scenario."""
 
     def play(self, tree: Mapping[str, Any]) -> Played:
-        """What became of it; never raises, but for what interrupts."""
+        """Play it; raises only what interrupts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A defect, with the smallest scenario that shows it. ``first``: the one that was drawn;
-    ``plays``: how many more it took; ``steady``: it shows again.
+    """A defect, with the smallest scenario that shows it. ``first``: the scenario drawn; ``plays``:
+    how many more it took; ``steady``: it shows again.
     """
 
     find: Find
@@ -88,9 +87,9 @@ class Found:
 
 @dataclass(kw_only=True)
 class Search:
-    """One after the other. ``runs``: scenarios that were played, ``refused``: that were not;
-    ``finds``: by key; ``until_s``: by the monotonic clock, after which nothing is made smaller;
-    ``stories``: those that are told.
+    """Searches one scenario after the other. ``runs``: scenarios played, ``refused``: scenarios not
+    played; ``finds``: by key; ``until_s``: monotonic time after which nothing is shrunk;
+    ``stories``: the stories to draw.
     """
 
     world: World
@@ -110,7 +109,7 @@ class Search:
         self.dice = Dice(rng=random.Random(f"chaos fuzz {self.seed}"))
 
     def step(self) -> Found | None:
-        """One scenario; what it showed, if that is new."""
+        """One scenario; returns its find, if that is new."""
         tree = self._draw()
         played = self.player.play(tree)
         self._drawn += 1

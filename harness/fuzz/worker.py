@@ -1,5 +1,5 @@
-"""One process of a search: it searches until its time is over, and says what it finds in lines of
-JSON.
+"""One process of a search: searches until its time is over, and reports its finds as lines
+of JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from harness.fuzz.search import Search, Searching, Shown
 What = Literal["recovery", "loader", "judge"]
 SIM = "sim"
 REPORT_EVERY_S = 1.0
-"""So often it says how far it is."""
+"""How often it reports its progress."""
 
 
 class ToldToEnd(BaseException):
-    """Whoever started this wants it to end, or is gone; of no kind that what it interrupts would
-    catch.
+    """The parent process wants this process to end, or is gone. A BaseException, so that
+    interrupted code does not catch it.
     """
 
 
@@ -52,12 +52,11 @@ def work(
     launcher: str = SIM,
     most_runs: int | None = None,
 ) -> None:
-    """Search until the time is over, ``most_runs`` were tried, or whoever started this is gone;
-    each line of standard output is a message. ``root``: for files, which whoever started this
-    removes. A job of ``launcher`` that is under way is ended, with all that it started, before this
-    ends.
+    """Search until the time is over, ``most_runs`` were tried, or the parent process is gone; each
+    line of standard output is a message. ``root``: for files; the parent removes it. A running job
+    of ``launcher`` is ended, with all that it started, before this returns.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal: the parent ends this process
     until_s, parent = time.monotonic() + most_s, os.getppid()
     if launcher == SIM:
         found = _simulated(catalogue, strategy, seed, Path(root), what, until_s)
@@ -80,7 +79,7 @@ def work(
 def _simulated(
     catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What, until_s: float
 ) -> Searching:
-    """What is searched without processes that train."""
+    """The searches that need no real processes."""
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
     if what == "loader":
         return LoaderSearch(
@@ -95,7 +94,7 @@ def _simulated(
 
 
 def world_of(launcher: str, strategy: str | None = None) -> World:
-    """What is drawn for a launcher of real processes on this machine."""
+    """The options to draw from for a launcher of real processes on this machine."""
     scale = for_real(os.cpu_count() or 1, agents=launcher == "agents")
     possible = playable(kinds(), launcher_of(launcher))
     return World(
@@ -109,7 +108,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
 
 
 def _search(search: Searching, until_s: float, parent: int, most_runs: int | None) -> None:
-    told: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
     next_s = 0.0
     most = math.inf if most_runs is None else most_runs
     while time.monotonic() < until_s and search.runs < most and os.getppid() == parent:
@@ -117,8 +116,8 @@ def _search(search: Searching, until_s: float, parent: int, most_runs: int | Non
         if found is not None:
             _tell(found)
         if found is not None or time.monotonic() >= next_s:
-            told, next_s = _report(search, told), time.monotonic() + REPORT_EVERY_S
-    _report(search, told)
+            reported, next_s = _report(search, reported), time.monotonic() + REPORT_EVERY_S
+    _report(search, reported)
 
 
 def _tell(found: Shown, *, steady: bool = True) -> None:
@@ -126,13 +125,13 @@ def _tell(found: Shown, *, steady: bool = True) -> None:
     _say({"find": found.find.key, "files": files, "steady": steady})
 
 
-def _report(search: Searching, told: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+def _report(search: Searching, reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
     reached = set(search.coverage.times)
-    new = [list(feature) for feature in sorted(reached - told)]
+    new = [list(feature) for feature in sorted(reached - reported)]
     _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})
     return reached
 
 
 def _say(message: Mapping[str, Any]) -> None:
-    with undisturbed():  # half a line and then another would be no message
+    with undisturbed():  # a partial line followed by another would not be a message
         print(json.dumps(message), flush=True)

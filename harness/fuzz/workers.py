@@ -1,5 +1,5 @@
-"""A search by several processes, each with a seed of its own: started, listened to, ended; their
-finds put together.
+"""A search by several processes, each with its own seed: starts them, reads their messages, ends
+them, and merges their finds.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from harness.fuzz.worker import SIM, What
 TELL_EVERY_S = 3.0
 END_LIMIT_S = 5.0
 END_FOR_REAL_S = 30.0
-"""As long as a worker may take to end the job that it plays, and to undo what that did."""
+"""How long a worker may take to end the job that it plays, and to undo its effects."""
 MOST_READ = 1 << 16
 UNSTEADY = "unsteady"
-"""Directory for what was seen once, within that of the finds."""
+"""Subdirectory for finds that were seen once."""
 CORES_A_JOB = 4
-"""Of real jobs of up to so many ranks: a second one on the same would only make both slow."""
+"""Cores of a real job of up to as many ranks: two jobs on the same cores would only slow each
+other.
+"""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What the workers have said. ``runs``, ``refused``, ``again``: worker -> its newest number;
-    ``finds``, ``once``: what was found, and what was seen once -> its file; ``by``: what was found
-    -> who found it.
+    """The workers' messages so far. ``runs``, ``refused``, ``again``: worker -> its newest number;
+    ``finds``, ``once``: find, or find seen once -> its file; ``by``: find -> the worker that found
+    it.
     """
 
     coverage: Coverage = field(default_factory=Coverage)
@@ -51,7 +53,7 @@ class Tally:
     by: dict[str, int] = field(default_factory=dict)
 
     def line(self, since_s: float) -> str:
-        """For people."""
+        """A line of progress, for people."""
         runs, refused = sum(self.runs.values()), sum(self.refused.values())
         rate = 60 * runs / since_s if since_s > 0 else 0.0
         reached = sum(number for _, number, _ in self.coverage.rows())
@@ -76,8 +78,8 @@ def search(
 ) -> tuple[int, bool]:
     """Search with ``jobs`` processes for ``budget_s`` seconds, or until each has tried
     ``most_runs``. Returns how many defects were found, and whether it was interrupted. A worker
-    that dies is named, and the others go on. With another launcher than the simulator there are no
-    more workers than the machine has cores for, which is said.
+    that dies is reported, and the others continue. With a launcher other than the simulator there
+    are at most as many workers as the machine has cores for; a reduction is reported.
     """
     tally, interrupted, began, real = Tally(), False, time.monotonic(), launcher != SIM
     if real:
@@ -104,7 +106,7 @@ def search(
             interrupted = ears.ending = True
             for worker in workers.values():
                 worker.terminate()
-            ears.listen(time.monotonic() + limit_s)  # what they had found by then
+            ears.listen(time.monotonic() + limit_s)  # what they have found so far
     for text, number, once in tally.coverage.rows():
         tell(f"  {text}: {number} reached, {once} of them by one worker only")
     tell(
@@ -156,7 +158,7 @@ def _started(
 
 @dataclass(kw_only=True)
 class _Ears:
-    """Hears what workers say, and writes down what they find. ``ending``: they were told to end."""
+    """Reads the workers' messages and writes their finds. ``ending``: they were ordered to end."""
 
     workers: Mapping[int, subprocess.Popen[bytes]]
     tally: Tally
@@ -167,7 +169,7 @@ class _Ears:
     _rest: dict[int, bytes] = field(default_factory=dict)
 
     def listen(self, until_s: float = math.inf) -> None:
-        """Until all of them have ended, at most until then."""
+        """Read until all workers have ended, at most until ``until_s``."""
         with selectors.DefaultSelector() as selector:
             for number, worker in self.workers.items():
                 selector.register(_stdout(worker), selectors.EVENT_READ, number)
@@ -181,13 +183,13 @@ class _Ears:
                     self.tell(self.tally.line(time.monotonic() - self.began))
 
     def _read(self, number: int, fd: int) -> bool:
-        """Hear what is there; False: the worker has ended."""
+        """Process the messages received; False if the worker has ended."""
         more = os.read(fd, MOST_READ)
         self._rest[number] = self._rest.get(number, b"") + more
         while b"\n" in self._rest[number]:
             line, _, rest = self._rest[number].partition(b"\n")
             self._hear(number, json.loads(line))
-            self._rest[number] = rest  # only now: who is interrupted here hears it again
+            self._rest[number] = rest  # only now: an interrupted line is processed again
         if not more and (code := self.workers[number].wait(END_LIMIT_S)) and not self.ending:
             self.tell(f"worker {number} ended with {code}")
         return bool(more)

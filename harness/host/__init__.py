@@ -1,1 +1,1 @@
-"""This machine: processes, control of its engines and Slurm, and where files of a run lie."""
+"""This machine: processes, access to its engines and Slurm, and the layout of run directories."""

@@ -1,8 +1,6 @@
-"""Access to this machine's container engine through its socket; refusals become messages for
-people.
+"""Access to this machine's container engine through its socket; refusals become readable errors.
 
-The engine is the one that ``DOCKER_HOST`` names, or else the one at the usual socket. Every call to
-it is bounded.
+The engine is the one in ``DOCKER_HOST``, or else at the usual socket. Every call to it is bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ LEAST_API = (1, 40)  # Docker 19.03: device requests
 USUAL = "unix:///var/run/docker.sock"
 
 RUN_LABEL = "org.trainchaos.run"
-"""On every container and network of a run: the run's marker, which no other run has."""
+"""Label of every container and network of a run: the run's marker, which is unique to the run."""
 NODE_LABEL = "org.trainchaos.node"
 DIRECTORY_LABEL = "org.trainchaos.directory"
 HOLDER_LABEL = "org.trainchaos.holder"
@@ -48,12 +46,12 @@ _HINTS = (
 
 
 def engine_url() -> str:
-    """Where the engine is looked for."""
+    """URL of the engine to use."""
     return os.environ.get("DOCKER_HOST") or USUAL
 
 
 def lacks_engine() -> str | None:
-    """Why no engine of this machine can be used now, with what to do; None when one can."""
+    """Why no engine of this machine can be used now, with a hint; None if one can."""
     try:
         connect().close()
     except InfrastructureError as error:
@@ -64,7 +62,7 @@ def lacks_engine() -> str | None:
 def connect(url: str = "") -> Any:
     """A ``docker.DockerClient``; the caller closes it. ``url``: instead of the usual one.
 
-    Raises InfrastructureError, with what to do: no engine, one of another machine, no permission,
+    Raises InfrastructureError, with a hint: no engine, an engine of another machine, no permission,
     too old.
     """
     where = url or engine_url()
@@ -100,8 +98,8 @@ def connect(url: str = "") -> Any:
 
 @contextmanager
 def asking(what: str, *, hint: str = "") -> Iterator[None]:
-    """Turn what the engine refuses inside into an InfrastructureError. ``what``: that it was asked
-    to do, with a verb first; ``hint``: what to do where the refusal itself does not tell.
+    """Turn the engine's errors inside the block into an InfrastructureError. ``what``: the request,
+    starting with a verb; ``hint``: what to do if the error itself does not suggest it.
     """
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
@@ -110,9 +108,9 @@ def asking(what: str, *, hint: str = "") -> Iterator[None]:
         yield
     except APIError as error:
         why = str(error.explanation or error)
-        told = next((advice for sign, advice in _HINTS if sign in why.lower()), hint)
+        remedy = next((advice for sign, advice in _HINTS if sign in why.lower()), hint)
         raise InfrastructureError(
-            f"the Docker engine could not {what}: {why.strip()}", hint=told
+            f"the Docker engine could not {what}: {why.strip()}", hint=remedy
         ) from error
     except RequestException as error:
         raise InfrastructureError(

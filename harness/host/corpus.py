@@ -20,7 +20,7 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
     """Write the corpus to ``target``; returns (bytes, SHA-256, description).
 
     ``data``: a file, a folder (its files in sorted order) or None for the standard library. At most
-    CAP_BYTES are taken. Raises ScenarioError when there is no such data or too little of it for one
+    CAP_BYTES are read. Raises ScenarioError if the data does not exist or is too small for one
     block.
     """
     source = Path(data) if data else Path(sysconfig.get_paths()["stdlib"])
@@ -53,9 +53,7 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
 
 
 def _text_files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Files in sorted order, found as they are asked for; folders that are links are not
-    entered.
-    """
+    """Files in sorted order, found lazily; folders that are links are not entered."""
     if not folder.is_dir():
         return
     try:

@@ -1,8 +1,8 @@
-"""How long the name server takes to say that an address of this machine has no name.
+"""Measures how long the name server takes to answer that an address of this machine has no name.
 
-Torch's store asks for it with every connection. What is built in does not wait
-(``recovery.transport.reverse_dns``); a stack or a script that makes its own connections does, and
-its recovery is longer by that, whatever its makers did.
+Torch's store makes this query for every connection. Built-in code does not wait for it
+(``recovery.transport.reverse_dns``); a stack or script that makes its own connections does, which
+lengthens its recovery through no fault of its own.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import socket
 import threading
 import time
 
-ADDRESS = "::ffff:127.0.0.1"  # the loopback address as torch's store connects to it
-TRIES = 100  # one lost answer costs seconds, and one in a hundred is enough to spoil a comparison
+ADDRESS = "::ffff:127.0.0.1"  # the loopback address in the form that torch's store uses
+TRIES = 100  # one lost answer costs seconds, and one in a hundred can spoil a comparison
 LIMIT_S = 3.0
 SLOW_S = 0.1
 REMEDY = f"put the line '{ADDRESS} localhost' into /etc/hosts"
 
 
 def slowest_lookup_s(*, tries: int = TRIES, limit_s: float = LIMIT_S) -> float:
-    """The longest of ``tries`` look-ups, or of those that were done within ``limit_s``; one under
-    way counts.
+    """The longest of ``tries`` look-ups, or of those done within ``limit_s``; an unfinished one
+    counts.
     """
     took, since = [0.0], [time.monotonic()]
 
@@ -30,7 +30,7 @@ def slowest_lookup_s(*, tries: int = TRIES, limit_s: float = LIMIT_S) -> float:
             try:
                 socket.getnameinfo((ADDRESS, 0), socket.NI_NUMERICSERV)
             except OSError:
-                pass  # no answer is what takes long
+                pass  # a missing answer is the slow case
             took[0] = max(took[0], time.monotonic() - since[0])
 
     looking = threading.Thread(target=look, name="names", daemon=True)
@@ -40,9 +40,7 @@ def slowest_lookup_s(*, tries: int = TRIES, limit_s: float = LIMIT_S) -> float:
 
 
 def caution(slowest_s: float) -> str | None:
-    """What to say of a comparison that was made with such a name server; None where nothing is to
-    be said.
-    """
+    """A caution for comparisons made with a slow name server; None if it is fast enough."""
     if slowest_s <= SLOW_S:
         return None
     return (

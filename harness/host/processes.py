@@ -1,5 +1,5 @@
-"""Looks at the operating system (whose processes live, ports, shared memory), and the one safe way
-to signal.
+"""Reads the operating system's state (processes, ports, shared memory), and ends processes
+safely.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 _SHM = Path("/dev/shm")
 _SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 _DEAD = "ZX"
-# the longest tick of Linux (HZ=100): so far a file's time may be behind the clock
+# the longest tick of Linux (HZ=100): a file's time may be this far behind the clock
 _TICK_NS = 10_000_000
-_PF_KTHREAD = 0x200000  # include/linux/sched.h: of the kernel, without a program
+_PF_KTHREAD = 0x200000  # include/linux/sched.h: a kernel thread, without a program
 BLANK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.002
 
@@ -57,9 +57,7 @@ Ending = Literal["gone", "ended", "stays", "refused"]
 
 
 def boot_id() -> str:
-    """Names the time since this machine started: process ids and start times mean nothing beyond
-    it.
-    """
+    """Identifies the current boot: process ids and start times mean nothing beyond it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -67,22 +65,21 @@ def boot_id() -> str:
 
 
 def memory_bytes(pid: int) -> int:
-    """Resident memory; 0 when the process is gone."""
+    """Resident memory; 0 if the process is gone."""
     fields = stat_of(pid)
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def is_same(pid: int, started: int) -> bool:
-    """Whether that very process still executes; a zombie does not."""
+    """Whether exactly that process is still running; a zombie is not."""
     fields = stat_of(pid)
     return bool(fields) and int(fields[19]) == started and fields[0] not in _DEAD
 
 
 def end(pid: int, started: int, *, limit_s: float) -> Ending:
-    """SIGKILL one process and wait for its end; another one that got the same pid since is never
-    touched.
+    """SIGKILL one process and wait for its end; a later process with the same pid is never hit.
 
-    The pidfd pins the process before its start time is looked at, so nothing can slip in between.
+    The pidfd pins the process before its start time is checked, so there is no race.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -110,14 +107,12 @@ def since(started: int) -> list[tuple[int, int]]:
 
 
 def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Processes (pid, start time) and all that they have started and that still has one of them as
-    an ancestor.
-    """
+    """Processes (pid, start time) and all their living descendants."""
     found = dict(rows)
     children: dict[int, list[tuple[int, int]]] = {}
     for pid, fields in everybody():
         if pid in found and int(fields[19]) != found[pid]:
-            del found[pid]  # another process by now
+            del found[pid]  # the pid was reused
         if fields[0] not in _DEAD:
             children.setdefault(int(fields[1]), []).append((pid, int(fields[19])))
     waiting = list(found)
@@ -130,11 +125,11 @@ def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def environment_has(pid: int, entry: str) -> bool:
-    """Whether a process was started with this ``NAME=value``; False when its environment may not be
-    read.
+    """Whether a process was started with this ``NAME=value``; False if its environment is
+    unreadable.
 
-    A process shows none while it executes another program, and while it dies: what it shows, or its
-    end, is waited for, at most ``BLANK_LIMIT_S``; it may have none for good.
+    A process has an empty environment while it executes another program, and while it dies: wait up
+    to ``BLANK_LIMIT_S`` for its environment or its end. It may also have none at all.
     """
     deadline = time.monotonic() + BLANK_LIMIT_S
     while True:
@@ -160,9 +155,7 @@ def ancestors(pid: int) -> set[int]:
 
 
 def shared_memory_names() -> set[str]:
-    """Segments there are now whose names are those that torch, NCCL and Python's multiprocessing
-    give.
-    """
+    """Present segments with the names that torch, NCCL and Python's multiprocessing use."""
     if not _SHM.is_dir():
         return set()
     return {path.name for path in _SHM.iterdir() if path.name.startswith(_SHM_PREFIXES)}
@@ -172,7 +165,7 @@ def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
     """Segments of this user made between two moments (Unix time) that no living process has open or
     mapped.
 
-    What another run or program uses is held by a process of its own, and so is never among them.
+    Segments of another run or program are held by its own processes, so they are never included.
     """
     found = []
     for name in sorted(shared_memory_names()):
@@ -187,14 +180,14 @@ def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
 
 
 def unheld(paths: Iterable[Path]) -> list[Path]:
-    """Those that no living process has open or mapped, as far as this user may look."""
-    asked = list(paths)
-    held = _held_files() if asked else set()
-    return [path for path in asked if str(path) not in held]
+    """Files that no living process has open or mapped, as far as this user may see."""
+    wanted = list(paths)
+    held = _held_files() if wanted else set()
+    return [path for path in wanted if str(path) not in held]
 
 
 def free_shared_memory(since_ns: int, until_ns: int) -> tuple[list[str], list[str]]:
-    """Remove what ``abandoned_shared_memory`` finds: (names removed, names that could not be)."""
+    """Remove the files of ``abandoned_shared_memory``: (names removed, names not removable)."""
     freed, left = [], []
     for path in abandoned_shared_memory(since_ns, until_ns):
         try:
@@ -214,7 +207,7 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def _held_files() -> set[str]:
-    """Shared memory that living processes have open or mapped, as far as this user may look."""
+    """Shared memory that living processes have open or mapped, as far as this user may see."""
     held = set()
     for pid, _ in everybody():
         try:

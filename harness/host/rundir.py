@@ -1,11 +1,11 @@
-"""Where things lie in a run directory; the one place that knows the layout.
+"""The layout of a run directory, known only to this module.
 
 runs/<scenario>/<utc>-<seed>/
     scenario.resolved.yaml  system.json  ledger.jsonl
     events/<arm>/<actor>.jsonl  logs/<arm>/<actor>.log  checkpoints/<arm>/
     results.json  junit.xml  summary.md  report.html  trace.json  metrics.prom     (derived)
     gate.json  gate.xml  gate.md     (of ``chaos run --gate`` and ``chaos gate``)
-    refused.log     (who wanted to be a node's agent and was turned away)
+    refused.log     (connections refused as a node's agent, with reasons)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chaos.errors import InfrastructureError, LogError, NoRun
 from chaos.files import is_part, read_bytes, reason
 from chaos.scenario.model import ResolvedRun
 
-MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB of it
+MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB
 
 
 def arm_id(cell: str, repeat: int, arm: str) -> str:
@@ -76,13 +76,13 @@ class RunDirectory:
         return sorted(p.name for p in events.iterdir() if p.is_dir()) if events.is_dir() else []
 
     def make_arm(self, arm: str) -> None:
-        """Create the directories of one arm. Raises InfrastructureError when the disk refuses."""
+        """Create the directories of one arm. Raises InfrastructureError if the disk refuses."""
         for path in (self.events(arm), self.logs(arm), self.checkpoints(arm)):
             _mkdir(path)
 
 
 def create_run(base: Path, scenario: str, seed: int, now: datetime) -> RunDirectory:
-    """Make ``base/<scenario>/<utc>-<seed>``. Raises InfrastructureError when it cannot."""
+    """Make ``base/<scenario>/<utc>-<seed>``. Raises InfrastructureError."""
     stem = f"{now:%Y-%m-%dT%H-%M-%S}-{seed}"
     parent = base / scenario
     _mkdir(parent)
@@ -99,7 +99,9 @@ def create_run(base: Path, scenario: str, seed: int, now: datetime) -> RunDirect
 
 
 def point_latest(run: RunDirectory) -> None:
-    """Have ``latest`` beside the run name it. Raises InfrastructureError when the disk refuses."""
+    """Point the link ``latest`` beside the run to it. Raises InfrastructureError if the disk
+    refuses.
+    """
     link = run.root.parent / "latest"
     temporary = run.root.parent / f".latest-{os.getpid()}"
     try:
@@ -111,7 +113,7 @@ def point_latest(run: RunDirectory) -> None:
 
 
 def open_run(path: Path) -> RunDirectory:
-    """The run directory at a path; ``latest`` links are followed. Raises NoRun when it is none."""
+    """The run directory at a path, through ``latest`` links. Raises NoRun if it is not one."""
     run = RunDirectory(path.resolve())
     if not run.resolved.is_file():
         raise NoRun(
@@ -131,7 +133,7 @@ def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:
 
 
 def read_resolved(run: RunDirectory) -> ResolvedRun:
-    """Read it back. Raises LogError when it is damaged."""
+    """Read the resolved scenario back. Raises LogError if it is damaged."""
     try:
         return ResolvedRun.model_validate(
             _plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES))
@@ -141,12 +143,12 @@ def read_resolved(run: RunDirectory) -> ResolvedRun:
 
 
 class _NoAlias(Composer):
-    """Each alias may stand for as much as the text before it, and a few lines of them for more than
-    any memory.
+    """Refuses aliases: each can stand for as much as the text before it, so that a few lines could
+    exceed any memory.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As the other; raises YAMLError for an alias."""
+        """As in the base; raises YAMLError for an alias."""
         if self.parser.check_event(AliasEvent):
             raise YAMLError("it has an alias, which no run writes")
         return super().compose_node(parent, index)
@@ -160,7 +162,9 @@ def _plain_yaml(data: bytes) -> Any:
 
 def _inside(arm: str) -> str:
     if not is_part(arm):
-        raise LogError(f"{arm[:120]!r} is no name of an arm: it leads out of the run directory")
+        raise LogError(
+            f"{arm[:120]!r} is not the name of an arm: it leads out of the run directory"
+        )
     return arm
 
 

@@ -1,6 +1,6 @@
-"""Slurm's own commands, each with a bound, and what they answer.
+"""Slurm's own commands, each with a time limit, and their answers.
 
-Slurm's output formats asked for here are those that its manual pages promise to scripts
+The output formats used here are those that Slurm's manual pages guarantee to scripts
 (``--noheader``, ``--format``, ``--oneliner``).
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from chaos.errors import InfrastructureError
 
 ASK_LIMIT_S = 10.0
-"""For one answer of the controller: longer than Slurm's own MessageTimeout where a site has left it
-at 10 s.
+"""Limit of one answer of the controller: longer than Slurm's own MessageTimeout, by default
+10 s.
 """
 
 TRY_LIMIT_S = 15.0
-"""For a step that does nothing."""
+"""Limit of a step that does nothing."""
 
 UNREACHABLE = (
     "Unable to contact",
@@ -29,7 +29,7 @@ UNREACHABLE = (
     "Communication connection failure",
     "on nodes not",
 )
-"""What srun says when a node, rather than what ran there, has failed."""
+"""Output of srun when a node has failed, and not the command on it."""
 
 SILENT = re.compile(r"contact slurm controller|connect failure|timed out|zero bytes", re.IGNORECASE)
 NO_JOB = re.compile(r"invalid job id|job not found|no job", re.IGNORECASE)
@@ -45,8 +45,8 @@ class Ran:
 
 
 Run = Callable[[Sequence[str], float], Ran]
-"""Runs a command within so many seconds. Raises InfrastructureError when it does not end by then,
-or is not there.
+"""Runs a command within a number of seconds. Raises InfrastructureError if it takes longer or does
+not exist.
 """
 
 
@@ -66,9 +66,9 @@ class ControllerSilent(InfrastructureError):
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmNodeState:
-    """What Slurm says of a node. ``state``: its base state (IDLE, ALLOCATED, DOWN ...); ``flags``:
-    such as DRAIN, NOT_RESPONDING; ``reason``: why, in an operator's words or Slurm's; ``address``:
-    of its daemon.
+    """Slurm's state of a node. ``state``: its base state (IDLE, ALLOCATED, DOWN ...); ``flags``:
+    such as DRAIN, NOT_RESPONDING; ``reason``: from an operator or Slurm; ``address``: of its
+    daemon.
     """
 
     name: str
@@ -79,8 +79,8 @@ class SlurmNodeState:
 
     @property
     def lost(self) -> bool:
-        """Slurm has given it up. A node that merely does not respond may be slow; one that drains
-        goes on working.
+        """Whether Slurm has given it up. A node that does not respond may only be slow; a draining
+        node still works.
         """
         return self.state in ("DOWN", "ERROR", "FUTURE") or bool(
             self.flags & {"FAIL", "POWERED_DOWN", "REBOOT"}
@@ -94,8 +94,8 @@ class SlurmNodeState:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What Slurm says of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: why; ``nodelist``:
-    that it has now: a node that was lost has left it, and does not come back to it.
+    """Slurm's state of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: for that state;
+    ``nodelist``: its present nodes; a lost node has left it for ever.
     """
 
     state: str
@@ -104,7 +104,7 @@ class SlurmJob:
 
     @property
     def over(self) -> bool:
-        """Its nodes are ours no more, or will not be in a moment."""
+        """Whether its nodes no longer belong to us, or are about to be taken away."""
         return self.state not in (
             "RUNNING",
             "CONFIGURING",
@@ -125,18 +125,18 @@ class RunningStep:
 
 
 class Commands:
-    """The commands. ``run``: how they are run; ``limit_s``: for each."""
+    """The commands. ``run``: runs one; ``limit_s``: for each."""
 
     def __init__(self, run: Run | None = None, *, limit_s: float = ASK_LIMIT_S) -> None:
         self._run = run or run_command
         self._limit_s = limit_s
 
     def hostnames(self, nodelist: str) -> tuple[str, ...]:
-        """The nodes of a list such as ``n[1-3,7]``, in its order; asks nobody."""
+        """The nodes of a list such as ``n[1-3,7]``, in its order; needs no controller."""
         return tuple(self._ask(["scontrol", "show", "hostnames", nodelist]).split())
 
     def job(self, job: str) -> SlurmJob | None:
-        """A job's state; None: Slurm does not know it any more."""
+        """A job's state; None if Slurm no longer knows it."""
         try:
             rows = list(records(self._ask(["scontrol", "--oneliner", "show", "job", job])))
         except InfrastructureError as error:
@@ -164,8 +164,8 @@ class Commands:
         return [RunningStep(id=step, nodes=nodes, name=name) for step, nodes, name in rows]
 
     def kill(self, step: str) -> str:
-        """SIGKILL to all of a step; "" or why not. What scancel prints beside it says nothing: it
-        complains after success too.
+        """SIGKILL all processes of a step; returns "" or an error. Scancel's output is ignored,
+        since it contains errors even after success.
         """
         try:
             self._run(["scancel", "--signal=KILL", step], self._limit_s)
@@ -174,14 +174,14 @@ class Commands:
         return ""
 
     def unreachable(self, job: str, host: str, *, name: str) -> str:
-        """Why nothing can be run on a node of a job, found by trying; "": it can. Raises
+        """Why nothing can run on a node of a job, found by trying; "" if it can. Raises
         ControllerSilent.
         """
         command = srun(job=job, host=host, name=name, command=["true"])
         try:
             ran = self._run(command, TRY_LIMIT_S)
         except ControllerSilent as error:
-            self.nodes([host])  # raises where it is the controller that does not answer
+            self.nodes([host])  # raises if the controller is the one not answering
             return error.why
         telling = [
             line for line in ran.err.splitlines() if any(word in line for word in UNREACHABLE)
@@ -189,8 +189,8 @@ class Commands:
         return telling[0] if ran.code and telling else ""
 
     def drain(self, node: str, reason: str) -> None:
-        """Have Slurm place no job on a node any more. Raises InfrastructureError, as for a user who
-        may not.
+        """Make Slurm place no more jobs on a node. Raises InfrastructureError, for example without
+        permission.
         """
         self._ask(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
 
@@ -205,7 +205,7 @@ class Commands:
 
 
 def run_command(command: Sequence[str], limit_s: float) -> Ran:
-    """Run a command of Slurm's."""
+    """Run a Slurm command."""
     try:
         ran = subprocess.run(
             command,
@@ -227,9 +227,8 @@ def run_command(command: Sequence[str], limit_s: float) -> Ran:
 
 
 def srun(*, job: str, host: str, name: str, command: Sequence[str]) -> list[str]:
-    """The command line: one task with all of the node that the job has, beside whatever else the
-    job runs there. One step a node, and --no-kill: the loss of a node then ends its own step and no
-    other.
+    """The command line: one task with all the job's resources of the node, beside other steps of
+    the job. One step per node, and --no-kill, so that losing a node ends only its own step.
     """
     return [
         "srun",
@@ -252,13 +251,13 @@ def srun(*, job: str, host: str, name: str, command: Sequence[str]) -> list[str]
 
 
 def installed() -> bool:
-    """Whether Slurm's commands are there."""
+    """Whether Slurm's commands are installed."""
     return all(shutil.which(name) for name in ("srun", "scontrol", "squeue", "scancel"))
 
 
 def records(text: str) -> Iterator[Mapping[str, str]]:
     """Lines of ``--oneliner``: ``Key=value`` words. A value with blanks (a reason, an operating
-    system) goes on to the next word that begins like a key.
+    system) extends to the next word that starts like a key.
     """
     for line in text.splitlines():
         starts = [match for match in re.finditer(r"(?:^|\s)([A-Z][\w:/]*)=", line)]
@@ -271,7 +270,7 @@ def records(text: str) -> Iterator[Mapping[str, str]]:
 
 
 def last_line(text: str) -> str:
-    """What a command said last."""
+    """The last line of a command's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 

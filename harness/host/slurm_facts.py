@@ -1,4 +1,4 @@
-"""Facts about the Slurm job that a run is in, and why a SIGTERM came."""
+"""Facts about the Slurm job of a run, and the reason for a SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def facts(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def told_to_end(environment: Mapping[str, str]) -> str:
-    """What a SIGTERM means in a Slurm job, for people; "" outside of one."""
+    """The meaning of a SIGTERM in a Slurm job, for people; "" outside of one."""
     job = environment.get("SLURM_JOB_ID")
     return f"Slurm told job {job} to end: preempted, cancelled, or out of time" if job else ""

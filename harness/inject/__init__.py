@@ -1,1 +1,1 @@
-"""The injector: when each planned fault acts, from its arming to its heal. ``sites`` says where."""
+"""The injector: decides when each planned fault acts, from arming to heal. ``sites``: targets."""

@@ -1,5 +1,5 @@
-"""Keeps an arm within its scenario's blast radius: asks before every occurrence, knowing what is
-broken already.
+"""Keeps an arm within its scenario's blast radius: checks every occurrence against the damage so
+far.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Struck(Protocol):
 
     @property
     def planned(self) -> PlannedFault:
-        """The plan it is of, with the targets that its act hits."""
+        """Its plan, limited to the targets that its act hits."""
 
     @property
     def fault(self) -> Fault:
-        """What acts."""
+        """The fault that acts."""
 
 
 class Guard:
-    """Of one arm. Told when the job breaks and when it trains again."""
+    """The guard of one arm; it must be notified when the job breaks and when it trains again."""
 
     def __init__(self, scene: Scene) -> None:
         scenario = scene.setup.cell.scenario
@@ -44,7 +44,7 @@ class Guard:
         self._recovering = True
 
     def on_training(self) -> None:
-        """A generation trains: earlier faults that are healed are recovered from."""
+        """A generation trains: the job has recovered from all healed faults."""
         self._recovering = False
         self._whole_since_ns = self._scene.now_ns()
 
@@ -73,7 +73,7 @@ class Guard:
         )
 
     def _is_being_answered(self, live: Struck) -> bool:
-        """Whether the job is just recovering from it."""
+        """Whether the job is still recovering from it."""
         after = live.occurrence.time_ns >= self._whole_since_ns
         return self._recovering and after and not live.fault.harmless
 
@@ -83,5 +83,5 @@ class Guard:
 
 
 def _disables(fault: Fault) -> bool:
-    """Whether those it hits stop being healthy replicas."""
+    """Whether the replicas that the fault hits stop being healthy."""
     return not fault.harmless and fault.where in (Where.PROCESS, Where.RANK, Where.NODE)

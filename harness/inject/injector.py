@@ -1,11 +1,10 @@
-"""Plays the planned faults of one arm: arms ranks, and acts when a point is reached, a time or an
-event has come.
+"""Plays the planned faults of one arm: arms ranks, and acts when a point, time or event is due.
 
-When a fault is due, and who holds for it, is decided by its trigger (``chaos.schedule.trigger``).
-Ranks act by themselves when their agents hear ``go`` (``harness.inject.inside``); all else is acted
-on from outside (``harness.inject.outside``). For every occurrence: undo record on disk,
-``fault_injected``, the act, ``fault_landed`` once somebody else saw it (or ``fault_failed``),
-``fault_healed`` (``harness.inject.occurrences``).
+Each fault's trigger (``chaos.schedule.trigger``) decides when it is due and which ranks hold for
+it. Agents inside ranks act when they receive ``go`` (``harness.inject.inside``); every other fault
+acts from outside (``harness.inject.outside``). Order for every occurrence: undo record on disk,
+``fault_injected``, the act, ``fault_landed`` once an independent witness saw it (or
+``fault_failed``), ``fault_healed`` (``harness.inject.occurrences``).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from recovery.transport.wire import Extra
 
 
 class _More(TypedDict, total=False):
-    """What else there is to say of an act; see Act."""
+    """Optional fields of an act; see Act."""
 
     point: Point | None
     held: bool
@@ -71,16 +70,14 @@ class Injector:
         self._holds = itertools.count()
 
     def announce(self) -> None:
-        """Record what is planned, targets resolved."""
+        """Record the planned faults, targets resolved."""
         for trigger in self._triggers.values():
             self._scene.record(Kind.FAULT_PLANNED, **announcement(trigger))
 
     # ---- what happens in the arm
 
     def arm(self, process: str, rank: int) -> None:
-        """Tell a process that is about to take ``rank``, or has it, where it has to hold; it holds
-        where it does.
-        """
+        """Send the points to hold at to a process that has ``rank`` or is about to take it."""
         points = to_hold_at(self._triggers.values(), rank, self._struck.live)
         if self._triggers:
             payload = {"points": points, "standing": self._inside.standing}
@@ -88,7 +85,7 @@ class Injector:
         self._struck.joined(process)
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
-        """A rank reached an armed point, left one without an answer, or ended a lasting fault."""
+        """A rank reached an armed point, left one unanswered, or ended a lasting fault."""
         if message.topic in ("at_point", "unanswered"):
             trigger = self._triggers[message.payload["fault"]]
             at = (message.payload["step"], message.payload["phase"])
@@ -107,7 +104,9 @@ class Injector:
                 self.arm(process, live.occurrence.rank or 0)
 
     def on_training(self) -> None:
-        """A generation trains. Time triggers count from the first; each may fire once in each."""
+        """A generation trains. Time triggers count from the first one, and may fire once per
+        generation.
+        """
         self._attempt += 1
         self._guard.on_training()
         self._struck.trains()
@@ -115,7 +114,9 @@ class Injector:
             self._training_since_ns = self._scene.now_ns()
 
     def on_event(self, name: str) -> None:
-        """Something a fault may wait for happened (checkpoint_committed, recovery_started, ...)."""
+        """An event that a fault may wait for happened (checkpoint_committed, recovery_started,
+        ...).
+        """
         self._events_seen[name] += 1
         if name == "recovery_started":
             self._guard.on_failure()
@@ -125,8 +126,8 @@ class Injector:
             self._fire_unheld(trigger, trigger.planned)
 
     def tick(self, committed: int) -> None:
-        """Triggers that no rank holds for (time; steps that no rank held for), evidence, ends of
-        lasting faults.
+        """Fire triggers that no rank holds for (times; steps that ranks did not hold for), look for
+        evidence, and end lasting faults whose duration is over.
         """
         self._committed = committed
         if self._training_since_ns is not None:
@@ -137,12 +138,12 @@ class Injector:
             for trigger, point in [(t, p) for t in all_of_them for p in t.due_by_step(committed)]:
                 self._fire_at_last(trigger, point)
         for trigger, at in self._held():
-            self._fire_if_all_hold(trigger, at)  # one that was waited for may have died
+            self._fire_if_all_hold(trigger, at)  # a rank that it waited for may have died
         self._struck.tick(committed)
 
     def observe(self, event: Event) -> None:
-        """An event of the orchestrator: evidence, an end of those who hold, the death of one that
-        was to be hit.
+        """Handle an orchestrator event: evidence, ranks that no longer hold, or the death of a
+        target before the fault acted on it.
         """
         if event.kind in (Kind.ABORT_SENT, Kind.GENERATION_STARTED):
             for trigger in self._triggers.values():
@@ -151,13 +152,13 @@ class Injector:
             self._again(live, "its target died where it held, before it took effect: armed again")
 
     def pending(self) -> bool:
-        """Whether evidence is still looked for."""
+        """Whether some occurrence still waits for evidence."""
         return self._struck.pending()
 
     def close(self) -> None:
-        """Heal everything, on every way out; what found no evidence by now did not land. Say of
-        what was due, and never came, that what it acts on was not there (a machine, a spare, a
-        coordinator that is not back yet), or that ranks had held for it when they were lost.
+        """Heal everything, on every way out. Occurrences without evidence did not land. A trigger
+        that was due and never fired is recorded with its reason: its target was not there (a
+        machine, a spare, a coordinator not yet back), or its generation was lost while ranks held.
         """
         for _, trigger in sorted(self._triggers.items()):
             for point in trigger.never_fired():
@@ -179,13 +180,13 @@ class Injector:
             self._fire_if_all_hold(trigger, at)
 
     def _holders(self, trigger: Trigger, at: Point) -> set[int]:
-        """The ranks that hold there, for a beginning or an end."""
+        """The ranks that hold at this point, for the start or the end of a fault."""
         if self._struck.ending(trigger.id, at):
             return set(self._ranks)
         return trigger.holders(at, self._ranks)
 
     def _held(self) -> list[tuple[Trigger, Point]]:
-        """Where ranks hold, in the order in which they began to."""
+        """Where ranks hold, in the order in which they began to hold."""
         held = [
             (hold.number, trigger, at)
             for trigger in self._triggers.values()
@@ -194,9 +195,9 @@ class Injector:
         return [(trigger, at) for _, trigger, at in sorted(held, key=lambda one: one[0])]
 
     def _fire_if_all_hold(self, trigger: Trigger, at: Point) -> None:
-        """End what is over there, and one act for all the ranks a fault hits, as soon as each of
-        them that lives holds at the point, or has been waited for in vain. Whoever died there is
-        left out: the fault is armed again with whoever takes its rank.
+        """Once every living rank that must hold at the point does, or the wait is over, heal the
+        occurrences that end there and do one act on all ranks that the fault hits. Ranks that died
+        there are left out: the fault is armed again with the next process of the rank.
         """
         hold = trigger.holds.get(at)
         if hold is None:
@@ -219,8 +220,9 @@ class Injector:
             self._release(trigger, name)
 
     def _in_vain(self, trigger: Trigger, hold: Hold, absent: Iterable[str]) -> bool:
-        """Whether nobody waits for these any longer. What acts on no rank is not kept waiting by
-        one that the kernel shows as stopped: it may come when the step is long past.
+        """Whether to stop waiting for the absent processes. A fault that acts outside ranks does
+        not wait for processes that the kernel shows as stopped: they may arrive long after the
+        step.
         """
         if hold.is_long_enough(self._scene.now_ns()):
             return True
@@ -228,16 +230,16 @@ class Injector:
         return trigger.held_by_all and stopped
 
     def _is_there(self, rank: int, process: str) -> bool:
-        """Whether it still has the rank and lives, though its exit may not have been
-        noticed yet.
+        """Whether the process still has the rank and is alive; its exit may not have been noticed
+        yet.
         """
         return self._scene.process_of(rank) == process and self._scene.os_state(process) not in DEAD
 
     def _fire_held(
         self, trigger: Trigger, held: Mapping[int, str], point: Point
     ) -> Collection[int]:
-        """Act on the ranks that hold; returns those whose agents are told to act, which are not to
-        be released.
+        """Act on the ranks that hold. Returns the ranks whose agents were commanded to act; those
+        must not be released.
         """
         planned = trigger.planned
         first = not any(trigger.has_fired(point, rank) for rank in planned.ranks)
@@ -253,7 +255,7 @@ class Injector:
         return ()
 
     def _fire_for_all(self, trigger: Trigger, point: Point, absent: tuple[str, ...]) -> None:
-        """Act on what is no rank's, while all ranks hold but those that are ``absent``."""
+        """Act outside the ranks while all ranks hold except the ``absent`` ones."""
         planned = trigger.planned
         if not self._reachable(trigger, planned):
             trigger.not_there(point)
@@ -267,8 +269,8 @@ class Injector:
         self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": trigger.id}))
 
     def _again(self, live: Live, why: str) -> None:
-        """It never acted, as whoever was to be hit had left the point, or was dead: the occurrence
-        is void, and its trigger pending again.
+        """The occurrence never acted, because its target had left the point or died: void it, and
+        make its trigger pending again.
         """
         self._struck.void(live, why)
         trigger = self._triggers[live.planned.id]
@@ -277,22 +279,22 @@ class Injector:
     # ---- triggers that no rank holds for
 
     def _fire_at_last(self, trigger: Trigger, point: Point) -> None:
-        """Fire at a step that no rank holds for, or for which none came to hold, and say how late
-        it is.
+        """Fire at a step that no rank holds for, or that no rank arrived at, and record how late
+        the act is.
         """
         steps, why = self._committed + 1 - point[0], POLLED
         if trigger.held_by_all:
             why = LET_GO if trigger.was_let_go(point) else NOT_HELD
             why = NOT_THERE if trigger.was_not_there(point) else why
             is_held = trigger.acts_at(point) in trigger.holds
-            # A save belongs to the step before it, so that only the next one shows that ranks went
-            # past the point.
+            # A save belongs to the step before it, so only the following step shows that ranks have
+            # passed the point.
             if trigger.has_fired(point) or (why != NOT_THERE and (steps < 2 or is_held)):
                 return
         self._fire_once(trigger, point, Late(steps=steps, why=why) if steps > 0 else None)
 
     def _fire_once(self, trigger: Trigger, point: Point, late: Late | None = None) -> None:
-        """Fire, if it has not yet in this attempt and somebody is there to be hit."""
+        """Fire, unless it has fired in this attempt already or a target is missing."""
         planned = trigger.planned.aimed(point)
         if trigger.fired_in(point, self._attempt):
             return
@@ -310,7 +312,7 @@ class Injector:
     def _fire_unheld(
         self, trigger: Trigger, planned: PlannedFault, late: Late | None = None
     ) -> None:
-        """Fire at targets none of which holds."""
+        """Fire at targets that do not hold."""
         if self._refused(trigger, planned, None):
             return
         if trigger.fault.where is not Where.RANK:
@@ -318,16 +320,16 @@ class Injector:
             return
         act = self._struck.next_number(planned)
         for rank in planned.ranks:
-            # Only its training thread can act, at the next step: whoever holds the rank is told to
-            # hold there.
+            # Only the rank's training thread can act, at its next step: arm the process that has
+            # the rank to hold there.
             trigger.wait_for_next_step((rank,), act)
             process = self._scene.process_of(rank)
             if process:
                 self.arm(process, rank)
 
     def _refused(self, trigger: Trigger, planned: PlannedFault, step: int | None) -> bool:
-        """Whether the blast radius forbids an occurrence that is due; it is then recorded as
-        failed.
+        """Whether the blast radius forbids an occurrence that is due. A refused occurrence is
+        recorded as failed.
         """
         reason = self._guard.refusal(planned, trigger.fault, self._struck.live)
         if reason is not None:
@@ -339,8 +341,8 @@ class Injector:
     def _fire_in_ranks(
         self, trigger: Trigger, held: Mapping[int, str], at: Point, point: Point | None
     ) -> None:
-        """Have the agents in the ranks act. ``at``: where they hold; ``point``: the planned one,
-        None where no step was named.
+        """Make the agents in the ranks act. ``at``: where they hold; ``point``: the planned point,
+        None if no step was named.
         """
         if not trigger.fault.everywhere:
             act = self._act(trigger, trigger.planned, at, held, point=point, held=True)
@@ -354,8 +356,9 @@ class Injector:
     def _fire_outside(
         self, trigger: Trigger, planned: PlannedFault, at: Point | None, **more: Unpack[_More]
     ) -> None:
-        """Act from outside on all that it aims at; whoever is to hold for its end hears of it
-        before it goes on. ``planned``: with the targets it hits; the others as in Act.
+        """Act from outside on every target. If the act ends at a step, arm all ranks to hold for
+        its end before they continue. ``planned``: limited to the targets that it hits; ``more``: as
+        in Act.
         """
         if self._outside.do(self._act(trigger, planned, at, planned.ranks, **more)):
             self._arm_all()
@@ -368,7 +371,7 @@ class Injector:
         ranks: Iterable[int],
         **more: Unpack[_More],
     ) -> Act:
-        """The act that is due now. ``ranks``: those it hits that may have waited for it."""
+        """The act that is due now. ``ranks``: the ranks it hits that may have waited for it."""
         return Act(
             planned=planned,
             fault=trigger.fault,

@@ -1,4 +1,4 @@
-"""Acts that the agents inside ranks do, as they are told."""
+"""Acts that the agents inside ranks do on command."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from recovery.transport.wire import Extra
 
 
 class InsideActs:
-    """Of one arm. ``struck``: where their occurrences are kept; ``standing``: commands that hold
-    for all who join, too.
+    """Acts inside the ranks of one arm. ``struck``: keeps their occurrences; ``standing``: commands
+    that every process that joins later must follow too.
     """
 
     def __init__(self, scene: Scene, struck: Occurrences) -> None:
@@ -24,7 +24,7 @@ class InsideActs:
         self.standing: list[dict[str, Any]] = []
 
     def do(self, act: Act, held: Mapping[int, str]) -> None:
-        """Each of the ranks that hold acts: an occurrence each. ``held``: rank -> process."""
+        """Make each rank that holds act, one occurrence per rank. ``held``: rank -> process."""
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
             groups = self._scene.groups if Need.CGROUP in act.fault.wants() else None
@@ -33,8 +33,8 @@ class InsideActs:
             self._send(process, command_of(self._struck.begin(act, aim)))
 
     def do_everywhere(self, act: Act, held: Mapping[int, str]) -> None:
-        """One occurrence in all ranks. Those that do not hold hear of it when they are armed: they
-        may have computed the step by then, so that what is chosen by step is chosen from the next.
+        """One occurrence in all ranks. Ranks that do not hold get the command when they are armed;
+        they may have computed the step already, so a choice made by step starts at the next step.
         """
         names = tuple(process for _, process in sorted(held.items()))
         aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)

@@ -1,6 +1,4 @@
-"""One act of a fault, each of its occurrences between injection and heal, and what is written about
-a plan beforehand.
-"""
+"""A fault's act, its occurrences from injection to heal, and the ``fault_planned`` record."""
 
 from __future__ import annotations
 
@@ -25,27 +23,27 @@ POLLED = "no rank holds for a fault of its kind"
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """An act that came after its step: so many ``steps``, and why. ``missed``: ranks should have
-    held for it.
+    """An act that came ``steps`` after its step, and why. ``missed``: ranks should have held for
+    it.
     """
 
     steps: int
     why: str
 
     def recorded(self) -> dict[str, Any]:
-        """For ``fault_injected``."""
+        """Fields of ``fault_injected``."""
         return {"late_steps": self.steps, "late": self.why, "missed": self.why == NOT_HELD}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """One act of a fault, which hits all its targets at once; each of them is an occurrence.
+    """One act of a fault, which hits all its targets at once; each target is an occurrence.
 
-    ``planned``: with the targets that this act hits; ``number``: of its first occurrence;
-    ``committed``: steps done when it acts; ``at``: step and phase at which ranks hold, None where
-    none does; ``point``: the planned one it was due at, None where no step was named; ``held``:
-    whether the processes it hits hold for it; ``absent``: processes that did not come to where the
-    others hold.
+    ``planned``: the plan, limited to the targets that this act hits; ``number``: the number of its
+    first occurrence; ``committed``: steps committed when it acts; ``at``: step and phase at which
+    ranks hold, None if no rank holds; ``point``: the planned point that it was due at, None if no
+    step was named; ``held``: whether the processes it hits hold for it; ``absent``: processes that
+    did not arrive where the others hold.
     """
 
     planned: PlannedFault
@@ -61,11 +59,12 @@ class Act:
 
 @dataclass(kw_only=True)
 class Live:
-    """An occurrence between injection and heal. ``aim``: None for a target that was not there;
-    ``tails``: of the files that its evidence is looked for in, ``heard``: whose they are;
-    ``weighed``: how many of the events ``seen`` were looked at for it; ``settled``: it is known
-    whether it landed; ``waited_ns``: for how long its effect could have shown; ``uncovered``: its
-    process was told that it is over; ``records``: of the ledger, to be closed when it is undone.
+    """An occurrence between injection and heal. ``aim``: None if the target was not there;
+    ``tails``: followers of the event files searched for evidence; ``heard``: processes that wrote
+    those files; ``weighed``: how many of the events ``seen`` have been examined; ``settled``: it is
+    known whether the fault landed; ``waited_ns``: time in which its effect could have shown;
+    ``uncovered``: its process was notified that the fault is over; ``records``: its ledger records,
+    closed when it is undone.
     """
 
     act: Act
@@ -84,12 +83,12 @@ class Live:
 
     @property
     def planned(self) -> PlannedFault:
-        """The plan it is of, with the targets of its act."""
+        """The plan, limited to the targets of its act."""
         return self.act.planned
 
     @property
     def fault(self) -> Fault:
-        """What acts."""
+        """The fault that acts."""
         return self.act.fault
 
     @property
@@ -100,7 +99,7 @@ class Live:
 
     @property
     def until_ns(self) -> int | None:
-        """When its end comes from outside, if it lasts for a time."""
+        """When it must be ended from outside, if its duration is a time."""
         seconds = self.planned.duration_s
         if seconds is None or self.fault.where is Where.RANK:
             return None
@@ -108,7 +107,7 @@ class Live:
 
     @property
     def until_step(self) -> int | None:
-        """After how many steps its end comes from outside, if it lasts for steps."""
+        """The step count at which it must be ended from outside, if its duration is in steps."""
         steps = self.planned.duration_steps
         if steps is None or self.fault.where is Where.RANK:
             return None
@@ -116,23 +115,23 @@ class Live:
 
     @property
     def lasts(self) -> bool:
-        """Whether it goes on until something ends it."""
+        """Whether it continues until something ends it."""
         timed = self.until_ns is not None or self.until_step is not None
         return self.fault.lasting or self.fault.everywhere or timed
 
     @property
     def ends_at(self) -> Point | None:
-        """Where ranks hold for its end, if it lasts for steps and its end comes from outside."""
+        """Where ranks hold for its end, if it lasts for steps and is ended from outside."""
         last = self.until_step
         return None if last is None or self.healed else (last + 1, DEFAULT_PHASE)
 
     def is_over(self, now_ns: int, committed: int) -> bool:
-        """Whether its duration is over by now, or with so many steps done."""
+        """Whether its duration is over at ``now_ns``, or with ``committed`` steps done."""
         by_time = self.until_ns is not None and now_ns >= self.until_ns
         return by_time or (self.until_step is not None and committed >= self.until_step)
 
     def overdue(self, committed: int) -> str:
-        """How much later than planned it is with so many steps done, for its heal."""
+        """Suffix for the heal record: how many steps late the heal is."""
         late = committed - self.until_step if self.until_step is not None else 0
         return f", {late} step{'s' if late > 1 else ''} late" if late > 0 else ""
 
@@ -146,8 +145,8 @@ def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
 
 
 def died_holding(live: Live) -> bool:
-    """Whether its process, which has ended, never left the point it held at, and did not act: it
-    wrote nothing more, and as a command's rank it did not say so.
+    """Whether its process, which has exited, died at the point where it held, before it acted: it
+    wrote no later event, and no script rank reported the act.
     """
     ours, since_ns = live.occurrence.processes, live.occurrence.time_ns
     wrote = any(event.actor in ours and event.time_ns > since_ns for event in live.seen)
@@ -158,8 +157,9 @@ def died_holding(live: Live) -> bool:
 def to_hold_at(
     triggers: Iterable[Trigger], rank: int, struck: Iterable[Live]
 ) -> list[dict[str, Any]]:
-    """The points at which whoever holds ``rank`` is to hold, as its agent is told: those of steps,
-    of its next step, and the ends of what lasts. ``struck``: occurrences that may have such ends.
+    """The points at which the process of ``rank`` must hold, in the form its agent expects: planned
+    steps, its next step, and the ends of lasting faults. ``struck``: occurrences that may have such
+    ends.
     """
     triggers = list(triggers)
     points = [(each.planned, at) for each in triggers for at in each.arm(rank)]
@@ -173,8 +173,8 @@ def to_hold_at(
 
 
 def command_of(live: Live, *, ahead: int = 0) -> dict[str, Any]:
-    """What a rank's agent is told to do. Its act is one that ranks hold for. ``ahead``: by how many
-    steps ranks that do not hold may be further than those that do.
+    """The command that makes a rank's agent act, for an act that ranks hold for. ``ahead``: how
+    many steps ranks that do not hold may be ahead of those that do.
     """
     planned, at = live.planned, live.act.at
     assert at is not None
@@ -193,7 +193,7 @@ def command_of(live: Live, *, ahead: int = 0) -> dict[str, Any]:
 
 
 def announcement(trigger: Trigger) -> dict[str, Any]:
-    """What ``fault_planned`` says: targets resolved, points as the fault moves them."""
+    """Fields of ``fault_planned``: targets resolved, points as the fault moves them."""
     planned, fault = trigger.planned, trigger.fault
     timed = planned.duration_s is not None or planned.duration_steps is not None
     return {
@@ -221,8 +221,8 @@ def announcement(trigger: Trigger) -> dict[str, Any]:
 
 
 def undone(live: Live) -> str | None:
-    """Undo an occurrence's act, from outside; a remark for the log, or None when something of it is
-    left.
+    """Undo an occurrence's act, from outside. Returns a remark for the log, or None if part of the
+    act could not be undone.
     """
     if live.aim is None:
         return ""
@@ -232,9 +232,10 @@ def undone(live: Live) -> str | None:
             return ""
         except Exception as error:
             remark = f"; by its undo record, since {type(error).__name__}: {error}"
-            # The records undo the same; what even they cannot undo stays unhealed, and unsafe.
+            # The records undo the same act; what they cannot undo either stays unhealed, and
+            # unsafe.
             return (
                 remark if live.aim.undo and all(undo.undo().ok for undo in live.aim.undo) else None
             )
-    # A rank undoes its own; what it could not, being dead, its records do.
+    # A rank undoes its own acts; if it died first, its records do.
     return "" if all(undo.undo().ok for undo in live.aim.undo) else None

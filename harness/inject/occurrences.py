@@ -1,6 +1,4 @@
-"""The occurrences of an arm's faults, from injection to heal: what is recorded of each, its
-evidence, and its end.
-"""
+"""The occurrences of an arm's faults, from injection to heal: their records, evidence and end."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ from recovery.transport.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
 EVIDENCE_STEPS = 5
-"""Within which the effect of a fault that makes steps slower shows; they may take longer than
-EVIDENCE_LIMIT_S.
+"""How many steps the effect of a fault that slows steps may take to show; these steps may take
+longer than EVIDENCE_LIMIT_S.
 """
 LONGEST_S = 600.0
-"""No effect is waited for longer, however little of that the job trained."""
+"""Upper limit of the wait for an effect, however little of it the job trained."""
 AT_ONCE = (Where.PROCESS, Where.NODE, Where.COORDINATOR, Where.HEALTH)
-"""Where acts show whatever the job does: to the kernel, or in the coordinator's log. All others
-show in what the job does next.
+"""Faults whose effect shows whatever the job does: to the kernel, or in the coordinator's log. The
+effect of all others shows only in what the job does next.
 """
 OVERDUE_S = 1.0
 NS_PER_S = 1_000_000_000
@@ -40,7 +38,7 @@ UNSEEN = (
 
 
 class Occurrences:
-    """Of one arm, in order of injection."""
+    """The occurrences of one arm, in order of injection."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -52,19 +50,19 @@ class Occurrences:
         self._ticked_ns = 0
 
     def spoken_of(self, message: Extra) -> Live | None:
-        """The one that a rank's message is about."""
+        """The occurrence that a rank's message is about."""
         return spoken_of(self.live, message)
 
     def next_number(self, planned: PlannedFault) -> int:
-        """Of the next occurrence of a fault."""
+        """Number of the next occurrence of a fault."""
         return self._numbers[planned.id]
 
     def ending(self, fault: str, at: Point) -> list[Live]:
-        """Those of a fault for whose end ranks hold there."""
+        """Occurrences of a fault whose end ranks hold for at this point."""
         return [live for live in self.live if live.planned.id == fault and live.ends_at == at]
 
     def begin(self, act: Act, aim: Aim | Miss) -> Live:
-        """Undo records and ``fault_injected``, before anything is done."""
+        """Write the undo records and ``fault_injected``, before the act."""
         hit = aim if isinstance(aim, Aim) else None
         occurrence = self._occurrence(act, aim, hit)
         processes = occurrence.processes
@@ -90,7 +88,7 @@ class Occurrences:
         return live
 
     def _occurrence(self, act: Act, aim: Aim | Miss, hit: Aim | None) -> Occurrence:
-        """The next one of the fault. ``hit``: ``aim``, if it is there to be hit."""
+        """The next occurrence of the fault. ``hit``: ``aim``, if the target is there."""
         step = act.at[0] if act.at else None
         processes = hit.processes if hit else ()
         return Occurrence(
@@ -128,7 +126,7 @@ class Occurrences:
         return number
 
     def not_fired(self, planned: PlannedFault, step: int | None, reason: str) -> None:
-        """An occurrence that was due and never began."""
+        """Record an occurrence that was due and did not start."""
         self._scene.record(
             Kind.FAULT_FAILED,
             step=step,
@@ -138,7 +136,7 @@ class Occurrences:
         )
 
     def fail(self, live: Live, reason: str, **more: bool) -> None:
-        """It did not land. One that never acted has nothing to heal."""
+        """Record that it did not land. Without a target there is nothing to heal."""
         live.settled = True
         live.healed = live.healed or live.aim is None
         self._scene.record(
@@ -150,7 +148,7 @@ class Occurrences:
         )
 
     def void(self, live: Live, why: str) -> None:
-        """It never acted, and its trigger will fire again in its place."""
+        """It never acted; its trigger will fire again in its place."""
         self.fail(live, why, again=True)
         if live.fault.where is Where.RANK:
             live.healed = True
@@ -158,7 +156,7 @@ class Occurrences:
             self.heal(live, "it never took effect")
 
     def effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
-        """What was done, or seen of it."""
+        """Record what the act did, or what was observed of it."""
         self._scene.record(
             Kind.FAULT_EFFECT,
             fault=live.occurrence.fault,
@@ -167,8 +165,8 @@ class Occurrences:
         )
 
     def heal(self, live: Live, how: str) -> None:
-        """Undo it, if it is not undone yet; what cannot be undone stays open. What others do to the
-        same target still is left to them (``harness.arm.in_force``).
+        """Undo it, unless it is undone already; an act that cannot be undone stays open. Effects
+        that other occurrences have on the same target remain (``harness.arm.in_force``).
         """
         if live.healed:
             return
@@ -182,11 +180,11 @@ class Occurrences:
         self._healed(live, how + remark)
 
     def _still_on(self, live: Live) -> Live | None:
-        """Another occurrence that keeps doing the same from outside to the same target, and is not
+        """Another occurrence of the same fault that acts on the same target from outside and is not
         over.
         """
         if not live.lasts or live.fault.where is Where.RANK:
-            return None  # a rank's agent keeps each of its own apart
+            return None  # a rank's agent keeps its occurrences apart
         same = (one for one in self.live if one.planned.id == live.planned.id and one is not live)
         return next(
             (
@@ -200,9 +198,9 @@ class Occurrences:
     # ---- evidence
 
     def look(self, live: Live, committed: int | None = None) -> None:
-        """Look for evidence, at most EVIDENCE_LIMIT_S of the time in which it can show; as long as
-        it acts, EVIDENCE_STEPS too. ``committed``: steps done by now, of a look at all, by which
-        what they write is read already.
+        """Look for evidence for at most EVIDENCE_LIMIT_S of the time in which it can show, and for
+        EVIDENCE_STEPS steps while the fault acts. ``committed``: steps committed so far; given by
+        ``tick``, which has read the event files already.
         """
         now = self._scene.now_ns()
         if live.aim is not None and live.aim.look is not None and not live.looked:
@@ -214,7 +212,7 @@ class Occurrences:
             if committed is None:
                 tail.file.look()
             live.seen.extend(self._clocks.corrected(event) for event in tail.take())
-        # What has been looked at says the same again: evidence comes with events.
+        # Events examined before cannot give a new answer: only new events bring evidence.
         new, live.weighed = len(live.seen) > live.weighed, len(live.seen)
         landed = live.fault.landed(live.occurrence, live.seen) if new else None
         if landed is not None:
@@ -230,8 +228,9 @@ class Occurrences:
             self.fail(live, UNSEEN if over else f"no evidence within {waited_s:.0f} s{of}")
 
     def _uncover(self, live: Live, now_ns: int) -> None:
-        """A rank ends what acts in it when it has done a step. One that nobody can see, and that
-        waits for a rank that hangs, never does, and neither would be found.
+        """Notify the rank of an overdue fault that hides itself. A rank normally ends its fault
+        after a step; one that waits for a hung rank never finishes the step, so neither would be
+        found.
         """
         duration_s, hides = live.planned.duration_s, live.fault.seems_still
         if not hides or duration_s is None or live.healed or live.uncovered:
@@ -243,12 +242,12 @@ class Occurrences:
                 self._scene.send(process, Extra(topic="over", payload=about))
 
     def trains(self) -> None:
-        """A generation trains: what only shows in what it does may show from now on."""
+        """A generation trains: effects that show only in training may show from now on."""
         self._trains = True
 
     def _wait(self, now_ns: int) -> None:
-        """Count the time since the last look, for those whose effect could show in it: while nobody
-        trains, or supervises those who do, there is nothing to be seen of most.
+        """Add the time since the last look to the occurrences whose effect could have shown in it.
+        Most effects cannot show while the job does not train or has no coordinator.
         """
         since_ns, self._ticked_ns = self._ticked_ns, now_ns
         waiting = [live for live in self.live if not live.settled]
@@ -258,10 +257,10 @@ class Occurrences:
                 live.waited_ns += now_ns - max(since_ns, live.occurrence.time_ns)
 
     def tick(self, committed: int) -> None:
-        """Look for evidence, and end what is over after so many steps, or by now."""
+        """Look for evidence, and heal what is over by time or by ``committed`` steps."""
         now = self._scene.now_ns()
         self._wait(now)
-        # Once for all: hundreds of them may wait for the same few processes to show something.
+        # Read each file once for all occurrences: hundreds may wait for the same few processes.
         for file in {
             id(t.file): t.file for live in self.live if not live.settled for t in live.tails
         }.values():
@@ -274,8 +273,8 @@ class Occurrences:
                 self.heal(live, "its duration was over" + live.overdue(committed))
 
     def observe(self, event: Event) -> list[Live]:
-        """An event of the orchestrator: possible evidence, and what it says of the clocks of the
-        others. Returns those whose target it says has died where it held for them.
+        """Handle an orchestrator event: possible evidence, and data on the clocks of other
+        processes. Returns the occurrences whose target died while it held for them.
         """
         self._clocks.observe(event)
         lost = event.kind is Kind.FAILURE_DETECTED and event.data["rank"] is not None
@@ -298,8 +297,8 @@ class Occurrences:
         return void
 
     def joined(self, process: str) -> None:
-        """It is hit by what acts everywhere, and may be the one that shows it: whoever was hit
-        first may be killed for it before it has written a line.
+        """Follow a new process for faults that act everywhere: it may be the process that shows the
+        effect, since those hit first may be killed before they have written a line.
         """
         for live in self.live:
             if live.fault.everywhere and not live.settled and process not in live.heard:
@@ -307,11 +306,11 @@ class Occurrences:
                 live.tails += self._tails((process,))
 
     def pending(self) -> bool:
-        """Whether evidence is still looked for."""
+        """Whether some occurrence still waits for evidence."""
         return any(not live.settled for live in self.live)
 
     def close(self) -> None:
-        """Heal everything, on every way out; what found no evidence by now did not land."""
+        """Heal everything, on every way out; occurrences without evidence did not land."""
         for live in self.live:
             if not live.settled:
                 self.look(live)
@@ -337,7 +336,7 @@ class Occurrences:
                 occurrence=live.occurrence.number,
             )
         if not live.lasts and not live.healed and live.fault.may_last:
-            self._healed(live, OVER_WHEN_DONE)  # without a duration, until whoever finds it ends it
+            self._healed(live, OVER_WHEN_DONE)  # without a duration, until its finder ends it
         elif not live.lasts and not live.healed:
             self.heal(live, OVER_WHEN_DONE)
 

@@ -12,7 +12,7 @@ from harness.inject.sites.process import miss_rank
 
 
 class OutsideActs:
-    """Of one arm. ``struck``: where their occurrences are kept."""
+    """Acts from outside the ranks of one arm. ``struck``: keeps their occurrences."""
 
     def __init__(self, scene: Scene, struck: Occurrences) -> None:
         self._scene = scene
@@ -20,17 +20,17 @@ class OutsideActs:
         self._sites: dict[Where, Site] = {}
 
     def reachable(self, planned: PlannedFault, fault: Fault) -> bool:
-        """Whether all that it would act on is there."""
+        """Whether every target of the fault is there."""
         return self._site(fault.where).reachable(planned)
 
     def do(self, act: Act) -> bool:
-        """Act on all that it aims at. Whether ranks are to hold for an end of it."""
+        """Act on every target. Returns whether ranks must hold for its end."""
         first = self._struck.next_number(act.planned)
         aims = self._site(act.fault.where).aims(act.planned, act.fault, first)
         return any([self._strike(act, aim) for aim in aims or [miss_rank(-1)]])
 
     def _strike(self, act: Act, aim: Aim | Miss) -> bool:
-        """On one target."""
+        """Act on one target. Returns whether ranks must hold for its end."""
         live = self._struck.begin(act, aim)
         if isinstance(aim, Miss):
             self._struck.fail(live, aim.reason)
@@ -43,7 +43,7 @@ class OutsideActs:
             return False
         if done:
             self._struck.effect(live, done)
-        # At once: whoever hears of it next may kill the process.
+        # Look at once: the next process to learn of the act may kill the target.
         self._struck.look(live)
         return live.ends_at is not None
 

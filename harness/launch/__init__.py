@@ -1,2 +1,3 @@
-"""What a launcher offers an arm, and what is behind it: links, nodes, containers, Slurm. The kinds:
-``harness.launchers``."""
+"""What a launcher offers an arm, and its parts: links, nodes, containers, Slurm. The launchers
+themselves are in ``harness.launchers``.
+"""

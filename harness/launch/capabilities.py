@@ -1,5 +1,5 @@
-"""What a scenario ``requires`` of the machine beyond devices, cores and memory, each tried or read
-from the kernel.
+"""Checks what a scenario ``requires`` of the machine beyond devices, cores and memory, by trying it
+or reading it from the kernel.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def too_small(cell: Cell) -> str | None:
 def unmet(
     requires: Requires, probes: Mapping[str, Callable[[], str | None]] | None = None
 ) -> str | None:
-    """What this machine lacks of what is required, all of it in one line; None when it lacks
-    nothing.
+    """Everything required that this machine lacks, in one line; None if nothing is missing.
 
-    ``probes``: capability -> why it is missing, or None; by default those of this machine.
+    ``probes``: capability -> why it is missing, or None; by default the probes of this machine.
     """
     return "; ".join(_unmet(requires, probes or PROBES)) or None
 

@@ -1,9 +1,8 @@
-"""Real limits on memory and processor time: a control group of its own for one process, version 1
-or 2.
+"""Real limits on memory and processor time: one control group per process, version 1 or 2.
 
-Groups are made below the root of the hierarchy, under names that begin with ``chaos-``, and hold
-nothing but the processes that a fault hits. What a process used before it came is not counted in
-its new group.
+Groups are made below the root of the hierarchy, with names that start with ``chaos-``, and hold
+only processes that a fault hits. Memory that a process used before it entered the group is not
+counted in the group.
 """
 
 from __future__ import annotations
@@ -35,25 +34,24 @@ def lacks_cgroup() -> str | None:
 
 
 class CgroupControl:
-    """Control groups of the processes of one arm. ``pid_of``: raises KeyError for a process that is
-    not known.
+    """Control groups of the processes of one arm. ``pid_of`` raises KeyError for an unknown
+    process.
     """
 
     def __init__(self, arm: str, pid_of: Callable[[str], int]) -> None:
         self._prefix = "chaos-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", arm)
         self._pid_of = pid_of
-        self._home: dict[Path, str] = {}  # where a process in a group came from
+        self._home: dict[Path, str] = {}  # the group that a process came from, by its new group
 
     def undo(self, process: str) -> Sequence[RemoveCgroup]:
-        """The records by which any process can remove the groups of a process."""
+        """The records by which any process can remove this process's groups."""
         return [
             RemoveCgroup(path=path)
             for path in dict.fromkeys(self._path(process, c) for c in CONTROLLERS)
         ]
 
     def limit_memory(self, process: str, mib: int) -> None:
-        """Cap memory at current usage plus ``mib``; the kernel kills this process, and it alone,
-        when it takes more.
+        """Cap memory at current usage plus ``mib``; beyond that the kernel kills only this process.
 
         Raises OSError.
         """
@@ -70,8 +68,8 @@ class CgroupControl:
         assert group.is_dir()
 
     def oom_kills(self, process: str) -> int:
-        """How many processes the kernel has killed in its memory group, by the kernel's
-        own count.
+        """How many processes the kernel has killed in its memory group, by the kernel's own
+        count.
         """
         group = self._path(process, "memory")
         for name in ("memory.oom_control", "memory.events"):
@@ -82,7 +80,7 @@ class CgroupControl:
         return 0
 
     def limit_cpu(self, process: str, share: float) -> None:
-        """Cap processor time at that share of one processor. Raises OSError."""
+        """Cap processor time at ``share`` of one processor. Raises OSError."""
         quota = max(LEAST_US, int(PERIOD_US * share))
         self._enter(
             process,
@@ -95,13 +93,13 @@ class CgroupControl:
         )
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
-        """Share so much processor time out among them. Raises OSError."""
+        """Divide ``cores`` of processor time among the processes. Raises OSError."""
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 self.limit_cpu(process, cores / len(processes))
 
     def throttled(self, process: str) -> int:
-        """In how many periods the kernel kept it waiting."""
+        """In how many periods the kernel throttled it."""
         with contextlib.suppress(OSError):
             text = (self._path(process, "cpu") / "cpu.stat").read_text()
             found = re.search(r"^nr_throttled (\d+)$", text, re.MULTILINE)
@@ -109,7 +107,7 @@ class CgroupControl:
         return 0
 
     def release(self, process: str) -> None:
-        """Put it back where it came from, if it lives, and remove its groups; safe to repeat.
+        """Move it back to its former group, if it is alive, and remove its groups; safe to repeat.
         Raises OSError.
         """
         for group in dict.fromkeys(self._path(process, c) for c in CONTROLLERS):
@@ -126,7 +124,7 @@ class CgroupControl:
         return (_root(controller) or ROOT) / f"{self._prefix}-{process}"
 
     def _enter(self, process: str, controller: str, *, limits: dict[str, str]) -> Path:
-        """Put it into its group, made if need be, with those of these limits that this
+        """Put it into its group, made if missing, and set those of the limits that this cgroup
         version has.
         """
         group, pid = self._path(process, controller), self._pid_of(process)
@@ -140,7 +138,7 @@ class CgroupControl:
 
 
 def _root(controller: str) -> Path | None:
-    """The hierarchy that has a controller, if one has."""
+    """The hierarchy that has the controller, or None."""
     if (ROOT / controller / "cgroup.procs").exists():
         return ROOT / controller
     with contextlib.suppress(OSError):
@@ -150,7 +148,7 @@ def _root(controller: str) -> Path | None:
 
 
 def _home(pid: int, controller: str) -> Path:
-    """The group a process is in now."""
+    """The group that a process is in now."""
     root = _root(controller) or ROOT
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""What this machine has: CUDA devices through NVML, cores, memory. Never imports torch."""
+"""The resources of this machine: CUDA devices through NVML, cores, memory. Never imports torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ON_NODE = "@n"
 
 
 def cuda_devices() -> list[str]:
-    """Names of the NVIDIA devices, by NVML; none where there is no driver."""
+    """Names of the NVIDIA devices, from NVML; empty without a driver."""
     import pynvml
 
     try:
@@ -32,7 +32,7 @@ def cuda_devices() -> list[str]:
 
 
 def missing(cell: Cell) -> str | None:
-    """What a cell requires and this machine lacks, or None."""
+    """A requirement of a cell that this machine does not meet, or None."""
     needs, devices = cell.scenario.requires, cuda_devices()
     wanted = max(needs.cuda_devices, 1 if cell.scenario.workload.device == "cuda" else 0)
     if len(devices) < wanted:
@@ -46,11 +46,10 @@ def missing(cell: Cell) -> str | None:
 
 
 def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:
-    """Devices to deal out, and the backend: NCCL where every process gets a GPU of its own, gloo
-    otherwise.
+    """Devices to hand out, and the backend: NCCL if every process gets its own GPU, otherwise gloo.
 
     NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on.
-    On CPU there is an emulated slot for each process the job starts with, so that a lost device
+    On CPU there is one emulated slot per process that the job starts with, so that losing a device
     means the same there.
     """
     if workload.device == "cpu" or not devices:
@@ -61,23 +60,23 @@ def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[s
 
 
 def slots(count: int) -> list[str]:
-    """That many emulated devices."""
+    """Names of ``count`` emulated devices."""
     return [f"cpu:{index}" for index in range(count)]
 
 
 def torch_name(place: str) -> str:
-    """What torch calls a device that was dealt out."""
+    """Torch's name of a device that was handed out."""
     return "cpu" if place.startswith("cpu") else place.partition(ON_NODE)[0]
 
 
 def on_node(place: str, node: int) -> str:
-    """The name of a device of a node among those of all nodes: ``cuda:0@n1``."""
+    """A cluster-wide name of a node's device: ``cuda:0@n1``."""
     return f"{place}{ON_NODE}{node}"
 
 
 class Board:
-    """Which process is on which device, and which devices are refused. ``places_on``: names of a
-    node's devices, the same for the same device only.
+    """Tracks which process is on which device, and which devices are refused. ``places_on``: names
+    of a node's devices; one name is always the same device.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class Board:
         return bool(self._free(node))
 
     def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
-        """The device for a process about to start on a node: the one with the fewest living
-        processes, the first of equals, so that a replacement gets the lost rank's; none that is
-        refused.
+        """The device for a process about to start on a node: of those not refused, the one with the
+        fewest living processes, the first of equals, so that a replacement gets the lost rank's
+        device.
         """
         taken = [device for name, device in self._device_of.items() if name in living]
         free = self._free(node)
@@ -104,12 +103,12 @@ class Board:
         return device
 
     def device_of(self, process: str) -> str | None:
-        """The device a process was started on."""
+        """The device that a process was started on."""
         return self._device_of.get(process)
 
     def refuse(self, process: str) -> str:
-        """Allow no further process on a process's device, and return its name. Raises RuntimeError
-        when no other is left.
+        """Refuse new processes on a process's device, and return its name. Raises RuntimeError if
+        it is the last device.
         """
         device = self._device_of[process]
         others = {place for node in self._nodes for place in self._free(node)} - {device}
@@ -119,7 +118,7 @@ class Board:
         return device
 
     def accept(self, process: str) -> None:
-        """Let processes start on its device again."""
+        """Admit new processes on its device again."""
         self._refused.discard(self._device_of[process])
 
     def _free(self, node: int) -> list[str]:
@@ -127,12 +126,12 @@ class Board:
 
 
 def memory_gib() -> float:
-    """Memory of the machine."""
+    """Memory of the machine, in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def processor() -> str:
-    """Model name of the processor as Linux has it; the architecture where it has none."""
+    """Model name of the processor from Linux, or else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -142,7 +141,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the software that matters."""
+    """Versions of the software that matters."""
     found = {}
     for name in ("trainchaos", "torch", "numpy", "pydantic", "xxhash"):
         try:

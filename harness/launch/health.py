@@ -1,8 +1,8 @@
-"""The health source that monitors read: what drivers report about devices, one JSON line each.
+"""The health source that monitors read: driver reports about devices, one JSON line each.
 
-A driver's event is appended to the arm's file; whoever watches reads the file from where it left
-off. Injected events (``health-event``) take the same way as those of NVML, so that a reader cannot
-tell them apart but by ``source``.
+A driver's event is appended to the arm's file; a monitor reads the file from where it stopped.
+Injected events (``health-event``) take the same path as NVML's, so that readers can tell them apart
+only by ``source``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class HealthReport(BaseModel):
-    """One report. ``what``: xid (with its number as ``code``), ecc, thermal or nvlink (with a count
-    or a value as ``code``); ``device``: slot or CUDA device; ``node`` and ``rank``: whose, where
-    known; ``source``: nvml|injected.
+    """One report. ``what``: xid (``code`` is its number), ecc, thermal or nvlink (``code`` is a
+    count or a value); ``device``: slot or CUDA device; ``node`` and ``rank``: its node and rank,
+    where known; ``source``: nvml|injected.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,20 +33,20 @@ class HealthReport(BaseModel):
 
 
 class HealthSource:
-    """The file of one arm, and where its reader is."""
+    """The report file of one arm, with the position of its reader."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def append(self, reading: HealthReport) -> None:
-        """Report, as a driver would. Raises OSError."""
+        """Append a report, as a driver would. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "ab") as stream:
             stream.write(reading.model_dump_json().encode() + b"\n")
 
     def read(self) -> Iterator[HealthReport]:
-        """What was reported since the last call; lines that are no reports are passed over."""
+        """Reports since the last call; malformed lines are skipped."""
         with contextlib.suppress(OSError):
             if os.stat(self._path).st_size == self._offset:
                 return
@@ -83,7 +83,7 @@ class NvmlEvents:
         while True:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._set, 0)
-            except nvml.NVMLError:  # nothing more: a timeout of 0
+            except nvml.NVMLError:  # no more events: a timeout of 0
                 return found
             device = self._device.get(nvml.nvmlDeviceGetUUID(event.device))
             xid = event.eventType == nvml.nvmlEventTypeXidCriticalError

@@ -1,8 +1,8 @@
-"""What a launcher offers: processes of one arm, messages to and from them, their marks, and a clean
-end.
+"""What a launcher offers: the processes of one arm, messages to and from them, their progress
+marks, and a clean end.
 
-A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters whose
-``session`` lasts for a whole run and makes one ``Cluster`` for each arm.
+A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters. Its
+``session`` lasts for a whole run and makes one ``Cluster`` per arm.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ArmSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """What is still there after ``close``; all empty is good."""
+    """What is still there after ``close``; all lists should be empty."""
 
     processes: list[dict[str, Any]]
     ports: list[int]
@@ -83,20 +83,20 @@ class LinkControl(Protocol):
         """Why a link cannot be shaped; None when it can."""
 
     def over(self, link: tuple[str, str]) -> tuple[str, str]:
-        """What a link leads over: itself, or one that other processes of the same nodes share with
-        it.
+        """The link that carries this one: itself, or a link shared by all processes of the two
+        nodes.
         """
 
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
-        """Shape them from now on; by what means."""
+        """Shape the links from now on; returns the mechanism used."""
 
     def probe(self, link: tuple[str, str]) -> int:
-        """Begin to measure a link with bytes of an uninvolved client; returns the probe's
+        """Start to measure a link with bytes of an uninvolved client; returns the probe's
         number.
         """
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """``round_trip_s`` and ``mbit_per_s`` (None: nothing came through), once measured."""
+        """``round_trip_s`` and ``mbit_per_s`` (None: nothing arrived), once measured."""
 
 
 class StoreControl(Protocol):
@@ -109,64 +109,64 @@ class StoreControl(Protocol):
         """Delay every request."""
 
     def ended(self) -> Mapping[str, Any] | None:
-        """How the store ended that was signalled last (``reaped_signal``, ``next_port``), once it
+        """How the store that was signalled last ended (``reaped_signal``, ``next_port``), once it
         is reaped.
         """
 
     def round_trip_s(self) -> float | None:
-        """Measured time of one request of an uninvolved client, once it was answered."""
+        """Measured time of one request of an uninvolved client, once it has been answered."""
 
 
 class GroupControl(Protocol):
-    """Limits what processes take: each in a group of its own, or all of a node in the node's."""
+    """Limits the resources of processes, in one group per process or one per node."""
 
     def undo(self, process: str) -> Sequence[Undo]:
-        """The records by which anybody can remove the groups of a process."""
+        """The records by which any process can remove this process's groups."""
 
     def limit_memory(self, process: str, mib: int) -> None:
-        """Let it have that much more than it has; beyond that it is killed. Raises OSError."""
+        """Cap memory at current usage plus ``mib``; beyond that it is killed. Raises OSError."""
 
     def oom_kills(self, process: str) -> int:
-        """How many processes were killed for it."""
+        """How many processes were killed by the memory limit."""
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
-        """Let all that runs on their node have so much processor time, in cores. Raises OSError."""
+        """Limit everything on their node to ``cores`` of processor time. Raises OSError."""
 
     def throttled(self, process: str) -> int:
-        """In how many periods it was kept waiting for that."""
+        """In how many periods the processor limit throttled it."""
 
     def release(self, process: str) -> None:
-        """Take all limits away; safe to repeat. Raises OSError."""
+        """Lift all limits; safe to repeat. Raises OSError."""
 
 
 class MachineControl(Protocol):
-    """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well
-    as once.
+    """Acts on whole nodes, by number. Everything except ``kill`` can be undone; undoing is safe to
+    repeat.
     """
 
     @property
     def can_pause(self) -> bool:
-        """Whether nodes can be paused as a whole; elsewhere their processes are stopped."""
+        """Whether nodes can be paused as a whole; otherwise their processes are stopped."""
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """End the node at once, with all that runs there; what was done, for the log. Raises
+        """End the node at once, with everything on it; returns what was done, for the log. Raises
         OSError.
         """
 
     def pause(self, node: int) -> None:
-        """Let nothing on it run."""
+        """Let nothing on the node run."""
 
     def resume(self, node: int) -> None:
         """Undo ``pause``."""
 
     def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Let it have so much more memory than it uses now (None: as much as it likes)."""
+        """Cap its memory at current usage plus ``spare_mib`` (None: no limit)."""
 
     def limit_cores(self, node: int, cores: float | None) -> None:
-        """Let it have so much processor time (None: as much as there is)."""
+        """Limit its processor time to ``cores`` (None: no limit)."""
 
     def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Drop all packets between it and the other nodes, and the coordinator, in these
+        """Drop all packets between it and the other nodes and the coordinator, in these
         directions.
         """
 
@@ -174,16 +174,16 @@ class MachineControl(Protocol):
         """Undo ``isolate``."""
 
     def seen(self, node: int) -> Mapping[str, Any]:
-        """What the platform itself says of it now, as evidence: ``state`` (``running``, ``paused``,
-        ``exited`` ...), ``machine`` (another one once it has begun anew), ``oom_kills`` and
+        """The platform's own view of the node, as evidence: ``state`` (``running``, ``paused``,
+        ``exited`` ...), ``machine`` (changes when the node starts anew), ``oom_kills`` and
         ``throttled`` (counts since then) ...
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNews:
-    """An event of a node to be recorded: ``NODE_JOINED``, ``NODE_LOST`` or ``CLOCK_MEASURED`` with
-    its ``data``.
+    """A node's event, to be recorded: ``NODE_JOINED``, ``NODE_LOST`` or ``CLOCK_MEASURED`` with its
+    ``data``.
     """
 
     kind: Kind
@@ -191,22 +191,22 @@ class NodeNews:
 
 
 class KeeperControl(Protocol):
-    """The keepers of checkpoints in memory, one a node; see ``recovery.checkpoint.memory``."""
+    """The keepers of in-memory checkpoints, one per node; see ``recovery.checkpoint.memory``."""
 
     def look(self) -> Sequence[KeeperStarted | Exited]:
-        """Starts and ends since the last look; who ended has a successor."""
+        """Starts and exits since the last look; every keeper that exited has a successor."""
 
     def keeper_of(self, node: int) -> str:
-        """Its process's name now."""
+        """Name of the node's current keeper process."""
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal one; one already gone is no error."""
+        """Signal a keeper; no error if it is already gone."""
 
     def os_state(self, process: str) -> str:
-        """As of a rank."""
+        """Kernel state of a keeper, as for a rank."""
 
     def end(self) -> Sequence[Exited]:
-        """Kill all and wait for their ends."""
+        """Kill all keepers and wait for their exits."""
 
 
 class Cluster(Protocol):
@@ -224,92 +224,90 @@ class Cluster(Protocol):
 
     @property
     def store_port(self) -> int:
-        """Where ranks find the key-value store now."""
+        """Port of the key-value store now."""
 
     @property
     def store(self) -> StoreControl | None:
-        """The key-value store, if it is a process of its own; ``store_port`` changes when another
+        """The key-value store, if it is a separate process; ``store_port`` changes when another
         takes over.
         """
 
     @property
     def links(self) -> LinkControl | None:
-        """What shapes connections between ranks, if the arm's faults need it."""
+        """Shapes connections between ranks, if the arm's faults need it."""
 
     @property
     def machines(self) -> MachineControl | None:
-        """Acts on nodes as a whole, where they are more than names."""
+        """Acts on nodes as a whole, where nodes are more than names."""
 
     @property
     def keepers(self) -> KeeperControl | None:
-        """Of checkpoints in memory, if the cell has them."""
+        """Keepers of in-memory checkpoints, if the cell has them."""
 
     @property
     def storage(self) -> StorageTarget | None:
-        """The file system of their own that the arm's checkpoints are on, if they are."""
+        """The arm's own file system for checkpoints, if it has one."""
 
     def identity(self) -> dict[str, Any]:
-        """Of the orchestrator: ``pid``, ``host`` and ``wall_ns`` (Unix time now)."""
+        """The orchestrator's ``pid``, ``host`` and ``wall_ns`` (Unix time now)."""
 
     def now_ns(self) -> int:
-        """Monotonic nanoseconds; simulated by a simulator."""
+        """Monotonic nanoseconds; simulated time in a simulator."""
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a process on one of ``places_on(node)`` and return its pid. Raises
-        InfrastructureError, ConnectionError when its node is lost just now.
+        InfrastructureError; ConnectionError if its node has just been lost.
         """
 
     def undo(self, name: str, pid: int) -> Undo | None:
-        """The record by which anybody can get rid of a process it has spawned; None: there is no
+        """The record by which any process can remove a process spawned here; None if it is not a
         real one.
         """
 
     def news(self) -> Sequence[NodeNews]:
-        """What became known of nodes since the last call; in a new arm first of all that
-        are there.
-        """
+        """Events of nodes since the last call; in a new arm, first of all nodes that are there."""
 
     def hardware(self) -> Sequence[HealthReport]:
-        """What the machine's own monitors reported since the last call."""
+        """Reports of the machine's own monitors since the last call."""
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message; False when the process is gone."""
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal a process through its held pidfd; one already gone is no error."""
+        """Signal a process through its held pidfd; no error if it is already gone."""
 
     def mark(self, name: str) -> Mark:
         """A process's progress mark; readable after its death too."""
 
     def os_state(self, name: str) -> str:
-        """R, S, D, T, Z, or X when gone."""
+        """R, S, D, T, Z, or X if gone."""
 
     def pulse(self, name: str) -> Pulse:
-        """What a process got of the processors."""
+        """Processor time that a process got."""
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """What happened; waits up to ``timeout_s`` for something to."""
+        """Reports since the last call; waits up to ``timeout_s`` for one."""
 
     def away(self) -> None:
-        """The coordinator is lost: nobody on another machine reaches it."""
+        """The coordinator is lost: other machines cannot reach it."""
 
     def back(self) -> None:
-        """Another coordinator is there."""
+        """Another coordinator has taken over."""
 
     def close(self) -> Leftovers:
-        """Kill and reap everything of this arm; says what could not be removed."""
+        """Kill and reap everything of this arm; returns what could not be removed."""
 
 
 class Stopped(Exception):
-    """The run was told to end while something was waited for."""
+    """The run was ordered to end during a wait."""
 
 
 class Session(Protocol):
     """A launcher in use for one run."""
 
     def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> Cluster:
-        """Make ready for one arm. Raises InfrastructureError; Stopped, if it takes long and
-        ``stopped`` meanwhile.
+        """Prepare for one arm. Raises InfrastructureError; Stopped if ``stopped`` turns true during
+        the wait.
         """
 
 
@@ -319,32 +317,32 @@ class Launcher(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     emulates: ClassVar[str] = ""
-    """What is not real under this launcher, for every report; empty: nothing."""
+    """What is emulated under this launcher, for every report; empty if everything is real."""
 
     offers: ClassVar[frozenset[Need]] = frozenset()
-    """What faults may need and this launcher can do, given the privileges."""
+    """Needs of faults that this launcher can meet, given the privileges."""
 
     real: ClassVar[frozenset[Need]] = frozenset()
-    """What of it is the thing itself, and makes a fault real that is emulated elsewhere."""
+    """The needs met by the real thing, which make a fault real that is emulated elsewhere."""
 
     costs: ClassVar[Mapping[Need, Privilege]] = NO_COSTS
-    """The privilege that a need takes here, where it is not the usual one
+    """The privilege that a need takes here, if it differs from the usual one
     (``chaos.schedule.blast``).
     """
 
     @abstractmethod
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
-        """Open the launcher for one run. ``cells``: all that it will play. Raises
+        """Open the launcher for one run. ``cells``: all cells of the run. Raises
         InfrastructureError.
         """
 
     def check(self, cell: Cell) -> None:
-        """Raise ScenarioError when a cell cannot work here whatever the machine has free, with what
-        would work.
+        """Raise ScenarioError, with a hint, if a cell can never work here, whatever resources are
+        free.
         """
 
     def lacks(self, need: Need) -> str | None:
-        """Why something it offers cannot be done on this machine now; None when it can."""
+        """Why an offered need cannot be met on this machine now; None if it can."""
         return None
 
     def missing(self, cell: Cell) -> str | None:

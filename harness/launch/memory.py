@@ -1,5 +1,5 @@
-"""Checkpoints in memory of an arm of real processes: its keepers, and what a rank is told
-of them.
+"""In-memory checkpoints of an arm of real processes: starts the keepers and configures the
+ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from recovery.policy.jobconfig import InMemory
 
 
 def keepers_for(setup: ArmSetup, keeper_host: Callable[[], KeeperHost]) -> Keepers | None:
-    """Start them, if the cell has checkpoints in memory. Raises InfrastructureError."""
+    """Start the keepers, if the cell has in-memory checkpoints. Raises InfrastructureError."""
     scenario = setup.cell.scenario
     spec = scenario.workload.checkpoint.in_memory
     if spec is None:
@@ -28,7 +28,7 @@ def keepers_for(setup: ArmSetup, keeper_host: Callable[[], KeeperHost]) -> Keepe
 
 
 def in_memory(setup: ArmSetup, keepers: Keepers | None, node: int) -> InMemory | None:
-    """For the rank of a node; None: the cell has no checkpoints in memory."""
+    """Configuration for a node's ranks; None if the cell has no in-memory checkpoints."""
     if keepers is None:
         return None
     spec = setup.cell.scenario.workload.checkpoint.in_memory

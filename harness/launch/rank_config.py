@@ -1,4 +1,4 @@
-"""What a rank process of an arm is told at birth."""
+"""The configuration that a rank process of an arm starts with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from recovery.process.entry import Birth
 
 
 class RankConfig(Birth):
-    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig; ``link_proxy``:
-    the door of the link proxy, if connections to peers go through one; ``group``: name of the arm's
+    """The configuration that a rank process starts with. ``job``: a JobConfig; ``link_proxy``:
+    address of the link proxy, if connections to peers go through one; ``group``: name of the arm's
     control groups, if its faults need some; ``faults``: kinds that may act in this arm.
     """
 

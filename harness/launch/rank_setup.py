@@ -1,4 +1,4 @@
-"""What each rank process of an arm is told at birth."""
+"""Builds the configuration that each rank process of an arm starts with."""
 
 from __future__ import annotations
 
@@ -22,25 +22,23 @@ def _device_count() -> int:
 
 
 def places(setup: ArmSetup) -> tuple[list[str], str]:
-    """This machine's devices, to deal out to the arm's processes, and the backend they can talk
-    through.
-    """
+    """This machine's devices, to hand out to the arm's processes, and the backend they can use."""
     spec = setup.cell.scenario.workload
     return devices.placement(spec, _device_count(), strategy_of(setup).spares_wanted)
 
 
 def strategy_of(setup: ArmSetup) -> Strategy:
-    """Of the arm's cell."""
+    """The recovery strategy of the arm's cell."""
     spec = setup.cell.scenario.recovery
     return plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Desk:
-    """What a process finds where it is. ``events``, ``logs``: directories for its event log and for
-    what it prints; ``device``: one of its node's; ``memory``: checkpoints there, if the cell has
-    them; ``door``: of the link proxy, if there is one; ``group``: name of control groups, if faults
-    need some.
+    """The environment of a process on its node. ``events``, ``logs``: directories for its event log
+    and its output; ``device``: one of its node's devices; ``memory``: in-memory checkpoints there,
+    if the cell has them; ``door``: address of the link proxy, if there is one; ``group``: name of
+    the control groups, if faults need some.
     """
 
     events: Path
@@ -54,7 +52,7 @@ class Desk:
 
 
 def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankConfig:
-    """Configuration of one process; ``parent`` is this one."""
+    """Configuration of one process; ``parent`` is the calling process."""
     scenario = setup.cell.scenario
     spec = scenario.workload
     strategy = strategy_of(setup)

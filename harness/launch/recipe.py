@@ -1,4 +1,4 @@
-"""How the rank processes of a run come into being, on this machine and on nodes."""
+"""How the rank processes of a run are started, on this machine and on nodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WARM_MODULES = (
 
 
 def recipe(cells: Iterable[Cell] = ()) -> Recipe:
-    """Forks of a process that has imported everything, the faults of ``cells`` too, or Python anew;
-    one thread each, whatever the user's shell says.
+    """Start ranks as forks of a process that has imported everything, including the faults of
+    ``cells``, or as new Pythons; one thread each, regardless of the user's environment.
     """
     kinds = sorted({fault.kind for cell in cells for fault in cell.scenario.faults})
     faults = tuple(plugins.module_of(FAULTS, kind) for kind in kinds)

@@ -1,4 +1,4 @@
-"""What the faults of a cell need of its launcher, and whether the launcher can do it here
+"""What the faults of a cell need of its launcher, and whether it can meet the needs here
 and now.
 """
 
@@ -22,13 +22,13 @@ def needs_of(cell: Cell) -> frozenset[Need]:
 
 
 def parameters(cell: Cell, name: str) -> list[Any]:
-    """Values of a parameter of that name of the cell's faults, defaults included."""
+    """Values of the parameter ``name`` in the cell's faults, including defaults."""
     faults = build_all(cell.scenario.faults).values()
     return [getattr(fault, name) for fault in faults if name in type(fault).model_fields]
 
 
 def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
-    """Raise ScenarioError when the launcher can never do what a fault needs."""
+    """Raise ScenarioError if the launcher can never meet a need of a fault."""
     made = build_all(cell.scenario.faults)
     for fault in cell.scenario.faults:
         wanting = sorted(made[fault.id].wants() - launcher.offers)
@@ -37,15 +37,15 @@ def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
                 f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "
                 f"which launcher {cell.scenario.launcher.kind} does not offer",
                 hint=(
-                    "use another launcher, or leave the fault out; chaos list faults shows who can"
-                    " do what"
+                    "use another launcher, or leave the fault out; chaos list faults shows what"
+                    " each launcher can do"
                 ),
             )
 
 
 def lacking(cell: Cell, launcher: Launcher) -> str | None:
-    """Why the launcher cannot do it on this machine now, such as a missing privilege; None when it
-    can.
+    """Why the launcher cannot meet a need on this machine now, such as a missing privilege; None if
+    it can.
     """
     for need in sorted(needs_of(cell)):
         reason = launcher.lacks(need)

@@ -1,7 +1,7 @@
-"""A file system of its own for one arm's checkpoints: limited in size, filled, and made read-only
+"""A separate file system for one arm's checkpoints: limited in size, filled, and made read-only
 from outside.
 
-A tmpfs over the arm's checkpoint directory. How to unmount it is in the ledger before it is
+It is a tmpfs over the arm's checkpoint directory. The ledger holds its unmount record before it is
 mounted.
 """
 
@@ -32,9 +32,7 @@ _NOSUID, _NODEV, _NOEXEC, _READ_ONLY, _REMOUNT = 2, 4, 8, 1, 32
 
 
 def lacks_mount() -> str | None:
-    """Why this process cannot mount; None when it can. Tried in a mount namespace that ends with
-    the trial.
-    """
+    """Why this process cannot mount; None if it can. Tried in a temporary mount namespace."""
     if shutil.which("unshare") is None or shutil.which("mount") is None:
         return "mounting cannot be tried: unshare and mount of util-linux are not installed"
     trial = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "chaos-trial", "/tmp"]
@@ -53,9 +51,9 @@ def lacks_mount() -> str | None:
 
 
 def mount_for(setup: ArmSetup) -> Storage | None:
-    """The file system that an arm's faults need, mounted; None when they need none.
+    """The file system that an arm's faults need, mounted; None if they need none.
 
-    The control arm gets the same. Raises InfrastructureError when it cannot be mounted.
+    The control arm gets the same. Raises InfrastructureError if it cannot be mounted.
     """
     if Need.MOUNT not in needs_of(setup.cell):
         return None
@@ -83,9 +81,7 @@ class Storage:
             ) from error
 
     def fill(self, *, shrink: bool) -> None:
-        """Leave no free byte: by a ballast file, or by making the file system as small as what it
-        holds.
-        """
+        """Leave no free byte: write a ballast file, or shrink the file system to its contents."""
         self._filled = True
         if shrink:
             found = os.statvfs(self.path)
@@ -102,15 +98,13 @@ class Storage:
             os.close(fd)
 
     def free(self) -> None:
-        """Remove the ballast, as soon as it can be, and give the size back."""
+        """Restore the size and remove the ballast, as soon as the file system is writable."""
         self._filled, self._limit = False, self._size
         self._remount()
         self._drop_ballast()
 
     def set_read_only(self, read_only: bool) -> None:
-        """Remount. A file that is open for writing keeps it from becoming read-only for a
-        moment.
-        """
+        """Remount. An open file for writing delays read-only: retries for BUSY_LIMIT_S."""
         before, self._read_only = self._read_only, read_only
         deadline = time.monotonic() + BUSY_LIMIT_S
         while True:
@@ -125,7 +119,7 @@ class Storage:
         self._drop_ballast()
 
     def probe(self) -> str | None:
-        """What the kernel says to one more byte."""
+        """The kernel's error for writing one more byte, or None."""
         path = self.path / PROBE
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -139,23 +133,27 @@ class Storage:
         return None
 
     def used(self) -> bool:
-        """Whether anybody keeps anything there; what is ours does not count."""
+        """Whether the directory holds anything but the harness's own files."""
         with os.scandir(self.path) as entries:
             return any(entry.name not in (BALLAST, PROBE) for entry in entries)
 
     def close(self) -> None:
-        """Unmount, and say so in the ledger; safe to call twice."""
+        """Unmount, and record it in the ledger; safe to call twice."""
         outcome = self._undo.undo()
         note = self._ledger.undone if outcome.ok else self._ledger.failed
         note(self._record, outcome.text)
 
     def _drop_ballast(self) -> None:
-        """What nobody wants there any more: of what is read-only, nothing goes."""
+        """Remove the ballast once no fault needs it; on a read-only file system nothing can be
+        removed.
+        """
         if not self._filled and not self._read_only:
             (self.path / BALLAST).unlink(missing_ok=True)
 
     def _remount(self) -> None:
-        """As it is to be now: a remount that leaves out what another fault did would undo that."""
+        """Remount with all wanted options: a remount that left out another fault's option would
+        undo it.
+        """
         flags = _REMOUNT | (_READ_ONLY if self._read_only else 0)
         _mount("none", self.path, f"size={self._limit}", flags)
 

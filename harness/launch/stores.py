@@ -1,6 +1,4 @@
-"""The key-value store as a process of its own, behind a proxy, and another one as soon as it is
-gone.
-"""
+"""The key-value store as a separate process behind a proxy, restarted as soon as it ends."""
 
 from __future__ import annotations
 
@@ -31,10 +29,10 @@ Fork = Callable[[bytes, Sequence[int]], int]
 
 
 class StoreConfig(BaseModel):
-    """What the process of a store, or of an uninvolved client that measures one, is told at birth.
+    """The configuration of a store process, or of an uninvolved client that measures one.
 
-    ``parent``: pid that must be its parent; ``host``: where the store listens; ``port``: where the
-    client finds it.
+    ``parent``: pid that must be its parent; ``host``: where the store listens; ``port``: the
+    store's port, for the client.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,11 +44,11 @@ class StoreConfig(BaseModel):
 
 
 def be_store(config: StoreConfig, channel: Channel) -> NoReturn:
-    """Hold a store until the supervisor's side of ``channel`` closes, or measure one; never
+    """Run a store until the supervisor's side of ``channel`` closes, or measure one; never
     returns.
     """
     die_with(config.parent)
-    redirect_output(Path(os.devnull))  # torch is loud about a store that is killed
+    redirect_output(Path(os.devnull))  # torch logs a lot when a store is killed
     code = 1
     if config.be == "store-client":
         round_trip_s = ask_store(config.port, host=config.host, timeout_s=REQUEST_LIMIT_S)
@@ -69,8 +67,8 @@ class StoreKeeper:
     """Keeps one store alive; ranks find it at ``host`` and ``port``. Implements
     ``harness.launch.launcher.StoreControl``.
 
-    The store is supervised through its pidfd; one that ended is followed by another, on another
-    port, before ``look`` returns. Raises InfrastructureError.
+    The store is supervised through its pidfd; when it ends, ``look`` starts another, on another
+    port, before it returns. Raises InfrastructureError.
     """
 
     def __init__(self, fork: Fork, host: str = LOOPBACK) -> None:
@@ -87,7 +85,7 @@ class StoreKeeper:
         self._start()
 
     def look(self) -> None:
-        """Start another store if this one ended."""
+        """Start another store if this one has ended."""
         for report in self._children.wait(0):
             if isinstance(report, Said):
                 self._round_trip_s = report.message.payload["round_trip_s"]
@@ -108,12 +106,12 @@ class StoreKeeper:
         self._round_trip_s, self._asked = None, False
 
     def ended(self) -> Mapping[str, Any] | None:
-        """How the store ended that was signalled last, once it is reaped."""
+        """How the store that was signalled last ended, once it is reaped."""
         return self._ended
 
     def round_trip_s(self) -> float | None:
-        """Of a client in a process of its own, which is started by the first call; None as long as
-        it has no answer.
+        """Round trip of a client in a separate process, which the first call starts; None until it
+        has an answer.
         """
         if not self._asked:
             self._asked = True
@@ -123,7 +121,7 @@ class StoreKeeper:
         return self._round_trip_s
 
     def close(self) -> dict[int, str]:
-        """End everything; what could not be removed, as ``Children.close``."""
+        """End everything; returns what could not be removed, as ``Children.close``."""
         self._proxy.close()
         return self._children.close()
 

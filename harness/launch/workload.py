@@ -1,8 +1,8 @@
-"""What a workload offers: data prepared once for a run, and in each rank a model with its optimizer
-and a loss.
+"""What a workload offers: data prepared once per run, and in each rank a model with its optimizer
+and loss.
 
-A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. torch is
-imported in its functions only, so that listing and validating stay fast.
+A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. Only its
+functions import torch, so that listing and validating stay fast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DataInfo:
     """Prepared data: ``samples`` of them in ``path``; ``digest`` identifies the content; ``about``
     is for reports.
 
-    ``fixed``: fields of the scenario's workload that the workload has already decided, by name
+    ``fixed``: fields of the scenario's workload that the workload fixes itself, by name
     (``steps``).
     """
 
@@ -40,7 +40,7 @@ class DataInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A Python program that trains by itself: file and arguments."""
+    """A Python program that does its own training: file and arguments."""
 
     path: Path
     args: tuple[str, ...]
@@ -48,7 +48,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a rank knows when it builds. ``device``: ``cpu`` or ``cuda:<index>``."""
+    """Inputs of ``build`` in a rank. ``device``: ``cpu`` or ``cuda:<index>``."""
 
     data: Path
     device: str
@@ -60,8 +60,8 @@ class Trainable:
     """A built workload in a rank; subclasses compute the loss.
 
     ``clip_norm``: gradient norm limit, 0 for none. ``parameters``: number of trained values.
-    ``units``: modules that are gathered one at a time where the model is sharded (None: the
-    children of each ModuleList).
+    ``units``: modules that are gathered one at a time if the model is sharded (None: the children
+    of each ModuleList).
     """
 
     model: nn.Module
@@ -69,23 +69,21 @@ class Trainable:
     units: Sequence[nn.Module] | None = None
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The optimizer of these parameters: the model's, or of a sharded model this rank's parts
-        of them.
-        """
+        """The optimizer of these parameters: the model's, or this rank's shards of them."""
         raise TypeError(f"{type(self).__name__} has no optimizer")
 
     def make_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
-        """The scheduler of the optimizer, if there is to be one."""
+        """The scheduler of the optimizer, or None."""
         return None
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """That of the model as it is, made when it is first asked for."""
+        """The optimizer of the model, made on first access."""
         return self.make_optimizer(list(self.model.parameters()))
 
     @cached_property
     def scheduler(self) -> LRScheduler | None:
-        """That of ``optimizer``."""
+        """The scheduler of ``optimizer``."""
         return self.make_scheduler(self.optimizer)
 
     def load(self, samples: Sequence[int]) -> Any:
@@ -105,8 +103,8 @@ class Trainable:
 class Workload(BaseModel):
     """Base of a workload; its fields are its YAML parameters.
 
-    ``cuts_batches``: its loop goes over ``step.batches()``, as the harness's own does, so that it
-    can have elastic sums.
+    ``cuts_batches``: its loop iterates over ``step.batches()``, as the harness's own does, so that
+    it can have elastic sums.
     """
 
     cuts_batches: ClassVar[bool] = True
@@ -115,8 +113,8 @@ class Workload(BaseModel):
 
     @abstractmethod
     def prepare(self, directory: Path) -> DataInfo:
-        """Make the data ready in ``directory``, once for a run. Raises ScenarioError when the data
-        cannot be used.
+        """Prepare the data in ``directory``, once per run. Raises ScenarioError if it cannot be
+        used.
         """
 
     @abstractmethod
@@ -124,17 +122,17 @@ class Workload(BaseModel):
         """Build model, optimizer and scheduler, the same on every rank for the same seed."""
 
     def program(self) -> Program | None:
-        """A script to run in each rank instead of ``build`` and the harness's own loop."""
+        """A script to run in each rank instead of ``build`` and the harness's own loop, or None."""
         return None
 
     def flops_per_sample(self) -> float | None:
-        """Floating-point operations that training on one sample needs by the model's formula,
-        forward and backward; None where that is not known.
+        """Floating-point operations to train on one sample by the model's formula, forward and
+        backward; None if unknown.
         """
         return None
 
     def typical_step_s(self) -> float:
-        """A rough step time on two cores with four ranks, for estimates shown before a run,
-        seconds.
+        """A rough step time in seconds on two cores with four ranks, for estimates shown before a
+        run.
         """
         return 0.05

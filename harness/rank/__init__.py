@@ -1,3 +1,1 @@
-"""What runs in a rank's process besides the recovery stack: the training loop and the
-fault agent.
-"""
+"""Code in a rank's process besides the recovery stack: the training loop and the fault agent."""

@@ -1,10 +1,10 @@
-"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and
+"""The fault injector's agent inside a rank: holds the rank at a planned point, acts on command, and
 measures the effect.
 
-The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record
-and the ``fault_injected`` event are on disk before anything happens, for faults from outside and
-from inside alike. What is due when is ``harness.rank.shims.agenda``'s, as in a simulated rank; here
-is how a real one waits, and what its body does.
+The supervisor decides. The agent only reports ``at_point`` and waits for ``go``, so that the undo
+record and the ``fault_injected`` event are on disk before anything happens, for faults from outside
+and from inside alike. ``harness.rank.shims.agenda`` decides what is due when, as in a simulated
+rank; this module implements the waits of a real rank, and the acts of its body.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ PACE_SLICE_S = 0.02
 
 class FaultAgent:
     """Implements ``recovery.rank.job.Probe`` for the training thread and ``RankTarget`` for faults.
-    ``kinds``: that may act here; they are loaded now."""
+    ``kinds``: faults that may act here; loaded now.
+    """
 
     def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
-        # an import in the middle of a step would be taken for what the fault costs
+        # an import in the middle of a step would be counted as the fault's cost
         for kind in kinds:
             plugins.one("chaos.faults", Fault, kind)
         self._job = job
         self._agenda = Agenda(self, lock=threading.Lock())
-        self._word = threading.Event()  # an answer may have come
+        self._word = threading.Event()  # an answer may have arrived
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.disk = DiskShim(sleep=self._stall, die=_die, say=self._agenda.effect)
         self.body = BodyShim(job)
@@ -84,7 +85,7 @@ class FaultAgent:
     # ---- called by the agent thread
 
     def on_command(self, topic: str, payload: dict[str, Any]) -> None:
-        """What the injector says to this rank."""
+        """Handle a message of the injector to this rank."""
         if topic == "arm":
             self.slowness.began()
         elif topic == "hog":
@@ -113,7 +114,7 @@ class FaultAgent:
                     case Stall():
                         self._stall(wait.seconds)
                     case Acted():
-                        pass  # what blocks here has blocked in the act
+                        pass  # an act that blocks has already blocked
 
     def ended(self, phase: str, seconds: float) -> None:
         """Stretch compute phases while slowed down."""
@@ -121,7 +122,7 @@ class FaultAgent:
         self.slowness.ended(phase, seconds)
 
     def committed(self, step: int) -> None:
-        """End faults whose time is over."""
+        """End faults whose duration is over."""
         self._agenda.committed(step)
 
     # ---- RankTarget
@@ -170,7 +171,7 @@ class FaultAgent:
 
     def set_data_delay(self, seconds: float) -> None:
         """See chaos.fault.targets.RankTarget."""
-        # From this very step on: the act comes first.
+        # It applies from this step on: the act comes first.
         self._agenda.data_delay_s = sum(self._agenda.wanted("data delay", seconds or None))
 
     def next_step(self, action: Callable[[], None]) -> None:
@@ -189,28 +190,28 @@ class FaultAgent:
         self._job.current.change_loss = changed
 
     def _say(self) -> Callable[[Mapping[str, Any]], None]:
-        """Logs what is seen of the act under way, whenever it is seen."""
+        """Logs evidence of the current act, whenever it is found."""
         return partial(self._agenda.effect, self._agenda.command)
 
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
-        """See Hands."""
+        """See AgendaRank."""
         return time.monotonic_ns()
 
     def say(self, topic: str, payload: dict[str, Any]) -> None:
-        """See Hands."""
+        """See AgendaRank."""
         self._job.agent.channel.send(Extra(topic=topic, payload=payload))
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
-        """See Hands."""
+        """See AgendaRank."""
         event = self._job.writer.write(
             Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=evidence
         )
         self._job.marks.wrote(event.seq)
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
-        """See Hands."""
+        """See AgendaRank."""
         before = self._tensors.digest(surface)
         action()
         return (
@@ -220,7 +221,7 @@ class FaultAgent:
     # ---- waiting
 
     def _held(self, hold: HoldAnswer) -> None:
-        """Until the supervisor answers; an abort ends it."""
+        """Wait until the supervisor answers; an abort ends the wait."""
         deadline = time.monotonic() + hold.limit_s
         while not self._agenda.answered:
             if self._word.wait(hold.look_s):
@@ -239,8 +240,8 @@ class FaultAgent:
             self._job.check()
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep in slices, showing progress (a slow rank is not a hung one) and noticing
-        an abort.
+        """Sleep in slices, showing progress (a slow rank is not a hung one) and checking for an
+        abort.
         """
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -254,7 +255,7 @@ def _die() -> None:
 
 
 class _TokenBucket:
-    """Lets ``rate`` bytes a second pass, with a burst of one slice."""
+    """Lets ``rate`` bytes per second pass, with a burst of one slice."""
 
     def __init__(self, rate: float, latency_s: float, sleep: Callable[[float], None]) -> None:
         self._rate = rate
@@ -263,7 +264,7 @@ class _TokenBucket:
         self._free_at = 0.0
 
     def take(self, size: int) -> None:
-        """Return when ``size`` more bytes may have passed."""
+        """Return once ``size`` more bytes may pass."""
         now = time.monotonic()
         self._free_at = max(now, self._free_at) + size / self._rate
         self._sleep(self._free_at - now + self._latency_s)

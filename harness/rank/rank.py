@@ -1,7 +1,6 @@
-"""What runs in a rank's process: connect to the supervisor, build the workload, train until told to
-stop.
+"""A rank's process: connects to the supervisor, builds the workload, and trains until told to stop.
 
-Started as ``python -m harness.rank.rank`` (cold) or in a fork of the zygote (warm); both come to
+Started as ``python -m harness.rank.rank`` (cold) or in a fork of the zygote (warm); both call
 ``run``.
 """
 
@@ -84,8 +83,8 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
-    """A fork of the zygote becomes what ``config``, a RankConfig, StoreConfig or KeeperConfig as
-    JSON, describes.
+    """Turn a fork of the zygote into the process that ``config`` describes: a RankConfig,
+    StoreConfig or KeeperConfig as JSON.
     """
     if config.startswith(KEEPER):
         be_keeper(
@@ -97,7 +96,7 @@ def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Cold start: descriptors and the configuration's file descriptor come as arguments."""
+    """Cold start: the arguments are the descriptors, including the configuration file's."""
     control_fd, mark_fd, config_fd = (int(value) for value in sys.argv[1:4])
     with os.fdopen(config_fd, "rb") as stream:
         config = RankConfig.model_validate_json(stream.read())

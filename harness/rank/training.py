@@ -35,8 +35,8 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
 
 
 def warm_up(job: Job, trainable: Trainable) -> None:
-    """One forward and backward pass that changes nothing, so that the first step costs what every
-    step costs.
+    """One forward and backward pass that changes nothing, so that the first step is not slower than
+    others.
     """
     job.reducer.rehearse()
     trainable.loss(trainable.load([0, 0])).backward()  # there may be no second sample
@@ -64,7 +64,7 @@ def train(job: Job, trainable: Trainable, evaluate: EvaluateSpec | None = None) 
 
 
 def _evaluate(job: Job, trainable: Trainable, spec: EvaluateSpec) -> None:
-    """Compute losses, for as long as it is to take, and learn nothing from them."""
+    """Compute losses for the configured time, without training on them."""
     until_s = time.monotonic() + spec.takes
     with (
         job.busy("evaluation", limit_s=2 * spec.takes + SLACK_S) if spec.declared else nullcontext()

@@ -1,1 +1,1 @@
-"""Any training script under test: started as it is, watched and hit from outside."""
+"""A training script under test: run unchanged, and watched and hit from outside."""

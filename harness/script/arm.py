@@ -1,7 +1,7 @@
-"""A command of the user, as an arm plays it: started, watched, and hit by the planned faults.
+"""One arm of a user's command: starts it, watches it, and injects the planned faults.
 
-The counterpart of ``harness.run.orchestrator`` for a program that is not ours: the harness neither
-asks it for anything nor sends it anything, so that its own recovery is measured.
+The counterpart of ``harness.run.orchestrator`` for a program that is not ours. The harness sends
+the program nothing and needs nothing from it, so that its own recovery is measured.
 ``harness.arm.loop`` has the loop around it; ``harness.script.scene`` is what faults see of it.
 """
 
@@ -101,15 +101,15 @@ class ScriptArm:
         )
 
     def run(self) -> str:
-        """Play the arm to its end and return the outcome; nothing of it lives afterwards, however
-        it ends.
+        """Play the arm to its end and return the outcome. However it ends, no process of it is
+        left.
         """
         return self._loop.run()
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Write an event; triggers of faults that wait for such an event fire."""
+        """Write an event, and fire the triggers that wait for it."""
         event = self._loop.record(kind, step=step, generation=generation, **data)
         if kind is Kind.FAULT_INJECTED:
             self._agents.injected(event)
@@ -117,30 +117,30 @@ class ScriptArm:
             self._injector.on_event("recovery_started")
         return event
 
-    # ---- the job, as the loop asks for it
+    # ---- the job, as the loop uses it
 
     @property
     def generation(self) -> int:
-        """The observer's."""
+        """The observer's generation."""
         return self.observer.generation
 
     @property
     def committed(self) -> int:
-        """The last step that was reported."""
+        """The last reported step."""
         return self.observer.committed
 
     @property
     def ending(self) -> bool:
-        """Whether it has an outcome."""
+        """Whether the arm has an outcome."""
         return bool(self.outcome)
 
     @property
     def over(self) -> bool:
-        """The same: what is left to be ended is ended after the last turn."""
+        """As ``ending``: processes that are left are ended after the last turn."""
         return bool(self.outcome)
 
     def introduce(self) -> Introduction:
-        """Describe the command by its scenario; what it does inside is not known."""
+        """Describe the command by its scenario; its internals are unknown."""
         return Introduction(
             process={
                 "pid": os.getpid(),
@@ -163,12 +163,12 @@ class ScriptArm:
         self.scene.mount()
 
     def start(self) -> None:
-        """Start the command, for the first time or once more."""
+        """Start the command, for the first time or again."""
         if error := self._attempts.start():
             self.stop("gave-up", f"the command could not be started: {error}")
 
     def turn(self) -> None:
-        """Take in ends and reports, in the order in which they must have happened; then let the
+        """Process exits and reports in the order in which they must have happened; then let the
         injector act.
         """
         self._watch.wait(TICK_S)
@@ -178,7 +178,7 @@ class ScriptArm:
         self._listener.listen()
         if command is not None and self._watch.find_ranks(command):
             self.scene.look_at_storage()
-        self._watch.take_progress()  # what was said before it died counts
+        self._watch.take_progress()  # reports that it made before its death count
         self._hear_points()
         self._watch.take_exits()
         self.observer.tick(time.monotonic_ns())
@@ -196,7 +196,7 @@ class ScriptArm:
             self._on_command_ended(command)
 
     def vitals(self) -> Vitals:
-        """Ranks that live, as each holds the whole model, once they have been found."""
+        """Living ranks, once ranks have been found; each holds the whole model."""
         living = sum(1 for rank in range(self._spec.ranks) if self.observer.process_of(rank))
         return Vitals(
             progress_ns=self._watch.progress_ns,
@@ -205,7 +205,7 @@ class ScriptArm:
         )
 
     def out_of_patience(self) -> tuple[str, str] | None:
-        """When there was no sign of life for as long as the scenario's deadlines allow."""
+        """The outcome when there is no sign of life within the scenario's deadlines."""
         since_ns = max(self._watch.sign_ns, self.observer.busy_until_ns)
         limit_s = self._spec.patience(begun=bool(self.observer.reports))[0]
         if (time.monotonic_ns() - since_ns) / NS <= limit_s:
@@ -213,27 +213,27 @@ class ScriptArm:
         return outcome_of(self._findings(), None)
 
     def stop(self, outcome: str, reason: str) -> None:
-        """Note the outcome, unless there is one; the command is ended after the last turn."""
+        """Set the outcome, unless there is one; the command is ended after the last turn."""
         if not self.outcome:
             self.outcome, self.reason = outcome, reason
 
     def fail(self, outcome: str, reason: str) -> None:
-        """The same."""
+        """As ``stop``."""
         self.stop(outcome, reason)
 
     def end_processes(self) -> None:
-        """Ask the command to end, and kill what does not."""
+        """Ask the command to end, and kill the remaining processes."""
         self._unkilled = self._attempts.close(asked=self.outcome not in ("", "completed"))
 
     def release(self) -> None:
-        """Unmount, and close what it is heard by."""
+        """Unmount, and close the listeners."""
         self.scene.close()
         self._listener.close()
         self._agents.close()
         self._ranks.close()
 
     def account(self) -> Accounts:
-        """Processes that could not be killed, shared memory that nothing uses any more."""
+        """Processes that could not be killed, and shared memory that is no longer used."""
         left = self._unkilled
         return Accounts(
             leftovers={
@@ -252,13 +252,13 @@ class ScriptArm:
     # ---- its end
 
     def _on_command_ended(self, command: Command) -> None:
-        """Everything it said is taken in before it is judged; then it is over, or started again."""
+        """Process all its output, then judge the arm or start the command again."""
         ended = command.ended
         assert ended is not None
         self._hear_points()
         self._watch.take_last_words()
         if command.lost:
-            self.stop("broken", "the process that holds the command was killed")
+            self.stop("broken", "the command's guard process was killed")
             return
         attempt, most = self._attempts.number, self._spec.restarts
         again = not ended.well and attempt <= most
@@ -278,7 +278,7 @@ class ScriptArm:
         return Findings.of(self._spec, self.observer, self._listener)
 
     def _hear_points(self) -> None:
-        """Processes that hold at a point of their script."""
+        """Serve processes that hold at a point of their script."""
         self._agents.hear(
             self._injector, self.observer, self._ranks, self.record, time.monotonic_ns()
         )

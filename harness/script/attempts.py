@@ -17,12 +17,12 @@ from harness.undo.ledger import Ledger
 from harness.undo.records import KillSession
 
 TICK_S = 0.02
-TERM_GRACE_S = 3.0  # from the request to end to the kill
+TERM_GRACE_S = 3.0  # from SIGTERM to the kill
 
 
 class Attempts:
-    """``command``: the one under way, if any; ``number``: of starts so far; ``arm``: its id, for
-    the ledger.
+    """``command``: the running one, if any; ``number``: starts so far; ``arm``: its id, for the
+    ledger.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Attempts:
         self._now_ns = now_ns
         self.command: Command | None = None
         self.number = 0
-        self._undo = ""  # record in the ledger of the command under way
+        self._undo = ""  # ledger record of the running command
         self._left: list[dict[str, Any]] = []
 
     def start(self) -> str:
-        """Start the command; why it could not be, "" when it was. Raises InfrastructureError when
-        not even its guard could.
+        """Start the command. Returns why it could not be started, or "". Raises InfrastructureError
+        if its guard could not be started.
         """
         self.number += 1
         prepared = self._prepared
@@ -74,18 +74,18 @@ class Attempts:
         return ""
 
     def note_left(self, command: Command) -> None:
-        """A command has ended well: note its processes that live on, before they are ended too."""
+        """Note the processes that outlive a command that ended well, before they are ended too."""
         self._left = self._leftovers.processes(command.guard_pid, command.pid)
 
     def close(self, *, asked: bool) -> int:
-        """End the command and all that came of it; returns how many processes could not be killed.
-        ``asked``: it does not end by itself.
+        """End the command and all its descendants; returns how many processes could not be killed.
+        ``asked``: the harness ends it.
         """
         command, self.command = self.command, None
         if command is None:
             return 0
         self._watch.wait(0.0)
-        self._watch.take_exits()  # a process that is gone by now was not asked to end
+        self._watch.take_exits()  # a process that has ended already was not asked to
         self._watch.asked_ns = self._now_ns()
         if command.pid:
             self._ask_to_end(command)

@@ -1,4 +1,4 @@
-"""Whether a command could be started here, asked before anything is."""
+"""Checks whether a command can be started here, before anything runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.script.processes.environment import search_path
 
 
 def refuse_unstartable(cell: Cell, place: str) -> None:
-    """Raise ScenarioError when the cell's command is not there. ``place``: of the command,
+    """Raise ScenarioError if the cell's command does not exist. ``place``: of the command,
     ``file:line``.
 
-    The program is looked for as a shell would: in PATH (that of ``workload.env`` if it has one),
-    or, with a slash in it, below ``workload.directory``.
+    The program is searched as a shell would: in PATH (that of ``workload.env`` if it sets one), or,
+    with a slash in it, below ``workload.directory``.
     """
     spec = cell.scenario.workload
     if spec.command is None:
@@ -24,7 +24,7 @@ def refuse_unstartable(cell: Cell, place: str) -> None:
     directory, program = Path(spec.directory).absolute(), spec.command[0]
     if not directory.is_dir():
         raise ScenarioError(
-            f"{place}: workload.directory {spec.directory!r} is no directory",
+            f"{place}: workload.directory {spec.directory!r} is not a directory",
             hint="it is relative to the scenario file",
         )
     if program.startswith("$"):

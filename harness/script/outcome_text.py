@@ -16,8 +16,8 @@ SHOWN_WIDTH = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What is known of a command at its end. ``ranks``: found, 0 for none; ``lines``, ``last``: of
-    its output; ``refused``: reports that made no sense.
+    """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``:
+    of its output; ``refused``: malformed reports.
     """
 
     spec: WorkloadSpec
@@ -31,7 +31,7 @@ class Findings:
 
     @classmethod
     def of(cls, spec: WorkloadSpec, observer: Observer, listener: CommandListener) -> Findings:
-        """By what observer and listener have taken in."""
+        """Collect them from the observer and the listener."""
         return cls(
             spec=spec,
             reports=observer.reports,
@@ -45,8 +45,8 @@ class Findings:
 
 
 def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
-    """(outcome, reason). ``ended``: None when it made no progress for the deadline instead of
-    ending.
+    """(outcome, reason). ``ended``: None if the command made no progress before the deadline
+    instead of ending.
     """
     limit_s, name = found.spec.patience(begun=bool(found.reports))
     deadline = f"{limit_s:g} s (workload.{name})"

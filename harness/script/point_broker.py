@@ -1,9 +1,8 @@
 """Stands in for the agents that a command's ranks do not have.
 
-A rank of a built-in workload receives the points at which it has to hold for a fault, and reports
-when it holds. A command without points of its own cannot hold: such a place is reached once the
-step before was reported done. One whose script calls ``beacon.point`` really holds there, and is
-answered here with what the injector decided.
+A rank of a built-in workload receives the points to hold at for a fault, and reports when it holds.
+A command without points cannot hold: a point counts as reached once the step before is reported. A
+script that calls ``beacon.point`` really holds there, and gets the injector's decision from here.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from harness.script.processes.ranks import Ranks
 from recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200
-STRANGER_S = 3.0  # a process that is no rank yet holds so long for its being found
+STRANGER_S = 3.0  # how long a process holds before it is found to be a rank
 NS = 1e9
 POINT_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -43,12 +42,12 @@ POINT_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint": ("saving", "checkpoint"),
     }
 )
-"""Phase of a scenario -> names of its point in a script."""
+"""Phase of a scenario -> names of its points in a script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """A point that a process was told of. ``held``: the script has a point there; else it is seen
+    """A point sent to a process. ``held``: the script has a point there; otherwise it is observed
     from outside.
     """
 
@@ -58,7 +57,7 @@ class _Row:
     held: bool
 
     def is_at(self, asked: PointRequest) -> bool:
-        """Whether that is where a process asks."""
+        """Whether the process holds at this point."""
         return self.step in (NEXT_STEP, asked.step) and asked.name in POINT_NAMES.get(
             self.phase, ()
         )
@@ -76,7 +75,7 @@ class _Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What a process was ordered to do itself."""
+    """An act that a process was ordered to do itself."""
 
     process: str
     pid: int
@@ -89,8 +88,8 @@ class _Order:
 class PointBroker:
     """The points that the injector has given to the ranks of the present generation.
 
-    ``points``: where the processes of a script that has some ask, None: it has none; ``printed``:
-    what they printed of exceptions raised there.
+    ``points``: where the processes of a script with points ask, None for a script without;
+    ``printed``: lines they printed about exceptions raised there.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class PointBroker:
         self._standing = HangWitness()
         self._printed = printed
         self._out: list[tuple[str, Extra]] = []
-        # firings that are still to come, by (fault, step)
+        # remaining firings, by (fault, step)
         self._left: Counter[tuple[str, int]] = Counter()
         for planned in plan:
             for step, _ in planned.points:
@@ -127,7 +126,7 @@ class PointBroker:
         kinds: Mapping[str, type[Fault]],
         printed: Callable[[], Sequence[str]],
     ) -> PointBroker:
-        """For a command; ``path``: of the file of its points, if it has some."""
+        """The broker of a command. ``path``: file of its points, if it has some."""
         if not spec.points:
             return cls()
         named = places(plan, build_all(plan, kinds))
@@ -137,11 +136,11 @@ class PointBroker:
         return cls(plan, kinds, points, printed=printed)
 
     def forget(self) -> None:
-        """A new generation: other processes, other points."""
+        """A new generation: its processes and points replace the old ones."""
         self._rows = {}
 
     def take(self, process: str, message: Message) -> bool:
-        """What the injector tells a rank."""
+        """Handle a message of the injector to a rank."""
         if isinstance(message, Extra) and message.topic == "arm":
             rows = [
                 (row["fault"], int(row["step"]), row["phase"]) for row in message.payload["points"]
@@ -150,7 +149,7 @@ class PointBroker:
                 _Row(fault=f, step=s, phase=p, held=self._held(f, p)) for f, s, p in rows
             ]
             for hold in self._holds.values():
-                if hold.process == process:  # it is asked for what it holds once more
+                if hold.process == process:  # the point that it holds at may be armed again
                     hold.process, hold.rows = None, []
             self._arm_places()
         elif isinstance(message, Extra) and message.topic == "go":
@@ -158,8 +157,8 @@ class PointBroker:
         return True
 
     def due(self, committed: int, resumed_after: int) -> list[tuple[str, Extra]]:
-        """(process, message) for every point without a hold that is reached with so many steps
-        done, once each.
+        """(process, message) for every point without a hold that ``committed`` steps reach, once
+        each.
 
         ``resumed_after``: the step that the generation began with; points at or before it are past.
         """
@@ -175,9 +174,7 @@ class PointBroker:
     def hear(
         self, injector: Injector, observer: Observer, ranks: Ranks, record: RecordEvent, now_ns: int
     ) -> None:
-        """Take in what processes say at their points, and let the injector and the
-        observer know.
-        """
+        """Read what processes report at their points, and notify the injector and the observer."""
         if self._points is None:
             return
         for said in self._points.listen():
@@ -195,18 +192,18 @@ class PointBroker:
             injector.on_said(process, observer.rank_of(process), message)
 
     def injected(self, event: Event) -> None:
-        """A fault fired: no process holds for it again, unless it is to fire again."""
+        """A fault fired: disarm its point, unless it is to fire again."""
         if event.step is not None and self._left[event.data["fault"], event.step] > 0:
             self._left[event.data["fault"], event.step] -= 1
             self._arm_places()
 
     def close(self) -> None:
-        """Let every process go on."""
+        """Release every process."""
         if self._points is not None:
             self._points.close()
 
     def fileno(self) -> int | None:
-        """Readable when a process says something."""
+        """Readable when a process sends something."""
         return None if self._points is None else self._points.fileno()
 
     def _match(self, name_of: Callable[[int], str | None], now_ns: int) -> None:
@@ -230,7 +227,7 @@ class PointBroker:
             self._answer(connection, hold, "go")
 
     def _go(self, process: str, payload: Mapping[str, Any]) -> None:
-        """The injector releases the process that holds, or orders it to act."""
+        """Release a process that holds, or order it to act."""
         found = next(((c, h) for c, h in self._holds.items() if h.process == process), None)
         if found is None:
             if payload["act"]:
@@ -257,7 +254,7 @@ class PointBroker:
     def _did(self, said: Did, observer: Observer, record: RecordEvent, now_ns: int) -> None:
         order = self._orders.get(said.connection)
         if order is None or (order.step, order.word) != (said.step, said.what):
-            return  # nobody had asked for it
+            return  # not ordered
         del self._orders[said.connection]
         evidence: dict[str, Any] = {"script": said.what}
         values = {"before": said.before, "after": said.after}
@@ -280,8 +277,8 @@ class PointBroker:
             self._standing.watch(key, pid=order.pid, tid=int(thread), now_ns=now_ns)
 
     def _witness(self, record: RecordEvent, now_ns: int) -> None:
-        """The error that a process ended with, where it is printed, and what a thread that hangs
-        gets of the processors: not by the script's word alone.
+        """Evidence besides the script's own report: the printed error of a process that raised, and
+        the processor time of a thread that hangs.
         """
         for (fault, occurrence, step), seen in self._standing.seen(now_ns):
             record(Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=seen)
@@ -301,7 +298,7 @@ class PointBroker:
         del self._holds[connection]
         self._points.answer(connection, hold.asked.number, word)
 
-    # ---- where it is worth holding
+    # ---- points worth holding at
 
     def _held(self, fault: str, phase: str) -> bool:
         held = self._faults.get(fault)
@@ -311,7 +308,7 @@ class PointBroker:
         return (asked.step, asked.name) in self._wanted or (EVERY_STEP, asked.name) in self._wanted
 
     def _arm_places(self) -> None:
-        """A process that reaches any other place does not even ask."""
+        """Arm the points that faults wait for; processes pass all others without asking."""
         wanted = {
             (step, name)
             for (fault, step), phases in self._phases.items()
@@ -324,7 +321,7 @@ class PointBroker:
             self._points.arm(wanted)
 
     def _waits(self, name: str) -> bool:
-        """Whether a rank is to hold there in its next step."""
+        """Whether a rank must hold there in its next step."""
         return any(
             row.step == NEXT_STEP and row.held and name in POINT_NAMES.get(row.phase, ())
             for rows in self._rows.values()
@@ -335,8 +332,8 @@ class PointBroker:
 def places(
     plan: Iterable[PlannedFault], faults: Mapping[str, Fault]
 ) -> dict[tuple[str, int], tuple[str, ...]]:
-    """(fault, step) -> names of the points at which a process is to hold for it; step 0: any, for
-    faults that no step triggers. ``faults``: by id.
+    """(fault, step) -> names of the points at which a process must hold for it; step 0: any step,
+    for faults that no step triggers. ``faults``: by id.
     """
     found: dict[tuple[str, int], tuple[str, ...]] = {}
     for planned in plan:
@@ -358,5 +355,5 @@ def _at(process: str, row: _Row, step: int) -> tuple[str, Extra]:
 
 
 def _plain(value: float) -> float | str:
-    """As JSON has it: what is no number is said in words."""
+    """A number in JSON; non-finite values as text."""
     return value if math.isfinite(value) else repr(value)

@@ -1,8 +1,7 @@
-"""Where a command's processes hold for faults: the file that tells them, and the socket they ask
-at.
+"""Where a command's processes hold for faults: the file that arms points, and the socket to ask at.
 
-The other side is ``chaos.beacon``, in a program that is not ours: who connects is known from the
-kernel, lines are bounded, numbers are checked, and who says anything else is hung up on.
+The other side is ``chaos.beacon``, in a program that is not ours: the kernel identifies the peer,
+lines are bounded, numbers are checked, and a peer that sends anything else is disconnected.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 @dataclass(frozen=True, kw_only=True)
 class PointRequest:
-    """A process holds at a point. ``number``: of its questions; ``pid``: by the kernel's word."""
+    """A process holds at a point. ``number``: of its request; ``pid``: from the kernel."""
 
     connection: int
     number: int
@@ -38,8 +37,8 @@ class PointRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Did:
-    """A process says that it has done what it was asked to. ``values``: before and after, as far as
-    it gave them.
+    """A process reports that it has done its order. ``before``, ``after``: values, if it
+    sent them.
     """
 
     connection: int
@@ -64,9 +63,10 @@ class _Connection:
 
 
 class Points:
-    """The points of one arm. ``places``: (step, name), step 0 for all; none is armed at first.
+    """The points of one arm. ``places``: (step, name), step 0 for every step; none is armed at
+    first.
 
-    Raises OSError where the file or the socket cannot be made.
+    Raises OSError if the file or the socket cannot be made.
     """
 
     def __init__(self, path: Path, places: Iterable[tuple[int, str]]) -> None:
@@ -80,10 +80,10 @@ class Points:
         self._armed: set[tuple[int, str]] = set()
         self._poll = select.epoll()
         self._connections: dict[int, _Connection] = {}
-        self._numbers: dict[int, int] = {}  # by descriptor, which the kernel gives out again
+        self._numbers: dict[int, int] = {}  # by descriptor, which the kernel reuses
         self._count = 0
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._server.bind("\0" + name)  # without a file: nothing to be left behind
+        self._server.bind("\0" + name)  # abstract: no file is left behind
         self._server.listen(128)
         self._poll.register(self._server.fileno(), select.EPOLLIN)
 
@@ -92,8 +92,8 @@ class Points:
         return self._poll.fileno()
 
     def arm(self, armed: Iterable[tuple[int, str]]) -> None:
-        """Have processes hold at these places, and at no others. Places not named in the beginning
-        are left out.
+        """Make processes hold at these places, and only these. Places not given to the constructor
+        are ignored.
         """
         wanted = set(armed) & self._offsets.keys()
         for place in wanted ^ self._armed:
@@ -101,7 +101,7 @@ class Points:
         self._armed = wanted
 
     def listen(self) -> list[PointRequest | Did | Disconnected]:
-        """What was said since the last look, without waiting."""
+        """Messages since the last call, without waiting."""
         found: list[PointRequest | Did | Disconnected] = []
         for fd, _ in self._poll.poll(0):
             if fd == self._server.fileno():
@@ -112,7 +112,7 @@ class Points:
         return found
 
     def answer(self, connection: int, number: int, word: str) -> None:
-        """Let a process that holds go on; one that is gone is no error."""
+        """Release a process that holds; no error if it is gone."""
         known = self._connections.get(connection)
         if known is None:
             return
@@ -121,12 +121,12 @@ class Points:
             + b"\n"
         )
         try:
-            known.socket.send(line)  # it reads nothing else, so that this fits, or it is no beacon
-        except OSError:  # it is seen to be gone when it is read
+            known.socket.send(line)  # fits: a real beacon's buffer has nothing else in it
+        except OSError:  # the next read notices that it is gone
             pass
 
     def close(self) -> None:
-        """Let go of everybody: whoever holds goes on."""
+        """Disconnect all processes: those that hold continue."""
         for connection in list(self._connections):
             self._hang_up(connection)
         if self._fd >= 0:
@@ -153,7 +153,7 @@ class Points:
             self._poll.register(made.fileno(), select.EPOLLIN)
 
     def _read(self, connection: int, one: _Connection) -> list[PointRequest | Did | Disconnected]:
-        """One look at one connection; a line of another kind, or one too long, ends it."""
+        """Read one connection once; a malformed or overlong line ends it."""
         try:
             data = one.socket.recv(4096)
         except BlockingIOError:
@@ -179,7 +179,7 @@ class Points:
 
 
 def parse(connection: int, pid: int, line: bytes) -> PointRequest | Did | None:
-    """A line of a beacon, or None when it is not one: ``at number step name`` or ``did step what
+    """A line of a beacon, or None if it is malformed: ``at number step name`` or ``did step what
     before after``.
     """
     words = line.decode("ascii", "replace").split(" ") if len(line) <= LINE_LIMIT else [""]
@@ -211,7 +211,7 @@ def _plain(text: str) -> bool:
 
 
 def _real(text: str) -> float | None:
-    """A number, NaN for one that was left out, None for what is none."""
+    """A number, NaN for an omitted one, None for a malformed one."""
     if text == "-":
         return math.nan
     try:

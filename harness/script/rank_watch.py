@@ -1,5 +1,5 @@
-"""Follows the ranks of a command: finds them, and takes in what they report and how they end, in an
-order in which the end of a generation comes before its replacement.
+"""Follows the ranks of a command: finds them, and processes their reports and exits in an order
+that ends a generation before its replacement starts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from harness.script.processes.leftovers import CommandLeftovers
 from harness.script.processes.ranks import Gone, Ranks
 from harness.script.rollcall import RollCall
 
-SCAN_FORMING_S = 0.05  # between looks for ranks while some are missing
+SCAN_FORMING_S = 0.05  # between scans for ranks while some are missing
 SCAN_STEADY_S = 0.5
 NS = 1e9
 
 
 class RankWatch:
-    """Of one arm, over all starts of its command.
+    """Watches one arm, over all starts of its command.
 
-    ``sign_ns``: when there was last a sign of life; ``progress_ns``: when there was last a new step
-    or generation; ``asked_ns``: since when processes that end were asked to, 0: they are not.
+    ``sign_ns``: time of the last sign of life; ``progress_ns``: time of the last new step or
+    generation; ``asked_ns``: since when processes are asked to end, 0 if they are not.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RankWatch:
         self.sign_ns = self.progress_ns = now_ns()
         self.asked_ns = 0
         self._scan_ns = 0
-        self._gone: list[Gone] = []  # noticed, and not recorded yet
+        self._gone: list[Gone] = []  # noticed, and not yet recorded
         self._members: dict[int, str] = {}
         self._missing = True
         self._generation = 0
@@ -68,12 +68,12 @@ class RankWatch:
         self._missing = True
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the end of a rank, or news of the command."""
+        """Wait for the exit of a rank, or news of the command."""
         self._gone += self._ranks.wait(timeout_s)
 
     def find_ranks(self, command: Command) -> bool:
-        """Look for ranks, if it is time to; whether it was. A generation begins when all have been
-        found.
+        """Scan for ranks, if a scan is due; returns whether it was. A generation starts once all
+        ranks have been found.
         """
         now = self._now_ns()
         changing, spoken = self._missing or self._observer.failing, self._listener.waiting
@@ -110,21 +110,19 @@ class RankWatch:
         return True
 
     def _close_generation(self) -> None:
-        """What its ranks had said before they ended, and their ends, come before those that take
-        their place.
-        """
+        """Process the reports and exits of the old ranks before those of their replacements."""
         self.wait(0.0)
         self._listener.listen()
         self.take_progress(self._ranks.ended(self._observer.members.values()))
         self.take_exits()
 
     def take_progress(self, pids: Set[int] | None = None) -> None:
-        """Take in the steps that were reported, once all ranks have been found or are overdue.
-        ``pids``: only what these processes said.
+        """Process reported steps, once all ranks have been found or are overdue. ``pids``: only the
+        reports of these processes.
         """
         if self._missing and self._listener.overdue():
             if self._members and not self._observer.generation:
-                self._observer.on_ranks(self._members, self._now_ns())  # those that were found
+                self._observer.on_ranks(self._members, self._now_ns())  # the ranks found so far
             self._missing = False
         if self._missing:
             return
@@ -141,7 +139,7 @@ class RankWatch:
             self.sign_ns = self.progress_ns = self._now_ns()
 
     def take_last_words(self) -> None:
-        """The command has ended: take in all that it said, whether its ranks were found or not."""
+        """The command has ended: process all its output, whether or not its ranks were found."""
         self.wait(0.0)
         self.take_exits()
         self._missing = False
@@ -149,8 +147,8 @@ class RankWatch:
         self.take_progress()
 
     def take_exits(self) -> None:
-        """Record the ends that were noticed. A process that was asked to end, or killed with the
-        command, has not failed.
+        """Record the exits noticed. A process that was asked to end, or killed with the command,
+        has not failed.
         """
         while self._gone:
             gone = self._gone.pop(0)
@@ -169,8 +167,8 @@ class RankWatch:
                 self._observer.on_exit(gone.name, gone.exit_code, gone.signal, self._now_ns())
 
     def arm_generation(self) -> None:
-        """If a generation has begun, its ranks hear of the faults that wait for them, as those of
-        built-in workloads do.
+        """Arm the ranks of a new generation with the faults that wait for them, as for built-in
+        workloads.
         """
         if self._observer.generation == self._generation:
             return

@@ -1,6 +1,4 @@
-"""Finds which process is which rank of a command, also where several replica groups count from 0
-each.
-"""
+"""Maps the processes of a command to ranks, even if several replica groups each count from 0."""
 
 from __future__ import annotations
 
@@ -17,19 +15,19 @@ from harness.script.processes.tree import FoundRank
 
 
 class RollCall:
-    """The ranks of one arm's command. ``output``: of the command, a file."""
+    """The ranks of one arm's command. ``output``: file with the command's output."""
 
     def __init__(self, spec: WorkloadSpec, output: Path) -> None:
         self._spec, self._output = spec, output
         self._trainer = Trainer()
-        self._ranks: dict[int, int] = {}  # by pid, of all that were found
+        self._ranks: dict[int, int] = {}  # by pid, for all processes found
         self._size = 1
 
     def find(
         self, command: Command, hints: Mapping[int, int], *, spoken: bool
     ) -> dict[int, FoundRank]:
-        """Rank -> its process. ``hints``: pid -> rank, as the processes said; ``spoken``: steps
-        were reported.
+        """Rank -> its process. ``hints``: pid -> rank, from the processes' reports; ``spoken``:
+        steps have been reported.
         """
         found = tree.find_ranks(
             command.guard_pid,
@@ -44,8 +42,8 @@ class RollCall:
         return found
 
     def whose(self, said: ProgressReport) -> ProgressReport:
-        """The same report with the rank that its process is in the whole job: its own word counts
-        in its group.
+        """The report with its process's rank in the whole job, since the reported rank counts
+        within its group.
         """
         if self._spec.group is None:
             return said

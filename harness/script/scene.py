@@ -1,5 +1,5 @@
-"""What the injector may see and do of a command, which is not ours: its ranks are found and
-signalled; what takes being its launcher, or being inside it, is not supported.
+"""The injector's view of a command, which is not ours: its ranks are found and signalled; acts that
+need its launcher, or code inside it, are not supported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.undo.ledger import Ledger
 
 
 class CommandScene:
-    """Implements ``harness.arm.fault_context.Scene``. ``storage``: where the command writes its
+    """Implements ``harness.arm.fault_context.Scene``. ``storage``: file system of the command's
     checkpoints, from ``mount`` on, if a fault needs it.
     """
 
@@ -37,7 +37,7 @@ class CommandScene:
         self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
         self.storage: Storage | None = None
         self.record, self.later, self.now_ns = record, timers.later, time.monotonic_ns
-        # A command has no agents in its ranks; the arm keeps their points for them.
+        # A command has no agents in its ranks; the broker keeps their points for them.
         self.send = agents.take
         self.signal, self.os_state = ranks.signal, ranks.state
         self.process_of = observer.process_of
@@ -47,7 +47,7 @@ class CommandScene:
     # ---- storage
 
     def mount(self) -> None:
-        """Mount the file system of the checkpoints, if a fault needs one of its own."""
+        """Mount the file system of the checkpoints, if a fault needs one."""
         self.storage = mount_for(self.setup)
 
     def look_at_storage(self) -> None:
@@ -56,7 +56,7 @@ class CommandScene:
 
     @property
     def storage_unused(self) -> bool:
-        """Whether there is one, and nothing was ever seen there."""
+        """Whether there is such a file system and it has never been used."""
         return self.storage is not None and not self._stored
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ class CommandScene:
     # ---- ranks
 
     def on_node(self, node: int) -> list[str]:
-        """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""
+        """The processes of the node's ranks; nodes are only an assignment of a command's ranks."""
         ranks = self.setup.cell.scenario.topology.ranks_on(node)
         return [name for name in map(self.process_of, ranks) if name]
 
     def training(self) -> Mapping[str, int]:
-        """The ranks that are there, with their pids, while steps come and nothing has failed."""
+        """The present ranks with their pids, while steps are reported and nothing has failed."""
         seen = self._observer
         if seen.failing or seen.committed_here is None:
             return {}
@@ -83,7 +83,7 @@ class CommandScene:
 
     @property
     def has_coordinator(self) -> bool:
-        """False: a command may have one, but it is not known here."""
+        """False: a coordinator of the command's own is not known here."""
         return False
 
     def lose_coordinator(self, down_s: float) -> None:
@@ -100,11 +100,11 @@ class CommandScene:
 
     @property
     def groups(self) -> None:
-        """None: a command's processes are in groups of its own choice."""
+        """None: a command chooses its own control groups."""
 
     @property
     def links(self) -> None:
-        """None: a command's connections go straight."""
+        """None: a command's connections are direct."""
 
     @property
     def machines(self) -> None:
@@ -115,7 +115,7 @@ class CommandScene:
         return None
 
     def device_of(self, process: str) -> str | None:
-        """None: a command chooses its devices itself."""
+        """None: a command chooses its own devices."""
         return None
 
     def spare(self, index: int) -> str | None:
@@ -123,8 +123,8 @@ class CommandScene:
         return None
 
     def refuse_device(self, process: str) -> str:
-        """A command chooses its devices itself. Raises RuntimeError."""
+        """A command chooses its own devices. Raises RuntimeError."""
         raise RuntimeError("a command chooses its devices itself: no device can be refused to it")
 
     def accept_device(self, process: str) -> None:
-        """Nothing was refused."""
+        """Nothing to undo."""

@@ -1,3 +1,3 @@
-"""A simulated cluster: clock, processes, groups and ranks that behave as the real ones do. No
+"""A simulated cluster: clock, processes, groups and ranks that behave like real ones. Without
 torch.
 """

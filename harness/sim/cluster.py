@@ -28,21 +28,21 @@ from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Message
 
-WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not tell when it was simulated
+WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not show when it was simulated
 PID = 1
 FIRST_PID = 100
 LATENCY_MS = (0.05, 0.3)
-# from the closing of a process's connections to the supervisor's hearing of its exit
+# from the closing of a process's connections to the supervisor's notice of its exit
 REAP_MS = (0.0, 3.0)
 REAP_LIMIT_S = 10.0
 
 
 class SimCluster:
-    """Processes that exist in memory only, but for their event logs and checkpoints."""
+    """Processes that exist only in memory, except for their event logs and checkpoints."""
 
     @property
     def store_port(self) -> int:
-        """Of the store that lives."""
+        """Port of the current store."""
         return self.store.port
 
     def __init__(self, setup: ArmSetup, timings: Timings, behaviour: Behaviour) -> None:
@@ -68,10 +68,10 @@ class SimCluster:
 
     @property
     def machines(self) -> None:
-        """Simulated nodes are only names."""
+        """None: simulated nodes are only names."""
 
     def places_on(self, node: int) -> Sequence[str]:
-        """The arm's, whichever the node."""
+        """The arm's devices, whatever the node."""
         return self._places
 
     def usable(self) -> range:
@@ -79,11 +79,11 @@ class SimCluster:
         return self._nodes
 
     def news(self) -> tuple[()]:
-        """Nodes neither come nor go."""
+        """Nothing: nodes are neither added nor lost."""
         return ()
 
     def away(self) -> None:
-        """Nothing here is anybody's to lose but the coordinator's knowledge."""
+        """Nothing to do: only the coordinator's own knowledge is lost."""
 
     def back(self) -> None:
         """See ``away``."""
@@ -117,11 +117,11 @@ class SimCluster:
         return pid
 
     def undo(self, name: str, pid: int) -> Undo | None:
-        """It exists in memory only."""
+        """None: the process exists only in memory."""
         return None
 
     def hardware(self) -> Sequence[HealthReport]:
-        """There is none."""
+        """Nothing: there is no hardware."""
         return ()
 
     def send(self, name: str, message: Message) -> bool:
@@ -143,13 +143,11 @@ class SimCluster:
         return self._ranks[name].process.state
 
     def pulse(self, name: str) -> Pulse:
-        """Processors are never short here."""
+        """Nothing: processors are never short here."""
         return Pulse()
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """Jump from one thing to the next until there is something to report, or the time
-        is over.
-        """
+        """Advance from event to event until there is a report, or the time is over."""
         until = self._clock.now_ns + int(max(0.0, timeout_s) * NS_PER_S)
         while not self._reports and self._clock.advance(until):
             pass
@@ -157,7 +155,7 @@ class SimCluster:
         return reports
 
     def close(self) -> Leftovers:
-        """Kill everything; what does not die is left."""
+        """Kill everything; processes that survive are reported as left."""
         for name in self._ranks:
             self.signal(name, 9)
         until = self._clock.now_ns + int(REAP_LIMIT_S * NS_PER_S)
@@ -167,7 +165,7 @@ class SimCluster:
             pass
         left = [rank for rank in self._ranks.values() if not rank.process.reaped]
         for rank in left:
-            rank.process.signal(9)  # its log must be closed, whatever the test wants it to survive
+            rank.process.signal(9)  # close its log, whatever the test wants it to survive
         return Leftovers(
             processes=[{"pid": rank.process.pid, "process": rank.process.name} for rank in left],
             ports=[],
@@ -191,7 +189,7 @@ class SimCluster:
             group.lose_store()
 
     def _report(self, process: Process, report: Report, extra_ms: float = 0.0) -> None:
-        """Have the supervisor hear of it, after all it heard of that process before."""
+        """Deliver a report to the supervisor, after all earlier reports of that process."""
         delay = (process.rng.uniform(*LATENCY_MS) + extra_ms) * MS
         due = max(self._last_report_ns.get(process.name, 0), self._clock.now_ns + int(delay))
         self._last_report_ns[process.name] = due
@@ -203,7 +201,7 @@ class SimCluster:
         self._reports.append(report)
 
     def _ended(self, rank: SimRank, exit_code: int | None, signum: int | None) -> None:
-        """It executes no more: its connections close, and then its exit is reported."""
+        """The process has stopped executing: close its connections, then report its exit."""
         if rank.writer is not None:
             rank.writer.abandon()
         self._clock.after(

@@ -21,7 +21,7 @@ ALLOCATION_MS_PER_MIB = 0.5
 
 
 class SimGroups:
-    """``ranks``: the simulated ranks by name."""
+    """Limits simulated processes. ``ranks``: the simulated ranks by name."""
 
     def __init__(self, clock: Clock, ranks: Mapping[str, SimRank]) -> None:
         self._clock = clock
@@ -30,11 +30,13 @@ class SimGroups:
         self._kills: Counter[str] = Counter()
 
     def undo(self, process: str) -> Sequence[Undo]:
-        """There is nothing outside to undo."""
+        """Nothing: no change outside to undo."""
         return ()
 
     def limit_memory(self, process: str, mib: int) -> None:
-        """It allocates, as it is told to at the same time, until it has too much."""
+        """The process, which is commanded to allocate at the same time, exceeds the limit after a
+        while.
+        """
         self._limits[process] = mib
         self._clock.after(mib * ALLOCATION_MS_PER_MIB * MS, partial(self._kill, process))
 
@@ -43,17 +45,17 @@ class SimGroups:
         return self._kills[process]
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
-        """Each rank would use one, and who keeps checkpoints for them next to nothing."""
+        """Divide ``cores`` among the ranks. A rank would use one core, a keeper almost nothing."""
         ranks = [self._ranks[process] for process in processes if process in self._ranks]
         for rank in ranks:
             rank.faults.rationed = max(1.0, len(ranks) / cores)
 
     def throttled(self, process: str) -> int:
-        """At once, if at all."""
+        """1 as soon as a limit slows it, otherwise 0."""
         return int(process in self._ranks and self._ranks[process].faults.rationed > 1)
 
     def release(self, process: str) -> None:
-        """No limit any more."""
+        """Lift all limits."""
         self._limits.pop(process, None)
         if process in self._ranks:
             self._ranks[process].faults.rationed = 1.0

@@ -1,1 +1,1 @@
-"""What a run does to the machine is written down before it is done, with how to undo it."""
+"""Undo records: every change to the machine is recorded, with how to undo it, before it is made."""

@@ -1,4 +1,4 @@
-"""What every undo record has in common, and what undoing came to."""
+"""The base of all undo records, and the outcome of an undo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.host import processes
 
 
 class UndoOutcome(BaseModel):
-    """The result of an undo. ``ok``: nothing of it is left; ``did``: it had to do something;
+    """The result of an undo. ``ok``: nothing is left; ``did``: there was something to undo;
     ``text``: for people.
     """
 
@@ -26,7 +26,7 @@ class UndoOutcome(BaseModel):
 
 
 def done(text: str) -> UndoOutcome:
-    """It did something, and nothing is left."""
+    """It undid something, and nothing is left."""
     return UndoOutcome(ok=True, did=True, text=text)
 
 
@@ -41,9 +41,9 @@ def failed(text: str) -> UndoOutcome:
 
 
 class Undo(BaseModel):
-    """Base of the records. ``outlives_boot``: whether what it undoes is still there after the
-    machine restarts; only then must the record itself survive a crash of the machine.
-    ``ends_processes``: those come first, since what a process uses cannot be taken away under it.
+    """Base of the records. ``outlives_boot``: what it undoes survives a restart of the machine;
+    only then must the record itself survive a crash of the machine. ``ends_processes``: these
+    records are undone first, since resources cannot be removed while processes use them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,53 +53,53 @@ class Undo(BaseModel):
     boot_id: str = Field(default_factory=processes.boot_id)
 
     def undo_of(self, run: Path) -> UndoOutcome:
-        """Undo it, if it can be of the run in that directory: any user may have written its ledger.
-        Idempotent, bounded, and never an exception.
+        """Undo it, if it can belong to the run in that directory: any user may have written the
+        ledger. Idempotent, bounded, and never raises.
         """
         if not self.outlives_boot and self.boot_id != processes.boot_id():
             return self.undo()
         try:
             stray = self.stray(run.resolve())
-        # the last: links that lead in a circle
+        # RuntimeError: links that form a circle
         except (OSError, ValueError, RuntimeError) as error:
             stray = str(error)
         return failed(f"{stray}: left alone") if stray else self.undo()
 
     def stray(self, run: Path) -> str:
-        """Why it cannot be a record of that run, whose directory is given without links; empty: it
-        can.
+        """Why it cannot belong to the run whose directory, with links resolved, is ``run``; empty
+        if it can.
         """
         return ""
 
     def undo(self) -> UndoOutcome:
-        """Undo it; idempotent, bounded, and never an exception."""
+        """Undo it; idempotent, bounded, and never raises."""
         if not self.outlives_boot and self.boot_id != processes.boot_id():
             return nothing("gone with a restart of the machine (or made on another one)")
         try:
             return self._undo()
         except OSError as error:
             return failed(f"could not {self.intent()}: {error.strerror or error}")
-        # a null character in a path; links that lead in a circle
+        # a null character in a path; links that form a circle
         except (ValueError, RuntimeError) as error:
             return failed(f"could not {self.intent()}: {error}")
         except subprocess.TimeoutExpired:
             return failed(f"could not {self.intent()}: tc does not answer")
 
     def idle(self) -> bool:
-        """Whether there is certainly nothing left to undo; a look without touching."""
+        """Whether there is certainly nothing left to undo; changes nothing."""
         return not self.outlives_boot and self.boot_id != processes.boot_id()
 
     @abstractmethod
     def intent(self) -> str:
-        """What ``undo`` is about to do, for people, beginning with a verb."""
+        """The action of ``undo``, for people, starting with a verb."""
 
     @abstractmethod
     def _undo(self) -> UndoOutcome: ...
 
 
 def outside(path: Path, run: Path) -> str:
-    """Why a path is not that of a run's directory or of something in it; empty: it is. The last
-    part of a path is not followed where it is a link, since it is the link that would go.
+    """Why a path is not the run's directory or inside it; empty if it is. A link as the last part
+    of a path is not followed, since the link itself would be removed.
     """
     if not path.is_absolute() or path.name == "..":
         return f"{path} may be anywhere"
@@ -108,7 +108,7 @@ def outside(path: Path, run: Path) -> str:
 
 
 def mounts() -> list[tuple[str, str]]:
-    """(place, source) of everything mounted here, the newest last."""
+    """(place, source) of all mounts of this machine, newest last."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         head, _, tail = line.partition(" - ")
@@ -117,7 +117,7 @@ def mounts() -> list[tuple[str, str]]:
 
 
 def control_groups() -> set[str]:
-    """Where the control groups of this machine are mounted, which are no files of anybody's."""
+    """Mount points of this machine's control group hierarchies, which contain no user files."""
     found = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         head, _, tail = line.partition(" - ")
@@ -127,5 +127,5 @@ def control_groups() -> set[str]:
 
 
 def _unescape(text: str) -> str:
-    """Octal escapes of mountinfo: blanks and the like."""
+    """Resolve octal escapes of mountinfo, for example of blanks."""
     return re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""How to undo what a run makes in a container engine: found by the run's label, removed by id,
+"""Undo records for a run's objects in a container engine: found by the run's label, removed by id,
 never by name.
 """
 
@@ -23,14 +23,14 @@ AT_ONCE = 8
 
 
 class _Labelled(Undo):
-    """Base: everything of one sort that carries the run's label. ``engine``: its URL."""
+    """Base: all objects of one kind with the run's label. ``engine``: its URL."""
 
-    outlives_boot: ClassVar[bool] = True  # an engine keeps what it has made
+    outlives_boot: ClassVar[bool] = True  # an engine keeps its objects
     engine: str
     run: str = Field(min_length=8)
 
     def idle(self) -> bool:
-        """Whether nothing is left; when the engine does not answer, something may be."""
+        """Whether nothing is left; False if the engine does not answer."""
         try:
             with _engine(self.engine) as client:
                 return not self._found(client)
@@ -48,7 +48,9 @@ class _Labelled(Undo):
             )
 
     def _remove_all(self, client: Any) -> UndoOutcome:
-        """Until nothing is found: the engine may still be at what a killed harness asked it for."""
+        """Remove until nothing is found: the engine may still be executing requests of a killed
+        harness.
+        """
         deadline = time.monotonic() + REMOVE_LIMIT_S
         removed: set[str] = set()
         problem = ""
@@ -68,11 +70,11 @@ class _Labelled(Undo):
 
     @abstractmethod
     def _found(self, client: Any) -> Sequence[Any]:
-        """What carries the label. Raises InfrastructureError."""
+        """The objects with the label. Raises InfrastructureError."""
 
     @abstractmethod
     def _remove(self, each: Any) -> None:
-        """Remove one of them."""
+        """Remove one object."""
 
 
 class RemoveContainers(_Labelled):
@@ -82,11 +84,11 @@ class RemoveContainers(_Labelled):
     do: Literal["remove-containers"] = "remove-containers"
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"remove the containers labelled {RUN_LABEL}={self.run}"
 
     def living(self) -> list[str]:
-        """A line for each container there is, by node, for people. Raises InfrastructureError."""
+        """A line per existing container, by node, for people. Raises InfrastructureError."""
         with _engine(self.engine) as client:
             found = sorted(
                 self._found(client), key=lambda each: int(each.labels.get(NODE_LABEL, -1))
@@ -110,7 +112,7 @@ class RemoveNetworks(_Labelled):
     do: Literal["remove-networks"] = "remove-networks"
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"remove the networks labelled {RUN_LABEL}={self.run}"
 
     def _found(self, client: Any) -> Sequence[Any]:
@@ -131,7 +133,7 @@ def _engine(url: str) -> Iterator[Any]:
 
 
 def _refusal(act: Callable[[], None]) -> str:
-    """Why something could not be removed; "" when it is gone."""
+    """Why an object could not be removed; "" if it is gone."""
     from docker.errors import NotFound
 
     try:

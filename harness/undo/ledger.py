@@ -1,8 +1,8 @@
-"""The undo ledger: what is about to be done and how to undo it, written before it is done.
+"""The undo ledger: how to undo each change to the machine, written before the change.
 
-One JSON line for each intention (``will``) and one for each end of it (``undone``, or ``failed``
-when it could not be undone). Any process can read it later and finish what a killed harness could
-not: see ``harness.run.heal``.
+One JSON line for each intention (``will``) and one for its end (``undone``, or ``failed`` if it
+could not be undone). Any process can read it later and finish the work of a killed harness: see
+``harness.run.heal``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LONGEST_NAME = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One intention. ``undo`` is None when this version cannot read it; ``about``: arm, fault and
-    the like; ``problem``: why the last attempt to undo it failed, empty before and after.
+    """One intention. ``undo``: None if this version cannot read it; ``about``: arm, fault and so
+    on; ``problem``: why the last attempt to undo it failed, otherwise empty.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Entry:
 
 
 class Ledger:
-    """Appends to the ledger of one run. Any number may be open on one file, in any number of
+    """Appends to the ledger of one run. Several may be open on one file, also in several
     processes.
     """
 
@@ -50,12 +50,12 @@ class Ledger:
         self._path = path
 
     def will(self, undo: Undo, **about: Any) -> str:
-        """Write down how to undo what is about to be done; returns the record's id. ``about``: for
-        people.
+        """Record how to undo an act that is about to happen; returns the record's id. ``about``:
+        for people.
 
-        Raises InfrastructureError when the disk refuses: then the act must not happen. The line is
-        in the kernel's hands before the act, so that no kill of this process loses it; it is forced
-        to the disk only where what it undoes outlives a crash of the machine.
+        Raises InfrastructureError if the disk refuses: then the act must not happen. The kernel has
+        the line before the act, so killing this process cannot lose it; it is forced to the disk
+        only if the act's effect survives a crash of the machine.
         """
         name = secrets.token_hex(6)
         record = {"will": name, **about, "undo": undo.model_dump(mode="json")}
@@ -63,19 +63,17 @@ class Ledger:
         return name
 
     def undone(self, record_id: str, how: str) -> None:
-        """Note that nothing of it is left. A full disk is no error: undoing it again later does no
-        harm.
+        """Record that nothing of it is left. A full disk is ignored: undoing it again later is
+        harmless.
         """
         self._note({"undone": record_id, "how": how})
 
     def failed(self, record_id: str, why: str) -> None:
-        """Note that it could not be undone; a later heal tries again."""
+        """Record that it could not be undone; a later heal tries again."""
         self._note({"failed": record_id, "why": why})
 
     def write(self, *, durable: bool = True, **record: Any) -> None:
-        """Append one record that says what happened and needs no undoing. Raises
-        InfrastructureError.
-        """
+        """Append a record of an event that needs no undo. Raises InfrastructureError."""
         self._append(record, durable=durable)
 
     def _note(self, record: Mapping[str, Any]) -> None:
@@ -109,10 +107,10 @@ class Ledger:
 
 
 def read_open(path: Path) -> list[Entry]:
-    """What a ledger says is not undone yet, the oldest first; nothing when there is no ledger.
+    """Records of a ledger that are not undone yet, oldest first; empty without a ledger.
 
-    A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError for
-    what can be no ledger of ours: what is to be undone is then unknown.
+    A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError if the
+    file cannot be one of our ledgers, since then it is unknown what to undo.
     """
     entries: dict[str, Entry] = {}
     for line in _lines(path):
@@ -136,13 +134,13 @@ def read_open(path: Path) -> list[Entry]:
 
 
 def _name(found: object) -> str:
-    """Of a record; of another version it may be anything."""
+    """Id of a record; in another version it may have any type."""
     return (found if isinstance(found, str) else repr(found))[:LONGEST_NAME]
 
 
 def _parse(record: object) -> Undo | None:
     if not isinstance(record, dict) or not record.get("boot_id"):
-        return None  # of an unknown boot: process ids in it may mean anything
+        return None  # of an unknown boot: its process ids mean nothing
     try:
         found: Undo = TypeAdapter(AnyUndo).validate_python(record)
     except ValidationError:
@@ -168,6 +166,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _after_torn(fd: int) -> bytes:
-    """A line break when the file ends in the middle of a line, so that ours is not lost with it."""
+    """A line break if the file ends in the middle of a line, so that our line is not lost
+    with it.
+    """
     size = os.fstat(fd).st_size
     return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""

@@ -1,8 +1,9 @@
-"""Tracks which runs are live: each holds a file, ``live.json``, from its first moment until nothing
-of it is left.
+"""Tracks which runs are live: each has a file, ``live.json``, from its start until nothing of it is
+left.
 
-The file exists as long as a run has something that may have to be undone. Its harness holds a lock
-on it, which the kernel releases however the harness ends, and its pid and start time stand in it.
+The file exists while a run has something that may have to be undone. It contains the harness's pid
+and start time, and the harness holds a lock on it, which the kernel releases however the harness
+ends.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ FILE = "live.json"
 
 
 class Holder(BaseModel):
-    """The process that runs a run. ``pid_namespace``: pids mean nothing in another one; ``marker``:
-    value of CHAOS_RUN in the environment of its processes; ``since_ns``: Unix time.
+    """The harness process of a run. ``pid_namespace``: its pids mean nothing in another one;
+    ``marker``: value of CHAOS_RUN in the environment of its processes; ``since_ns``: Unix time.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,23 +59,24 @@ class Holder(BaseModel):
 
     @property
     def here(self) -> bool:
-        """Whether it ran on this machine, as seen from here."""
+        """Whether it ran on this machine, in this pid namespace."""
         return self.host == socket.gethostname() and self.pid_namespace == _pid_namespace()
 
     @property
     def restarted(self) -> bool:
-        """Whether this machine has restarted since."""
+        """Whether this machine has restarted since then."""
         return self.boot_id != processes.boot_id()
 
     @property
     def alive(self) -> bool:
-        """Whether the harness itself still executes; meaningful only ``here``."""
+        """Whether the harness itself is still running; meaningful only if ``here``."""
         return not self.restarted and processes.is_same(self.pid, self.start_time)
 
 
 @contextmanager
 def holding(run: RunDirectory) -> Iterator[Holder]:
-    """Be the harness of a run: its file says so, and everything started inside inherits its marker.
+    """Be the harness of a run: write its file, and let everything started inside inherit its
+    marker.
 
     The file stays; ``release`` removes it once nothing is left to undo. Raises InfrastructureError.
     """
@@ -84,9 +86,9 @@ def holding(run: RunDirectory) -> Iterator[Holder]:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.write(fd, holder.model_dump_json().encode() + b"\n")
         os.fsync(fd)
-        with suppress(OSError):  # a file system without locks: then the pid must do
+        with suppress(OSError):  # a file system without locks: the pid must do
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.replace(temporary, path)  # seen whole and locked, or not at all
+        os.replace(temporary, path)  # visible whole and locked, or not at all
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="free disk space"
@@ -104,13 +106,13 @@ def holding(run: RunDirectory) -> Iterator[Holder]:
 
 
 def release(run: RunDirectory) -> None:
-    """Nothing of the run is left: it is over for good."""
+    """Mark the run as over: nothing of it is left."""
     (run.root / FILE).unlink(missing_ok=True)
 
 
 def read_holder(run: RunDirectory) -> Holder | None:
-    """Who holds a run; None when it is over, or when its file says nothing, as of a harness that
-    was killed while it wrote it, before anything else. Raises PermissionError.
+    """The harness of a run; None if the run is over, or if its file is incomplete because the
+    harness was killed while it wrote the file, before anything else. Raises PermissionError.
     """
     try:
         return read_model(run.root / FILE, Holder)
@@ -121,7 +123,7 @@ def read_holder(run: RunDirectory) -> Holder | None:
 
 
 def unfinished(runs: Path) -> list[RunDirectory]:
-    """Runs below ``runs`` that are live or have left something, the oldest first."""
+    """Runs below ``runs`` that are live or have left something, oldest first."""
     return [
         RunDirectory(path.parent)
         for path in sorted(runs.glob(f"*/*/{FILE}"))
@@ -131,7 +133,7 @@ def unfinished(runs: Path) -> list[RunDirectory]:
 
 @contextmanager
 def healing(run: RunDirectory) -> Iterator[bool]:
-    """Claim a run for healing; False when another process is healing it."""
+    """Claim a run for healing; yields False if another process is healing it."""
     fd = os.open(run.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -145,7 +147,7 @@ def healing(run: RunDirectory) -> Iterator[bool]:
 
 
 def locked(run: RunDirectory) -> bool:
-    """Whether some process of this machine, in whatever namespace, holds the run's file."""
+    """Whether a process of this machine, in any namespace, holds the run's file."""
     try:
         fd = os.open(run.root / FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,10 +1,8 @@
-"""How to undo what a run does to the machine: a closed set of records that are written down before
-the act.
+"""Undo records for a run's changes to the machine: a closed set, each written before its act.
 
-Each is plain data and knows how to undo itself, twice as well as once, from any process of the same
-user on the same machine. What stands in a record names one thing exactly: a process by pid, start
-time and boot; a mount by place and source; a queue by its handle. Nothing is ever found by name
-alone.
+Each is plain data and can undo itself, safely repeated, from any process of the same user on the
+same machine. Each identifies its object exactly: a process by pid, start time and boot; a mount by
+place and source; a queue by its handle. Nothing is ever found by name alone.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _MNT_DETACH = 2
 
 
 class KillProcess(Undo):
-    """Kill one process. ``name``: what it is to the run, for people."""
+    """Kill one process. ``name``: its role in the run, for people."""
 
     ends_processes: ClassVar[bool] = True
     do: Literal["kill-process"] = "kill-process"
@@ -53,11 +51,11 @@ class KillProcess(Undo):
 
     @classmethod
     def of(cls, pid: int, name: str = "") -> KillProcess:
-        """The record for a process that lives now."""
+        """The record for a live process."""
         return cls(pid=pid, start_time=processes.start_time(pid), name=name)
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"kill {_who(self.pid, self.name)}"
 
     def idle(self) -> bool:
@@ -73,11 +71,10 @@ class KillProcess(Undo):
 
 
 class KillSession(Undo):
-    """Kill every process of a session, whoever became its parent.
+    """Kill every process of a session, whatever its parent is now.
 
-    The kernel gives a session's number to nobody else while the session has a member, but once it
-    is empty the number is free again. So when its leader is gone, a member is ours only if it
-    carries ``marker`` too.
+    The kernel does not reuse a session's number while the session has a member, but does once it is
+    empty. So once the leader is gone, a member counts as ours only if it also has ``marker``.
     """
 
     ends_processes: ClassVar[bool] = True
@@ -89,7 +86,7 @@ class KillSession(Undo):
 
     @classmethod
     def of(cls, leader: int, name: str = "") -> KillSession:
-        """The record for the session that a living process leads (its pid is the session's
+        """The record for the session that a live process leads (its pid is the session's
         number).
         """
         return cls(
@@ -100,7 +97,7 @@ class KillSession(Undo):
         )
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"kill the session of {_who(self.sid, self.name)}"
 
     def idle(self) -> bool:
@@ -114,7 +111,7 @@ class KillSession(Undo):
         return _kill_all(self._members, _who(self.sid, self.name))
 
     def _members(self) -> list[tuple[int, int]]:
-        # 0: it is gone
+        # 0: the leader is gone
         led = bool(self.start_time) and processes.start_time(self.sid) == self.start_time
         found = [(pid, processes.start_time(pid)) for pid in processes.in_sessions({self.sid})]
         entry = f"{MARKER}={self.marker}"
@@ -127,11 +124,10 @@ class KillSession(Undo):
 
 
 class KillMarked(Undo):
-    """Kill every process that was started with the run's marker in its environment, since the run
-    began.
+    """Kill every process started since the run began that has the run's marker in its environment.
 
-    Written once, before the run starts its first process: whatever is started later inherits the
-    marker, so there is no moment between the start of a process and the record that covers it.
+    Written once, before the run starts its first process. Processes started later inherit the
+    marker, so a process is never without a record that covers it.
     """
 
     ends_processes: ClassVar[bool] = True
@@ -140,7 +136,7 @@ class KillMarked(Undo):
     since: int
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return "kill the processes that carry the run's marker"
 
     def idle(self) -> bool:
@@ -148,7 +144,7 @@ class KillMarked(Undo):
         return super().idle() or not self.members()
 
     def members(self) -> list[tuple[int, int]]:
-        """(pid, start time) of the living ones, without the caller and whoever it descends from."""
+        """(pid, start time) of the living processes, without the caller and its ancestors."""
         own = processes.ancestors(os.getpid())
         entry = f"{MARKER}={self.marker}"
         found = processes.since(self.since)
@@ -161,8 +157,8 @@ class KillMarked(Undo):
 
 
 class Unmount(Undo):
-    """Unmount what was mounted at a place. ``source``: what mountinfo calls the device; a run names
-    its own, so that a mount of another program at the same place is left alone.
+    """Unmount a file system of the run. ``source``: mountinfo's name of the device; a run uses its
+    own names, so that another program's mount at the same place is left alone.
     """
 
     do: Literal["unmount"] = "unmount"
@@ -170,11 +166,11 @@ class Unmount(Undo):
     source: str = Field(min_length=1)
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"unmount {self.path}"
 
     def stray(self, run: Path) -> str:
-        """As the other: a run mounts in its own directory."""
+        """As in ``Undo``: a run mounts only in its own directory."""
         return outside(self.path, run)
 
     def _undo(self) -> UndoOutcome:
@@ -184,7 +180,7 @@ class Unmount(Undo):
         while [source for place, source in mounts() if place == str(self.path)][-1:] == [
             self.source
         ]:
-            # Detached when busy: no new user can come, and it ends with its last one.
+            # Detach it if busy: then it takes no new users, and ends with its last one.
             path = os.fsencode(self.path)
             if libc.umount2(path, 0) and libc.umount2(path, _MNT_DETACH):
                 return failed(f"could not unmount {self.path}: {os.strerror(ctypes.get_errno())}")
@@ -195,10 +191,10 @@ class Unmount(Undo):
 
 
 class RemoveCgroup(Undo):
-    """Kill what is in a control group that the run made, and remove it with all groups in it.
+    """Kill the processes in a control group of the run, and remove it with all groups inside.
 
-    Only a group whose own name begins with ``chaos-`` is touched; the run puts only its own
-    processes there.
+    Only a group whose own name starts with ``chaos-`` is touched; a run puts only its own processes
+    there.
     """
 
     ends_processes: ClassVar[bool] = True
@@ -206,13 +202,13 @@ class RemoveCgroup(Undo):
     path: Path
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"remove the control group {self.path}"
 
     def _undo(self) -> UndoOutcome:
         above = [str(place) for place in self.path.resolve().parents if os.path.ismount(place)]
         if not self.path.name.startswith("chaos-") or not above or above[0] not in control_groups():
-            return failed(f"{self.path} is no control group of a run: left alone")
+            return failed(f"{self.path} is not a control group of a run: left alone")
         if not self.path.is_dir():
             return nothing(f"the control group {self.path} is gone")
         deadline = time.monotonic() + CGROUP_LIMIT_S
@@ -233,8 +229,8 @@ class RemoveCgroup(Undo):
 
 
 class RemoveTree(Undo):
-    """Remove a file or directory that the run made. ``inside``: a directory the run owns; nothing
-    outside goes.
+    """Remove a file or directory that the run made. ``inside``: a directory that the run owns;
+    nothing outside is removed.
     """
 
     outlives_boot: ClassVar[bool] = True
@@ -243,11 +239,11 @@ class RemoveTree(Undo):
     inside: Path
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"remove {self.path}"
 
     def stray(self, run: Path) -> str:
-        """As the other: what a run owns is its directory, whatever the record calls so."""
+        """As in ``Undo``: a run owns only its directory, whatever the record says."""
         return outside(self.inside, run) or outside(self.path, run)
 
     def _undo(self) -> UndoOutcome:
@@ -271,8 +267,8 @@ class RemoveTree(Undo):
 
 
 class RemoveQdisc(Undo):
-    """Remove the root queue of a network device, if it is the one the run put there (by its
-    ``handle``, ``c4a0:``).
+    """Remove the root queue of a network device, if the run made it (identified by its ``handle``,
+    ``c4a0:``).
     """
 
     do: Literal["remove-qdisc"] = "remove-qdisc"
@@ -281,7 +277,7 @@ class RemoveQdisc(Undo):
     namespace: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"remove the queue {self.handle} of {self.device}"
 
     def _undo(self) -> UndoOutcome:
@@ -295,9 +291,9 @@ class RemoveQdisc(Undo):
 
 
 class FreeShm(Undo):
-    """Remove shared memory that the run's processes left: made while it ran (``since_ns`` is Unix
-    time), by this user, and held by no living process. ``run``: its directory, where the last write
-    says how long it ran.
+    """Remove shared memory that the run's processes left: made during the run (``since_ns`` is Unix
+    time), owned by this user, and not held by a living process. ``run``: its directory, whose last
+    write shows how long it ran.
     """
 
     do: Literal["free-shm"] = "free-shm"
@@ -305,11 +301,11 @@ class FreeShm(Undo):
     since_ns: int
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return "free shared memory"
 
     def stray(self, run: Path) -> str:
-        """As the other."""
+        """As in ``Undo``."""
         return outside(self.run, run)
 
     def _undo(self) -> UndoOutcome:
@@ -323,7 +319,7 @@ class FreeShm(Undo):
         )
 
     def _until_ns(self) -> int:
-        """When the run was last seen alive, and a little more."""
+        """When the run was last known to be alive, plus a margin."""
         files = [self.run / "ledger.jsonl", *self.run.glob("events/*/*.jsonl")]
         return max((f.stat().st_mtime_ns for f in files if f.exists()), default=0) + 10 * 10**9
 
@@ -345,13 +341,12 @@ AnyUndo = Annotated[
 
 
 def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> UndoOutcome:
-    """Kill until no process is left: a process may fork while it is being looked for."""
+    """Kill until no process is left: a process may fork during the search."""
     deadline = time.monotonic() + KILL_LIMIT_S
     killed: set[int] = set()
     spared = processes.ancestors(os.getpid())
     while found := members():
-        # What they have started goes with them, whatever session or environment it has given
-        # itself.
+        # Descendants are killed too, whatever session or environment they have.
         for pid, started in processes.with_descendants(found):
             if pid in spared:
                 continue
@@ -370,8 +365,8 @@ def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> UndoOutc
 
 
 def _empty(group: Path) -> None:
-    """Kill what is in a control group. A frozen one is thawed first: in it (version 1) not even
-    SIGKILL ends a process.
+    """Kill the processes in a control group. A frozen group is thawed first, since (in version 1)
+    even SIGKILL does not end a process in it.
     """
     for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
         if (group / name).exists():
@@ -381,7 +376,7 @@ def _empty(group: Path) -> None:
 
 
 def _tc(command: list[str]) -> str | None:
-    """What tc prints; None when it fails."""
+    """Output of tc; None if it fails."""
     ran = subprocess.run(command, capture_output=True, text=True, timeout=TC_LIMIT_S, check=False)
     return ran.stdout if ran.returncode == 0 else None
 

@@ -1,4 +1,4 @@
-"""How to undo what a run has started through Slurm."""
+"""The undo record for a run's Slurm job steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ AGAIN_S = 1.0
 
 
 class CancelSteps(Undo):
-    """Kill the job steps of a run: those of one job whose names begin with words drawn for this run
-    alone.
+    """Kill the job steps of a run: those of one job whose names start with a prefix drawn for this
+    run.
 
-    Written before the first step exists. ``job``: the job's number; ``names``: what the names begin
-    with; ``conf``: Slurm's configuration, where it is not the machine's own. Agents end by
-    themselves too, some time after nobody coordinates them.
+    Written before the first step exists. ``job``: the job's number; ``names``: the prefix;
+    ``conf``: Slurm's configuration, if it is not the machine's own. Agents also end by themselves,
+    some time after they lose their coordinator.
     """
 
     outlives_boot: ClassVar[bool] = True
@@ -41,12 +41,12 @@ class CancelSteps(Undo):
         return cls(job=job, names=names, conf=os.environ.get("SLURM_CONF", ""))
 
     def intent(self) -> str:
-        """For people."""
+        """See ``Undo``."""
         return f"cancel the run's steps of Slurm job {self.job}"
 
     def stray(self, run: Path) -> str:
-        """As the other: Slurm's configuration names programs to be run, so it is nothing that came
-        with a run.
+        """As in ``Undo``: Slurm's configuration names programs to run, so it must not come with the
+        run.
         """
         if not self.conf or self.conf == os.environ.get("SLURM_CONF"):
             return ""
@@ -65,7 +65,7 @@ class CancelSteps(Undo):
         deadline, due = time.monotonic() + END_LIMIT_S, 0.0
         try:
             while mine := self._mine(slurm):
-                # again: a node may come back meanwhile
+                # repeat: a node may come back meanwhile
                 if set(mine) - killed or time.monotonic() > due:
                     due = time.monotonic() + AGAIN_S
                     for step in mine:
@@ -88,7 +88,7 @@ class CancelSteps(Undo):
         return done(f"cancelled steps {', '.join(sorted(killed))} of Slurm")
 
     def _mine(self, slurm: Commands) -> dict[str, str]:
-        """Ids of the steps that are left -> their nodes."""
+        """Ids of the remaining steps -> their nodes."""
         job = slurm.job(self.job)
         if job is None or job.over:
             return {}  # Slurm itself ends the steps of a job that is over
@@ -108,7 +108,7 @@ class CancelSteps(Undo):
         )
 
     def _run(self) -> Run:
-        """With the run's own configuration, whoever heals."""
+        """Run commands with the run's own configuration, whichever process heals."""
 
         def run(command: Sequence[str], limit_s: float) -> Ran:
             return run_command(["env", f"SLURM_CONF={self.conf}", *command], limit_s)

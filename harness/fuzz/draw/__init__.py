@@ -1,1 +1,1 @@
-"""Random scenarios: drawn, made smaller, and written down."""
+"""Random scenarios: drawn, shrunk, and written to files."""

@@ -1,9 +1,7 @@
-"""Random scenarios over what the format allows, as trees that are written down as YAML. Seeded;
-pure.
+"""Random scenarios over everything that the format allows, as trees for YAML. Seeded; pure.
 
-What was drawn seldom is drawn more often (``Dice.pick``). A scenario that asks for what cannot be
-is not avoided at any price: the loader refuses it, which costs little, and a rule that was never
-broken was never tried.
+Options drawn rarely so far are preferred (``Dice.pick``). Impossible scenarios are not strictly
+avoided: the loader refuses them, which is cheap, and refusals need testing too.
 """
 
 from __future__ import annotations
@@ -35,34 +33,34 @@ EVENTS = (
     "data",
 )
 SELDOM = 0.7
-"""How strongly what was seen seldom is preferred: 0 not at all, 1 in proportion."""
+"""How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
 
 
 @dataclass(kw_only=True)
 class Dice:
-    """Choices of one search. ``seen``: (axis, option) -> how often it was chosen, over all
-    scenarios of the search.
+    """Random choices of one search. ``seen``: (axis, option) -> how often it was chosen in the
+    search.
     """
 
     rng: random.Random
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def pick(self, axis: str, options: Sequence[Any]) -> Any:
-        """One of them, the seldom ones more often."""
+        """One of the options; rarely chosen ones are more likely."""
         weights = [1.0 / (1 + self.seen[axis, str(option)]) ** SELDOM for option in options]
         chosen = self.rng.choices(options, weights)[0]
         self.seen[axis, str(chosen)] += 1
         return chosen
 
     def chance(self, share: float) -> bool:
-        """True in that share."""
+        """True with probability ``share``."""
         return self.rng.random() < share
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What there is to draw from: plugins by name, the strategy asked for (None: any), and where it
-    is played.
+    """The options to draw from: plugins by name, the requested strategy (None: any), and the
+    launcher and scale of the jobs.
     """
 
     kinds: Mapping[str, type[Fault]]
@@ -73,12 +71,12 @@ class World:
 
     @property
     def real(self) -> bool:
-        """Whether processes train."""
+        """Whether real processes train."""
         return self.launcher != "sim"
 
 
 def scenario(dice: Dice, world: World) -> Tree:
-    """A whole scenario, with faults that have nothing to do with each other."""
+    """A whole scenario, with unrelated faults."""
     made = job(dice, world)
     place = made["launcher"]
     made["faults"] = [
@@ -90,7 +88,7 @@ def scenario(dice: Dice, world: World) -> Tree:
 
 
 def job(dice: Dice, world: World) -> Tree:
-    """A scenario without faults, and with a seed that stands for any."""
+    """A scenario without faults, and with a placeholder seed."""
     rng, scale = dice.rng, world.scale
     ranks, shape = _shape(dice, scale.ranks)
     steps = rng.randint(*scale.steps)
@@ -106,7 +104,7 @@ def job(dice: Dice, world: World) -> Tree:
     }
     if dice.chance(0.3):
         workload["determinism"] = dice.pick("determinism", ("default", "elastic"))
-    elif world.real:  # left out, a second pair of arms may be played beside the first
+    elif world.real:  # by default a second pair of arms may be played beside the first
         workload["determinism"] = "default"
     if dice.chance(0.2):
         workload["verify_every"] = dice.pick("verify_every", (0, 1, 5))
@@ -136,7 +134,7 @@ def _count(dice: Dice) -> int:
 
 
 def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
-    """Ranks, and how the model lies on them."""
+    """The number of ranks, and how the model is spread over them."""
     word = dice.pick("parallelism", ("ddp", "fsdp", "hsdp"))
     if word != "hsdp":
         return dice.rng.choice(sizes), word
@@ -146,7 +144,7 @@ def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
 
 
 def checkpoint(dice: Dice, steps: int) -> Tree:
-    """How often a job saves, how, and where."""
+    """How often, how and where a job saves."""
     rng = dice.rng
     made: Tree = {"every": rng.randint(1, steps), "keep": rng.randint(1, 3)}
     if dice.chance(0.15):
@@ -180,7 +178,7 @@ def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
 def fault(
     dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int
 ) -> Tree:
-    """One fault of such a job, of any kind."""
+    """One fault of any kind, for such a job."""
     name = dice.pick("kind", sorted(world.kinds))
     return fault_of(name, dice, world, workload, recovery, place, number)
 
@@ -188,7 +186,7 @@ def fault(
 def fault_of(
     name: str, dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int
 ) -> Tree:
-    """One fault of a kind."""
+    """One fault of the kind ``name``."""
     kind = world.kinds[name]
     made: Tree = {
         "id": f"f{number}",
@@ -247,7 +245,7 @@ def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) 
 
 
 def phase(dice: Dice, name: str, kind: type[Fault]) -> Tree:
-    """At which part of a step, more often than not."""
+    """A phase of the step, in most cases."""
     return (
         {"phase": dice.pick(f"phase of {name}", kind.phases or PHASES)} if dice.chance(0.7) else {}
     )

@@ -1,4 +1,4 @@
-"""What showed a defect, as files that anybody can run or that tests play again."""
+"""Scenarios that showed a defect, as files for users to run or tests to replay."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from chaos.files import replacing, write_whole
 from harness.fuzz.draw.text import as_yaml
 
 MOST_TEXT = 300
-"""Characters of what it showed."""
+"""Characters of the find's text."""
 
 
 def write(into: Path, tree: Mapping[str, Any], key: str, text: str) -> Path:
-    """Write a scenario, named after its faults and what it shows; one of the same name is replaced.
+    """Write a scenario, named after its faults and its find; replaces a file of the same name.
     Raises OSError.
     """
     into.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def write(into: Path, tree: Mapping[str, Any], key: str, text: str) -> Path:
 
 
 def write_all(into: Path, files: Mapping[str, bytes]) -> Path:
-    """Write the files of a find; the first one's path. Raises OSError."""
+    """Write the files of a find; returns the first one's path. Raises OSError."""
     into.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         with replacing(into / name) as stream:
@@ -35,7 +35,7 @@ def write_all(into: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def as_file(tree: Mapping[str, Any], key: str, text: str) -> tuple[str, str]:
-    """Name and content of a scenario's file, which says what it showed."""
+    """Name and content of a scenario's file, whose description is the find."""
     name = name_of(tree, key)
     lines = text.splitlines() or [key]
     said = lines[-1] if text.startswith("Traceback") else lines[0]
@@ -44,8 +44,8 @@ def as_file(tree: Mapping[str, Any], key: str, text: str) -> tuple[str, str]:
 
 
 def name_of(tree: Mapping[str, Any], key: str) -> str:
-    """Its launcher, but for the simulator, its strategy, its kinds of fault, and a few digits of
-    what it shows.
+    """Launcher (unless it is the simulator), strategy, kinds of fault, and a short hash of the
+    find.
     """
     kinds = "-".join(dict.fromkeys(fault["kind"] for fault in tree["faults"]))
     where = "" if tree["launcher"]["kind"] == "sim" else f"{tree['launcher']['kind']}-"

@@ -1,6 +1,4 @@
-"""How large the jobs of a search are, and how long anything in them takes: on the simulator, and
-for real.
-"""
+"""The size of a search's jobs, and their durations: on the simulator, and with real processes."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from harness.fuzz.draw.values import LEAST, MOST
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Of the jobs that are drawn; times in seconds. ``steps``: fewest and most; ``ranks``,
-    ``nodes``: to choose from, the frequent ones several times; ``longest_s``: of a time trigger,
-    about as long as the longest of these jobs; ``gap_s``: most between random arrivals, on average;
-    ``lasts_s``: of a duration, ``evaluates_s``: of an evaluation; ``still_s``: without a step,
-    after which a job is given up; ``most``, ``least``: of parameters, by how their names end.
+    """Scale of the jobs drawn; times in seconds. ``steps``: fewest and most; ``ranks``, ``nodes``:
+    options, frequent ones repeated; ``longest_s``: latest time trigger, about as late as the
+    longest of these jobs; ``gap_s``: longest mean time between random arrivals; ``lasts_s``:
+    longest duration, ``evaluates_s``: longest evaluation; ``still_s``: time without a step after
+    which a job is given up; ``most``, ``least``: limits of parameters, by the ends of their names.
     """
 
     steps: tuple[int, int]
@@ -44,8 +42,8 @@ SIMULATED = Scale(
     most=MOST,
     least=LEAST,
 )
-"""Simulated time costs nothing: no wait of ours takes as long as ``still_s``, the two minutes for a
-process to start included.
+"""Simulated time costs nothing. ``still_s`` exceeds every wait of ours, including the two minutes
+for a process to start.
 """
 
 MOST_FOR_REAL = MappingProxyType(
@@ -53,12 +51,12 @@ MOST_FOR_REAL = MappingProxyType(
 )
 LEAST_FOR_REAL = MappingProxyType({"mbit_per_s": 1.0, "cores": 0.2})
 NODES_EACH_ALONE = (1, 2, 2)
-"""Where each node is a process that imports torch."""
+"""Numbers of nodes where each node is a process that imports torch."""
 
 
 def for_real(cores: int, *, agents: bool) -> Scale:
-    """Of jobs that train on so many cores, within about half a minute an arm: steps are
-    milliseconds, a recovery some tenths of a second, and what hangs is found after seconds.
+    """Scale of jobs that train on so many cores, within about half a minute per arm: steps take
+    milliseconds, recoveries some tenths of a second, and hangs are detected after seconds.
     """
     return Scale(
         steps=(20, 60),

@@ -1,5 +1,5 @@
-"""Makes a scenario that shows a defect small: fewer faults, options, steps and ranks, rounder
-numbers, as long as it shows the same.
+"""Shrinks a scenario that shows a defect, while it shows the same: fewer faults, options, steps and
+ranks, rounder numbers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ OF_A_FAULT: tuple[Path, ...] = (
 
 
 def shrunk(tree: Tree, shows: Callable[[Tree], bool], most: int = MOST_PLAYS) -> tuple[Tree, int]:
-    """The smallest that was found, and how often ``shows`` was asked; ``shows`` says whether a tree
-    still shows it.
+    """The smallest tree found, and how many trees were tried. ``shows``: whether a tree still shows
+    the defect.
     """
     plays, known = 0, {_key(tree)}
     again = True
@@ -58,7 +58,7 @@ def shrunk(tree: Tree, shows: Callable[[Tree], bool], most: int = MOST_PLAYS) ->
 
 
 def smaller_than(tree: Tree) -> Iterator[Tree]:
-    """Trees that are one step smaller, the boldest first."""
+    """Trees that are one step smaller, largest steps first."""
     faults = range(len(tree["faults"]))
     for number in faults if len(faults) > 1 else ():
         yield _without(tree, ("faults", number))
@@ -122,7 +122,7 @@ def _simpler_trigger(tree: Tree, number: int) -> Iterator[Tree]:
 
 
 def _rounder(tree: Tree, path: Path) -> Iterator[Tree]:
-    """Every number below a path with fewer digits."""
+    """Every number below a path, with fewer digits."""
     for inner, value in _numbers(_at(tree, path), path):
         if isinstance(value, float):
             for digits in (0, 1, 2):
@@ -143,7 +143,7 @@ def _numbers(value: Any, path: Path) -> Iterator[tuple[Path, int | float]]:
 
 
 def _lower(value: int, least: int) -> Iterator[int]:
-    """The least, half way to it, and one less."""
+    """The least value, half way to it, and one less."""
     yield from sorted(
         {number for number in (least, (value + least) // 2, value - 1) if least <= number < value}
     )

@@ -1,10 +1,10 @@
-"""Stories: a few faults that belong together, each drawn like any other fault but for what the
-story says of it.
+"""Stories: a few related faults, each drawn like any other fault except where the story constrains
+it.
 
-Faults that have nothing to do with each other seldom meet: that a rank is lost just while another
-is replaced takes many draws. ``STORIES`` has the shapes in which failures of large jobs are known
-to come together. It says of each fault what it does, when and to whom, and of the job what makes it
-matter; kinds, parameters and all else are drawn.
+Unrelated faults rarely meet: losing a rank just while another is replaced takes many draws.
+``STORIES`` contains known combinations of failures of large jobs. A story constrains each fault's
+effect, time and target, and the job so that they matter; kinds, parameters and everything else are
+drawn.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
 from harness.fuzz.draw.values import params_of
 
 FAILURE = ("loss", "hang", "values", "apart")
-"""What a job has to recover from."""
+"""Groups of faults that a job must recover from."""
 SUPERVISOR = ("supervisor",)
 MENDING = ("noticed", "noticed", "regroup", "restore", "recovered")
-"""Moments of a recovery, the first of which every recovery has."""
+"""Moments of a recovery; every recovery has the first."""
 AFTER = ("recovered", "soon", "later", "later")
 TWO = 0.5
-"""Share of jobs in which another story follows the first."""
+"""Share of jobs with a second story after the first."""
 LONG_S = (10.0, 20.0)
-"""How long all evaluations of a job that lasts take together, seconds: a process can be started,
-built and waited for meanwhile.
+"""Total duration of all evaluations of a long job, in seconds: long enough to start, build and wait
+for a process.
 """
 BRIEF = {"down_s": 1.0}
-"""What is away comes back while the job trains, seconds at most."""
+"""Limits, in seconds, so that lost parts come back while the job trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """One fault of a story. ``what``: of which groups (``groups``); ``when``: words of
-    ``_Telling.when``; ``who``: "anyone", or beside the fault before it "same", "another" or "same
-    node"; ``share``: of the tellings that have it. A word that is there twice is drawn twice as
-    often.
+    """One fault of a story. ``what``: its groups (``groups``); ``when``: words of
+    ``_Telling._when``; ``who``: "anyone", or relative to the fault before, "same", "another" or
+    "same node"; ``share``: probability that the fault occurs. A repeated word is drawn more often.
     """
 
     what: tuple[str, ...] = FAILURE
@@ -52,7 +51,7 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """``needs``: what the job must be like, words of ``NEEDS``."""
+    """``needs``: requirements on the job, words of ``NEEDS``."""
 
     name: str
     beats: tuple[Beat, ...]
@@ -142,8 +141,8 @@ STORIES: tuple[Story, ...] = (
 
 
 def told(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
-    """A scenario that tells one of these stories or two, of those for which there are kinds of
-    fault; it says which.
+    """A scenario with one or two of these stories, among those with available kinds of fault; its
+    description names them.
     """
     possible = {story.name: story for story in stories if _can_tell(story, world)}
     names = [dice.pick("story", list(possible)) for _ in range(2 if dice.chance(TWO) else 1)]
@@ -160,7 +159,7 @@ def told(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
 
 
 def related(dice: Dice, world: World, tree: Tree) -> None:
-    """One fault more, that belongs to those before it."""
+    """Add one fault that is related to those before it."""
     telling = _Telling(dice, world, tree)
     telling.tell(
         Story(
@@ -181,9 +180,8 @@ def _can_tell(story: Story, world: World) -> bool:
 
 @functools.cache
 def groups(kind: type[Fault]) -> frozenset[str]:
-    """What a kind does to a job, by what it says of itself. "state": it can leave one rank with
-    another state, of "values"; "apart": nobody can tell it from a loss, "slow": it lasts and harms
-    nothing.
+    """Groups of a kind, by its own declarations. "state": of "values", can leave one rank with
+    another state; "apart": indistinguishable from a loss; "slow": it lasts and is harmless.
     """
     places = {
         Where.CHECKPOINT: "checkpoint",
@@ -204,11 +202,11 @@ def groups(kind: type[Fault]) -> frozenset[str]:
     return frozenset({"apart"})
 
 
-# ---- what a job must be like
+# ---- requirements on the job
 
 
 def _long_enough(made: Tree, dice: Dice, world: World) -> None:
-    """Enough steps for all that is told, in the upper part of what is drawn."""
+    """Enough steps for all faults, in the upper part of the range."""
     least, most = world.scale.steps
     made["workload"]["steps"] = dice.rng.randint((least + most) // 2, most)
 
@@ -229,15 +227,15 @@ def _keeps_few(made: Tree, dice: Dice, world: World) -> None:
 
 
 def _compares_seldom(made: Tree, dice: Dice, world: World) -> None:
-    """Ranks hold the same, and compare it after several checkpoints, while the job trains."""
+    """Ranks hold the same state, and compare it after several checkpoints, while the job trains."""
     made["workload"]["verify_every"] = dice.rng.randint(4, max(4, made["workload"]["steps"] // 3))
     if made["workload"]["parallelism"] == "fsdp":
         made["workload"]["parallelism"] = "ddp"
 
 
 def _lasts(made: Tree, dice: Dice, world: World) -> None:
-    """Evaluations between the steps, so that a replacement comes and the job goes on with it. One
-    rank evaluates, so it has all of the model.
+    """Evaluations between the steps, so that a replacement arrives and the job continues with it.
+    One rank evaluates, so it must have the whole model.
     """
     steps, every = world.scale.steps[1], dice.rng.randint(1, 5)
     takes = dice.rng.uniform(*LONG_S) * every / steps
@@ -260,7 +258,7 @@ NEEDS: Mapping[str, Callable[[Tree, Dice, World], None]] = MappingProxyType(
 
 
 class _Telling:
-    """Faults of stories, one after the other. ``made``: the scenario, whose faults they become."""
+    """Adds the faults of stories one after the other. ``made``: the scenario to add them to."""
 
     def __init__(self, dice: Dice, world: World, made: Tree) -> None:
         self._dice, self._world, self._made = dice, world, made
@@ -268,17 +266,17 @@ class _Telling:
         self._parts = (self._job, made["recovery"], self._place)
         steps = [fault["at"]["step"] for fault in made["faults"] if "step" in fault["at"]]
         self._step = steps[-1] if steps else 0
-        """At which the last one with a step strikes; 0: none has yet."""
+        """The step of the last fault with a step; 0: none yet."""
 
     def tell(self, story: Story) -> None:
-        """Draw them all."""
+        """Draw all faults of a story."""
         dice, faults = self._dice, self._made["faults"]
         for beat in story.beats:
             if beat.share == 1.0 or dice.chance(beat.share):
                 faults += self._faults(beat, faults[-1] if faults else None, len(faults))
 
     def _faults(self, beat: Beat, before: Tree | None, number: int) -> list[Tree]:
-        """One, or none where there is no such kind."""
+        """One fault, or none if no such kind is available."""
         name = self._kind(beat, before)
         if name is None:
             return []
@@ -302,9 +300,9 @@ class _Telling:
         return str(self._dice.pick("kind", names)) if names else None
 
     def _when(self, word: str, name: str, before: Tree | None) -> Tree:
-        """A trigger. Words: of a part of the job ("first", "midway", "last"), of its saves
-        ("saving", "saved", "after a save"), of a recovery (``MENDING``), and beside the fault
-        before ("at once", "soon", "later").
+        """A trigger. Words: a part of the job ("first", "midway", "last"), its saves ("saving",
+        "saved", "after a save"), a recovery (``MENDING``), or relative to the fault before ("at
+        once", "soon", "later").
         """
         rng, steps = self._dice.rng, self._job["steps"]
         if word in ("saving", "saved"):
@@ -338,7 +336,7 @@ class _Telling:
         return step
 
     def _who(self, word: str, target: Tree | None, before: Tree | None) -> Tree | None:
-        """A target; None: none. Whoever was hit before is known where one rank was named."""
+        """A target, or None. The target before is known if it was a single rank."""
         rank = (before or {}).get("target", {}).get("rank")
         if target is None or "rank" not in target or rank is None or word == "anyone":
             return target

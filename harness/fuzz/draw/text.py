@@ -8,8 +8,8 @@ from typing import Any
 
 
 def as_yaml(tree: Mapping[str, Any]) -> str:
-    """Block style for the top, and flow style, which is JSON, for each value and each fault. JSON
-    is YAML 1.2.
+    """Block style at the top, and flow style, which is JSON, for each value and each fault; JSON is
+    valid YAML 1.2.
     """
     lines = []
     for key, value in tree.items():
@@ -22,7 +22,7 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
 
 
 def flow(value: Any) -> str:
-    """A value on one line, which is JSON but for plain words."""
+    """A value on one line: JSON, except for plain words."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):

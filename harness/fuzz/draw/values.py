@@ -1,5 +1,5 @@
-"""Random values of a plugin's parameters, from what its model says of them: kinds, strategies,
-whatever is added.
+"""Random values for a plugin's parameters, from its model: kinds, strategies, and later
+additions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pydantic.fields import FieldInfo
 
 TRIES = 50
 LEFT_OUT = 0.4
-"""Share of parameters with a default that are not given."""
+"""Share of parameters with a default that are omitted."""
 AT_AN_END = 0.15
-"""Share of numbers that are the least or the largest allowed one."""
+"""Share of numbers that are the smallest or largest allowed one."""
 MOST = {"_s": 20.0, "_ms": 2000.0, "_mib": 256.0, "spares": 3.0}
-"""By how a name ends: more is allowed, and only takes longer."""
+"""Upper limits by the end of a name: larger values are allowed, but only take longer."""
 LEAST = {"mbit_per_s": 1.0}
-"""The same for what would stop a job for good."""
+"""Lower limits of values that would otherwise stop a job altogether."""
 WIDEST = 1000.0
 TEXTS = ("it broke", "x", 'a "word": {of} [several]')
 SMALLEST = 1e-3
@@ -33,9 +33,10 @@ def params_of(
     most: Mapping[str, float] = MOST,
     least: Mapping[str, float] = LEAST,
 ) -> dict[str, Any]:
-    """Parameters of a plugin that go together, those without a default always. ``most``, ``least``:
-    of numbers, by how their names end. Where ``TRIES`` sets of them did not go together, only those
-    without a default are given. Raises ValidationError when those do not go together either.
+    """A valid combination of a plugin's parameters; those without a default are always included.
+    ``most``, ``least``: limits of numbers, by the ends of their names. After ``TRIES`` invalid
+    combinations only parameters without a default are given. Raises ValidationError if those are
+    invalid too.
     """
     for _ in range(TRIES):
         found = _drawn(model, rng, most, least)
@@ -93,7 +94,7 @@ def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -
 
 
 def _number(low: float, high: float, bounds: Mapping[str, float], rng: random.Random) -> float:
-    """Small ones as often as large ones; an end of the range now and then."""
+    """Small numbers as often as large ones; sometimes an end of the range."""
     if rng.random() < AT_AN_END and "ge" in bounds:
         return low
     if rng.random() < AT_AN_END and bounds.get("le") == high:
@@ -116,7 +117,7 @@ def _high(bounds: Mapping[str, float]) -> float:
 def _bounds(
     name: str, field: FieldInfo, most: Mapping[str, float], least: Mapping[str, float]
 ) -> dict[str, float]:
-    """What the field allows, and how much of that is drawn."""
+    """The field's bounds, and the part of the range to draw from."""
     found = {
         "most": next((high for ending, high in most.items() if name.endswith(ending)), WIDEST),
         "least": least.get(name, -math.inf),

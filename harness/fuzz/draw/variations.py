@@ -1,4 +1,4 @@
-"""Scenarios near others that reached something new: one thing of them is drawn again."""
+"""Variations of scenarios that reached something new: one part of a scenario is drawn again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = ("another", "kind", "more", "related", "when", "recovery", "seed", "check
 
 
 def varied(tree: Tree, dice: Dice, world: World) -> Tree:
-    """Another scenario, near this one, which stays as it is."""
+    """A variation of the scenario, which itself stays unchanged."""
     made: Tree = copy.deepcopy(tree)
     rng, faults = dice.rng, made["faults"]
     job, recovery, place = made["workload"], made["recovery"], made["launcher"]
@@ -29,7 +29,7 @@ def varied(tree: Tree, dice: Dice, world: World) -> Tree:
     number = rng.randrange(len(faults))
     if how == "another":
         faults[number] = fault(dice, world, job, recovery, place, number)
-    elif how == "kind":  # another kind, just then
+    elif how == "kind":  # another kind at the same time
         name = dice.pick("kind", sorted(world.kinds))
         other = fault_of(name, dice, world, job, recovery, place, number)
         faults[number] = {**other, "at": faults[number]["at"]}

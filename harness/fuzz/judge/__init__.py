@@ -1,1 +1,1 @@
-"""The search for what the judge does not see: logs of runs that pass, changed."""
+"""The search for blind spots of the judge: logs of runs that pass, changed."""

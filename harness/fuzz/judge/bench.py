@@ -1,14 +1,14 @@
-"""The judge on the bench: logs of a run that passes, changed, and judged as any others.
+"""Tests the judge: changes logs of a run that passes, and judges them like any others.
 
-- The judge never raises, and takes at most ``MOST_CPU_S`` of a processor. Of a log that makes no
-  sense it says so.
-- No change that alters a claim goes unseen: where all still passes, both arms are said to have done
-  what they did (``harness.fuzz.judge.claims``).
-- The same logs are judged the same twice, and however their lines are written or whenever the
+- The judge never raises, and takes at most ``MOST_CPU_S`` of processor time. It reports a log that
+  makes no sense.
+- No change that alters a claim goes unseen: if everything still passes, both arms have the same
+  claims as before (``harness.fuzz.judge.claims``).
+- The same logs get the same verdict twice, however their lines are formatted and whenever the
   machine was started.
 
-Most logs are judged by the functions that ``judge`` is made of, which needs no files. Before
-anything is said to be unseen, and now and then, they are written down and judged whole.
+Most logs are judged by the functions that ``judge`` consists of, without files. Before a change is
+reported as unseen, and now and then, the logs are written to files and judged whole.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from harness.judge.verdict.judge import judge
 
 Tree = dict[str, Any]
 MOST_CPU_S = 5.0
-"""A log of the longest jobs drawn takes a tenth of it on a busy machine."""
+"""A log of the longest jobs drawn takes a tenth of this on a busy machine."""
 TRIES = 2
 """How often a log is judged that takes longer than that."""
 SENSELESS = "senseless"
-"""Instead of a checker: there is nothing in the log that could be checked."""
+"""Used in place of a checker: nothing in the log can be checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A run in which everything passes. ``due``: arm -> what it must be; ``order``: arm -> what is
-    the wrong way round in it already.
+    """A run in which everything passes. ``due``: arm -> what the scenario requires of it;
+    ``order``: arm -> effects before their causes in the original log.
     """
 
     tree: Tree
@@ -72,8 +72,8 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What the judge made of changed logs. ``same``: the changes change nothing; ``seen``: "arm:
-    checker" -> its word, of those that do not pass.
+    """The judge's view of changed logs. ``same``: the changes have no effect; ``seen``: "arm:
+    checker" -> its witness, for checkers that do not pass.
     """
 
     find: Find | None = None
@@ -83,8 +83,8 @@ class Looked:
 
 
 def base_of(tree: Tree, played: Played) -> Base | None:
-    """A scenario as a base; None where not all of it passes, or clocks of several machines are in
-    its times.
+    """A scenario as a base; None if not everything passes, or if its times come from clocks of
+    several machines.
     """
     cell, logs = played.cell, played.logs
     if (
@@ -108,13 +108,13 @@ def base_of(tree: Tree, played: Played) -> Base | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """``root``: where runs are written that are judged whole."""
+    """``root``: directory for runs that are judged whole."""
 
     root: Path | None = None
 
     def look(self, base: Base, changes: Sequence[Change], *, whole: bool = False) -> Looked:
-        """What the judge makes of a base with these changes. ``whole``: judge it as a run directory
-        in any case. Never raises, but for what interrupts.
+        """The judge's view of a base with these changes. ``whole``: judge it as a run directory in
+        any case. Raises only what interrupts.
         """
         for _ in range(TRIES):
             begun_s = time.process_time()
@@ -132,8 +132,8 @@ class Bench:
         return Looked(find=Find(key=f"slow: {_about(changes)}", text=text), seen=looked.seen)
 
     def neutral(self, base: Base) -> Find | None:
-        """What is judged otherwise when nothing of what the logs say is changed. Never raises, but
-        for what interrupts.
+        """A find if the verdict changes although the logs' content does not. Raises only what
+        interrupts.
         """
         try:
             with bounded(LONGEST_S, "changed"):
@@ -173,7 +173,7 @@ class Bench:
                 arm: changed(base.logs[arm], [c for c in changes if c.arm == arm]) for arm in ARMS
             }
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-            # ``read_log`` calls such a log senseless
+            # ``read_log`` rejects such a log as senseless
             return Looked(seen={SENSELESS: str(error)}, reached=_reached({SENSELESS: ""}, changes))
         if all(logs[arm].events == base.logs[arm].events for arm in ARMS):
             return Looked(same=True, seen={})
@@ -206,7 +206,7 @@ class Bench:
         return Find(key=f"unseen: {_claim(said[0])} by {_about(changes)}", text="\n".join(said))
 
     def _whole(self, base: Base, logs: Mapping[str, Log]) -> Find | None:
-        """Judged as a run directory, twice. Raises what the judge raises."""
+        """Judge the logs twice as a run directory. Raises what the judge raises."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         try:
             run = stored(root / "run", base.cell, logs)
@@ -228,15 +228,15 @@ class Bench:
 
 
 def _results(run: RunDirectory) -> str:
-    """All that is judged of a run, whatever the order of keys."""
+    """The complete results of a run, independent of the order of keys."""
     return json.dumps(judge(run).model_dump(mode="json"), sort_keys=True)
 
 
 def stored(
     root: Path, cell: Cell, logs: Mapping[str, Log], write: Callable[[str], str] = str
 ) -> RunDirectory:
-    """Both arms as a run directory that can be judged. ``write``: how each line is written
-    instead.
+    """Both arms as a run directory that can be judged. ``write``: replaces the format of
+    each line.
     """
     run = RunDirectory(root)
     root.mkdir()
@@ -251,8 +251,8 @@ def stored(
 
 
 def _judged(base: Base, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[str, Claims]]:
-    """Who does not pass, and what is claimed, of both arms; as ``judge`` does it, which calls an
-    arm senseless that cannot be judged.
+    """Checkers that do not pass, and the claims, of both arms; as in ``judge``, an arm that cannot
+    be judged is senseless.
     """
     seen: dict[str, str] = {}
     claims = dict(base.claims)

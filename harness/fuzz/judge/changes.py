@@ -1,6 +1,4 @@
-"""Which changes of a log are tried: kinds of lines and of changes that were seldom tried come more
-often.
-"""
+"""Draws changes of a log; rarely tried kinds of lines and changes are preferred."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from harness.fuzz.draw.draw import Dice
 from harness.fuzz.judge.lines import ARMS, Change
 
 COUNTS = (1, 1, 1, 1, 2, 3)
-"""Of changes at once."""
+"""Number of changes at once."""
 DONE = ("drop", "double", "move", "actor", "step", "generation", "data", "data", "data")
 SCOPES = ("one", "one", "ranks", "mine", "kind", "actor")
-"""Which lines: one of them, all ranks' of its step, all of its actor and kind, of its kind, of its
-actor.
+"""Which lines: one line, all ranks' lines of its step, all of its actor and kind, of its kind, or
+of its actor.
 """
 IN_CONTROL = 0.2
 LEAST_MS, MOST_MS = 0.1, 5000.0
@@ -26,7 +24,7 @@ MORE = (-1, 1, 2, -5, 100)
 
 
 def draw(dice: Dice, logs: dict[str, Log]) -> list[Change]:
-    """Some changes of one log of these; ``logs``: by arm."""
+    """Some changes of one of these logs; ``logs``: by arm."""
     arm = ARMS[0] if dice.chance(IN_CONTROL) else ARMS[1]
     return [_one(dice, logs[arm], arm) for _ in range(dice.rng.choice(COUNTS))]
 
@@ -39,19 +37,19 @@ def _one(dice: Dice, log: Log, arm: str) -> Change:
     scope = dice.pick("scope", SCOPES)
     if scope == "actor" and do not in ("drop", "move"):
         scope = "mine"
-    told: dict[str, Any] = {"arm": arm, "do": do, **_which(log, event, scope)}
+    fields: dict[str, Any] = {"arm": arm, "do": do, **_which(log, event, scope)}
     if do == "move":
         size = 10 ** rng.uniform(-1, 3.7)
-        told["by"] = float(f"{rng.choice((-1, 1)) * min(max(size, LEAST_MS), MOST_MS):.3g}")
+        fields["by"] = float(f"{rng.choice((-1, 1)) * min(max(size, LEAST_MS), MOST_MS):.3g}")
     elif do == "actor":
-        told["by"] = rng.choice(
+        fields["by"] = rng.choice(
             [name for name in sorted(log.actors) if name != event.actor] or [event.actor]
         )
     elif do in ("step", "generation"):
-        told["by"] = rng.choice(MORE[:4])
+        fields["by"] = rng.choice(MORE[:4])
     elif do == "data":
-        told |= _data(dice, log, event)
-    return Change.model_validate(told)
+        fields |= _data(dice, log, event)
+    return Change.model_validate(fields)
 
 
 def _which(log: Log, event: Event, scope: str) -> dict[str, Any]:
@@ -70,7 +68,7 @@ def _which(log: Log, event: Event, scope: str) -> dict[str, Any]:
 
 
 def _data(dice: Dice, log: Log, event: Event) -> dict[str, Any]:
-    """What is done to which value of a line."""
+    """The change of a value in a line."""
     rng = dice.rng
     places = list(_places(dict(event.data), (), rng))
     names = [name for name in log.actors if name != event.actor]
@@ -84,7 +82,7 @@ def _data(dice: Dice, log: Log, event: Event) -> dict[str, Any]:
 def _places(
     value: Any, path: tuple[str | int, ...], rng: random.Random
 ) -> Iterator[tuple[Any, Any]]:
-    """Every value below a mapping, and of a list itself and one of it."""
+    """Every value below a mapping; for a list, itself and one element."""
     if path:
         yield path, value
     if isinstance(value, dict):
@@ -123,7 +121,7 @@ def _otherwise(
 
 
 def _seen(log: Log, kind: Kind, path: Sequence[str | int]) -> list[Any]:
-    """What other lines of the kind hold there, each once."""
+    """Values at that path in other lines of the kind, without duplicates."""
     found: list[Any] = []
     for event in log.of(kind):
         value: Any = event.data

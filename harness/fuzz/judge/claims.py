@@ -1,13 +1,12 @@
-"""What a judged arm is said to have done, and which changes of its log alter that.
+"""The claims of a judged arm, and which changes of its log alter them.
 
-Counts, ranks, names and outcomes are the same or altered. Times may differ by ``SLACK_S`` and
-``SHARE``: that is what one line that is written a little earlier or later is worth, and less than
-what people compare.
+Counts, ranks, names and outcomes are either equal or altered. Times may differ by ``SLACK_S`` and
+``SHARE``: the effect of writing one line a little earlier or later, and less than the differences
+that people compare.
 
-How long something took is known from the times of two lines, and a log in which it took longer is
-that of another run that may have been. So where only times of lines are changed, times and shares
-are held to nothing; but what the log counts is, and so is the order of what has to come one after
-the other (``backwards``).
+Durations follow from the times of two lines, and a log with a longer duration could come from
+another run. So if only times of lines are changed, times and shares are not checked; but the log's
+counts are, and the order of causes and effects (``backwards``).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ SHARE = 0.1
 COUNTED = ("steps", "samples", "replicas", "saves")
 """Units of metrics that are counts."""
 DERIVED = ("failure_cost",)
-"""Metrics that are another one times a constant."""
+"""Metrics that are a constant multiple of another metric."""
 _NS = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """Of one arm. ``exact``: what must be the same; ``near``: metric -> values that may differ a
+    """Claims of one arm. ``exact``: must stay equal; ``near``: metric -> values that may differ a
     little.
     """
 
@@ -41,7 +40,7 @@ class Claims:
 
 
 def claims_of(measures: ArmMeasures) -> Claims:
-    """Everything that reports and verdicts are made of."""
+    """Everything that reports and verdicts are based on."""
     history = measures.history
     exact: dict[str, object] = {
         "outcome": history.outcome,
@@ -81,8 +80,8 @@ def _of(incident: Incident) -> Iterator[tuple[str, object]]:
 
 
 def altered(before: Claims, after: Claims, *, times: bool = True) -> list[str]:
-    """What is claimed otherwise, for people, counts and names first; ``times``: times and shares
-    count too.
+    """Claims that differ, for people, counts and names first; ``times``: include times and
+    shares.
     """
     found = []
     for name in dict.fromkeys((*before.exact, *after.exact)):
@@ -101,21 +100,21 @@ def altered(before: Claims, after: Claims, *, times: bool = True) -> list[str]:
 
 
 def alike(old: float, new: float) -> bool:
-    """Whether two values are the same but for what may be."""
+    """Whether two values are equal within the tolerance."""
     if not (math.isfinite(old) and math.isfinite(new)):
         return old == new or (math.isnan(old) and math.isnan(new))
     return abs(new - old) <= SLACK_S + SHARE * abs(old)
 
 
-# ---- what comes one after the other
+# ---- order of events
 
 Moment = tuple[str, int]
-"""What happened, and when."""
+"""An event's description, and its time."""
 
 
 def backwards(log: Log) -> set[str]:
-    """Effects before their causes, by more than one clock's error. The little that any reader of a
-    log knows, and not the judge's own rules.
+    """Effects before their causes, by more than one clock's error. Uses only what any reader of a
+    log knows, not the judge's own rules.
     """
     slack_ns = SAME_CLOCK_S * _NS
     return {

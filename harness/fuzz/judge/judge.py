@@ -1,5 +1,5 @@
-"""The search for what the judge does not see, in one process: draws a scenario that passes, changes
-its logs, and makes small what goes unseen.
+"""The search for blind spots of the judge, in one process: draws a scenario that passes, changes
+its logs, and shrinks changes that go unseen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENDING = ".judge.yaml"
 PER_BASE = 40
 """Changes of one run, before another is played."""
 AGAIN = 0.3
-"""Share of runs that are changed again, as something new was reached with them."""
+"""Share of runs that are changed again, because they reached something new."""
 KEPT = 20
 WHOLE = 20
 """One of so many is judged whole."""
@@ -43,7 +43,7 @@ MOST_PLAYS = 40
 @dataclass(frozen=True, kw_only=True)
 class Unseen:
     """A find: the smallest scenario and changes that show it. ``plays``: how many runs it took to
-    make it small.
+    shrink it.
     """
 
     find: Find
@@ -52,7 +52,7 @@ class Unseen:
     plays: int
 
     def files(self) -> Mapping[str, bytes]:
-        """The one file that shows it again."""
+        """The one file that reproduces it."""
         words = (
             re.sub(r"[^a-z0-9]+", "-", self.changes[0].about)[:50].strip("-")
             if self.changes
@@ -75,8 +75,8 @@ def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> st
 
 
 def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
-    """What a file shows now; None: nothing any more. A run that does not pass by itself
-    shows that.
+    """The present find of a file; None if it shows nothing any more. A run that does not pass
+    unchanged is reported as a find.
     """
     found = YAML(typ="safe", pure=True).load(path)
     played = player.play(found["scenario"])
@@ -96,8 +96,8 @@ def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
 
 @dataclass(kw_only=True)
 class JudgeSearch:
-    """``runs``: changed logs that were judged; ``refused``: scenarios by the loader; ``unfit``:
-    that did not pass.
+    """``runs``: changed logs that were judged; ``refused``: scenarios refused by the loader;
+    ``unfit``: scenarios that did not pass.
     """
 
     world: World
@@ -120,7 +120,9 @@ class JudgeSearch:
         self.dice = Dice(rng=random.Random(f"chaos fuzz judge {self.seed}"))
 
     def step(self) -> Unseen | None:
-        """Some changes of one run, or a run to be changed; what went unseen, if that is new."""
+        """Some changes of one run, or a new run to change; returns an unseen change, if it
+        is new.
+        """
         if self._base is None or self._left <= 0:
             self._base, self._left = self._another(), PER_BASE
             if self._base is None:
@@ -176,7 +178,7 @@ class JudgeSearch:
         return found
 
     def _fewer(self, find: Find, base: Base, changes: Sequence[Change]) -> list[Change]:
-        """Without the changes that are not needed."""
+        """Remove the changes that are not needed."""
         few = list(changes)
         for change in changes:
             rest = [one for one in few if one is not change]
@@ -191,7 +193,7 @@ class JudgeSearch:
         return found is not None and _kind(found) == _kind(find)
 
     def _over(self) -> bool:
-        """Whether nothing is made smaller any more."""
+        """Whether the time for shrinking is over."""
         return time.monotonic() >= self.until_s
 
     def _found(self, find: Find, base: Base, changes: Sequence[Change]) -> Find | None:
@@ -203,5 +205,5 @@ class JudgeSearch:
 
 
 def _kind(find: Find) -> str:
-    """Without the changes that led to it."""
+    """The find's key without the changes that led to it."""
     return find.key.partition(" by ")[0]

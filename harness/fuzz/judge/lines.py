@@ -1,9 +1,8 @@
-"""Changes of an arm's log: which lines, what is done to them, and the log as if it had been written
-so.
+"""Changes of an arm's log: selects lines, changes them, and rebuilds the log as if it had been
+written so.
 
-Who changes a log on purpose makes its numbers right again, so that is done here too: lines of a
-file are in the order of their times and numbered, and whoever claims a last number claims the one
-that is there.
+A deliberate forger would also correct the numbers, so this module does: the lines of a file are
+sorted by time and numbered, and every recorded last number is the actual one.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ How = Literal["set", "scale", "add", "flip", "shorten", "swap"]
 
 
 class Change(BaseModel):
-    """One change. ``kind``, ``actor``, ``generation``, ``step``: of which lines (None: of any), and
-    of these the one with the number ``nth`` in order of time (None: all). ``by``: milliseconds for
-    ``move``, another actor's name for ``actor``, how much more for ``step`` and ``generation``; of
-    ``data`` at ``path`` what it is set to, multiplied by, or raised by, or the two names that are
-    swapped in it.
+    """One change. ``kind``, ``actor``, ``generation``, ``step``: select the lines (None: any), and
+    ``nth`` selects one of them in order of time (None: all). ``by``: milliseconds for ``move``,
+    another actor's name for ``actor``, an increment for ``step`` and ``generation``; for ``data``
+    at ``path`` the new value, factor or increment, or the two names to swap in it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,19 +43,19 @@ class Change(BaseModel):
     by: Any = Field(default=None)
 
     def plain(self) -> dict[str, Any]:
-        """As it is written down."""
+        """The change as plain data, for files."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def about(self) -> str:
-        """What it changes, for people: the same for changes of one sort."""
+        """What it changes, for people: equal for changes of one kind."""
         where = ".".join(str(part) for part in self.path if isinstance(part, str))
         return " ".join(
             word for word in (self.do, self.kind.value if self.kind else "all", where) if word
         )
 
     def meets(self, event: Event) -> bool:
-        """Whether a line is one of those, but for its number."""
+        """Whether a line is selected, apart from ``nth``."""
         return (
             self.kind in (None, event.kind)
             and self.actor in (None, event.actor)
@@ -67,7 +65,7 @@ class Change(BaseModel):
 
 
 class _Line:
-    """A line, as it is now. ``was``: where it stood."""
+    """A line in its present form. ``was``: its original place."""
 
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -75,8 +73,8 @@ class _Line:
 
 
 def changed(log: Log, changes: Sequence[Change]) -> Log:
-    """The log with all changes, each made to the lines that it named in the log as it was. Raises
-    what ``make_log`` does where its values make no sense.
+    """The log with all changes, each applied to the lines that it selects in the original log.
+    Raises what ``make_log`` raises if values make no sense.
     """
     if not changes:
         return log
@@ -128,7 +126,7 @@ def _other(event: Event, change: Change) -> Event:
 
 
 def _set(data: dict[str, Any], change: Change) -> None:
-    """Nothing where there is no such place in it: lines of one kind differ."""
+    """Change the value; no effect if the line has no such place, since lines of one kind differ."""
     if change.how == "swap":
         one, other = change.by
         data.update(swapped(data, {one: other, other: one}))
@@ -163,7 +161,7 @@ def _value(value: Any, change: Change) -> Any:
 
 
 def swapped(value: Any, names: Mapping[str, str]) -> Any:
-    """A copy with each of these names in place of another, keys included."""
+    """A copy with each of these names replaced by another, including keys."""
     if isinstance(value, Mapping):
         return {names.get(key, key): swapped(inner, names) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -171,7 +169,7 @@ def swapped(value: Any, names: Mapping[str, str]) -> Any:
     return names.get(value, value) if isinstance(value, str) else value
 
 
-# ---- made a log again
+# ---- rebuilding the log
 
 
 def _log(before: Log, lines: Iterable[_Line]) -> Log:
@@ -190,8 +188,8 @@ def _log(before: Log, lines: Iterable[_Line]) -> Log:
 
 
 def _unseen(log: Log) -> dict[str, int]:
-    """Lines at the end of each process's file that were written after it was last seen to write: by
-    name.
+    """Number of lines at the end of each process's file that were written after its last number was
+    recorded, by name.
     """
     found = {}
     for event in log.of(Kind.PROCESS_EXITED):
@@ -202,8 +200,8 @@ def _unseen(log: Log) -> dict[str, int]:
 
 
 def _claim(line: _Line, last: Mapping[str, int], places: Mapping[tuple[str, int], int]) -> None:
-    """Who was seen to exit has written all that there is, but for what nobody saw of it before
-    either, and whoever is declared silent is so since the same line.
+    """Correct a recorded last number. A process that exited has written all its lines, except those
+    that were unseen before as well; a process declared silent is so since the same line.
     """
     event = line.event
     number, name = event.data.get("last_seq"), event.data.get("process")

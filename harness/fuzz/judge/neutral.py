@@ -1,6 +1,4 @@
-"""Changes of a log that change nothing of what it says, so that nothing may be judged otherwise for
-them.
-"""
+"""Changes of a log that do not alter its content, so that the verdict must not change either."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ from typing import Any
 from chaos.events.log import ActorLog, Event, Log, make_log
 
 SHIFT_NS = 3_600 * 10**9
-"""What another start of the machine's clock is worth."""
+"""The shift of all times if the machine's clock had started at another time."""
 _OF_DAY = "wall_ns"
-"""The one time in a line that is not of that clock."""
+"""The one time in a line that is not from that clock."""
 
 
 def later(log: Log) -> Log:
-    """The same on a machine that was started an hour before: all times are as much later."""
+    """The same log from a machine started an hour earlier: all times are later by that."""
     return make_log(_later(actor) for actor in log.actors.values())
 
 
@@ -46,4 +44,4 @@ WRITTEN: Mapping[str, Callable[[str], str]] = {
     "keys in another order": lambda line: json.dumps(_backwards(json.loads(line))),
     "spaces between": lambda line: json.dumps(json.loads(line), separators=(" , ", " : ")),
 }
-"""How else a line may be written."""
+"""Alternative formats of a line."""

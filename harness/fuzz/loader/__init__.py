@@ -1,1 +1,1 @@
-"""The search for files that the loader takes badly."""
+"""The search for files that the loader handles badly."""

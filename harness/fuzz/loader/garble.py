@@ -1,4 +1,4 @@
-"""The text of a file, spoilt: bits, parts, words and lines of it, whatever they mean."""
+"""Spoils the text of a file: bits, parts, words and lines of it, regardless of their meaning."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TOKENS = (
 )
 MANY = (2, 30, 400, 3000)
 MOST_BYTES = 2_000_000
-"""Of what is made of a list or of lines: more than is ever read."""
+"""Size limit of a repeated list or repeated lines: more than is ever read."""
 
 
 def _somewhere(data: bytes, dice: Dice) -> int:
@@ -81,7 +81,7 @@ def _token(data: bytes, dice: Dice) -> bytes:
 
 
 def _lines(data: bytes, dice: Dice) -> bytes:
-    """Some lines again, gone, in another order, or further to the right."""
+    """Some lines repeated, removed, moved, or indented."""
     lines = data.splitlines(keepends=True)
     if not lines:
         return data
@@ -102,7 +102,7 @@ def _lines(data: bytes, dice: Dice) -> bytes:
 
 
 def _anchored(data: bytes, dice: Dice) -> bytes:
-    """An anchor at a value, and aliases of it."""
+    """An anchor at a value, and an alias of it."""
     lines = data.splitlines(keepends=True)
     marked = [number for number, line in enumerate(lines) if b": " in line]
     if len(marked) < 2:

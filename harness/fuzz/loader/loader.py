@@ -1,5 +1,5 @@
-"""The search for files that the loader takes badly, in one process: draws a scenario, spoils it,
-has it read, and makes small what shows a defect.
+"""The search for files that the loader handles badly, in one process: draws a scenario, spoils it,
+reads it, and shrinks what shows a defect.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from harness.fuzz.play.oracle import Find
 ENDING = ".loader.yaml"
 SAYS = ".loader.txt"
 NEAR = 0.5
-"""Share of files that are a spoilt one spoilt again: one that reached something new, or one that
+"""Share of files that are a spoilt file spoilt again: one that reached something new, or one that
 loads.
 """
 KEPT = 200
 MOST_KEPT_BYTES = 50_000
-"""Of a file that is spoilt again: those of thousands of lines would only grow."""
+"""Size limit of a file that is spoilt again: files of thousands of lines would only grow."""
 TIMES = (1, 1, 1, 2, 3, 5)
 MOST_READS = 200
 MOST_SLOW_READS = 40
-"""To make a file small that takes seconds each time."""
+"""Limit of reads to shrink a file that takes seconds each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misread:
-    """A find: the smallest file that shows it. ``plays``: how many were read to make it small."""
+    """A find: the smallest file that shows it. ``plays``: how many were read to shrink it."""
 
     find: Find
     data: bytes
@@ -46,7 +46,7 @@ class Misread:
     plays: int
 
     def files(self) -> Mapping[str, bytes]:
-        """The file as it is, and beside it what it showed: not every file has room for a
+        """The file unchanged, and beside it the find's text: not every file has room for a
         comment.
         """
         digits = hashlib.blake2b(self.find.key.encode(), digest_size=3).hexdigest()
@@ -60,12 +60,12 @@ class Misread:
 
 
 def replayed(path: Path, reader: Reader) -> Find | None:
-    """What a file shows now; None: nothing any more."""
+    """The present find of a file; None if it shows nothing any more."""
     return find_in(reader.read(path.read_bytes()))
 
 
 def whole(dice: Dice, world: World) -> dict[str, Any]:
-    """A scenario with parts that decide nothing of how it is played."""
+    """A scenario with additional parts that do not affect how it is played."""
     rng, tree = dice.rng, draw.scenario(dice, world)
     steps, ranks = tree["workload"]["steps"], tree["workload"]["ranks"]
     parts: dict[str, Any] = {
@@ -112,8 +112,8 @@ def whole(dice: Dice, world: World) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class LoaderSearch:
-    """``runs``: files that were read; ``refused``: of these, which is what most deserve;
-    ``until_s``: by the monotonic clock, after which nothing is made smaller.
+    """``runs``: files read; ``refused``: files refused, as most should be; ``until_s``: monotonic
+    time after which nothing is shrunk.
     """
 
     world: World
@@ -132,7 +132,7 @@ class LoaderSearch:
         self.dice = Dice(rng=random.Random(f"chaos fuzz loader {self.seed}"))
 
     def step(self) -> Misread | None:
-        """One file; what it showed, if that is new."""
+        """One file; returns its find, if that is new."""
         one = self._draw()
         read = self.reader.read(one.data)
         self.runs += 1
@@ -187,13 +187,13 @@ def _reached(one: Spoilt, read: Read) -> set[Feature]:
     return {("refused", head) for head in heads} | {("spoilt", head, last) for head in heads}
 
 
-# ---- making small
+# ---- shrinking
 
 
 def smallest(
     one: Any, shows: Callable[[Any], bool], most: int, smaller_than: Callable[[Any], Iterator[Any]]
 ) -> tuple[Any, int]:
-    """The smallest that was found, and how often ``shows`` was asked."""
+    """The smallest found, and how many candidates were tried."""
     asked, again = 0, True
     while again:
         again = False
@@ -208,8 +208,8 @@ def smallest(
 
 
 def smaller_trees(tree: Any) -> Iterator[Any]:
-    """Trees with less in them, the boldest first: values at the top gone, lists and texts halved,
-    values deeper.
+    """Trees with less content, largest steps first: values at the top removed, lists and texts
+    halved, deeper values removed.
     """
     for path in sorted(places(tree), key=len):
         value = at(tree, path)
@@ -237,7 +237,7 @@ def smaller_texts(data: bytes) -> Iterator[bytes]:
 def _rebuilt(
     tree: Any, path: tuple[str | int, ...], change: Callable[[Any, str | int], None]
 ) -> Any:
-    """A copy of what leads to a place, and the rest as it is."""
+    """A copy of the containers on the path; the rest is shared."""
     made = type(tree)(tree)
     if len(path) == 1:
         change(made, path[0])

@@ -1,13 +1,13 @@
-"""What the loader makes of a file, however spoilt: it loads and can be planned, or is refused in
-one clear, short text.
+"""Requirements on the loader for any file, however spoilt: it loads and can be planned, or is
+refused with a clear, short text.
 
-- Nothing is raised but ScenarioError. Its text names the file, has nothing in it that a terminal
-  obeys, no line that is not one of an error's, and at most ``MOST_SAID`` characters for each error,
-  of which fifty are told.
-- Loading takes at most ``MOST_CPU_S`` of a processor (its time, not the wall's: machines are busy),
+- Only ScenarioError is raised. Its text names the file, contains no terminal control characters and
+  only lines that belong to an error, and has at most ``MOST_SAID`` characters per error, of which
+  at most fifty are shown.
+- Loading takes at most ``MOST_CPU_S`` of processor time (not wall time: machines are busy),
   planning as much, and ``MOST_GROWN`` bytes of memory.
-- The same file gives the same twice.
-- What loads is the same when it is read again from its resolved form.
+- The same file gives the same result twice.
+- A scenario that loads is the same when it is read again from its resolved form.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ MOST_TOLD = 50
 MOST_CPU_S = 2.0
 MOST_GROWN = 512 << 20
 GIVEN_UP_S = 10.0
-"""Of a processor: it is not waited for any longer."""
+"""Processor time after which a read is given up."""
 ROOM = 4 * MOST_GROWN
-"""Of address space: more is refused, so that nothing takes all memory of the machine."""
+"""Address space: more is refused, so that a read cannot exhaust the machine's memory."""
 MOST_CELLS = 3
-"""Of a scenario that is read from its resolved form, which takes long."""
+"""Most cells of a scenario that is read from its resolved form, which is slow."""
 GOOD = b"""version: 1
 name: x
 workload: {kind: mlp, ranks: 2, steps: 4, global_batch: 2}
@@ -56,7 +56,7 @@ faults:
   - {id: a, kind: process-kill, at: {step: 2}}
 """
 AGAIN = 1
-"""How often what took too long is measured once more: the least counts."""
+"""How often a read that took too long is measured again; the smallest value counts."""
 _COUNTED = re.compile(r"^(\d+) errors?; nothing was started$")
 _HEAD = re.compile(r"^.+:\d+:\d+: (.*)$")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}")
@@ -64,10 +64,9 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What became of a file. ``path``: where it was; ``said``: why it was refused, "" if it loads;
-    ``crash``, ``place``: of anything else that was raised; ``other``: what was not the same when it
-    was read again; ``warned``: what Python prints beside; ``cautions``: what is said to whoever
-    wrote it, though it loads.
+    """The result of reading a file. ``path``: its path; ``said``: why it was refused, "" if it
+    loads; ``crash``, ``place``: of any other exception; ``other``: what differed when it was read
+    again; ``warned``: Python's warnings; ``cautions``: the loader's remarks on a file that loads.
     """
 
     path: str = ""
@@ -82,7 +81,7 @@ class Read:
 
     @property
     def heads(self) -> list[str]:
-        """The errors told, without places, names and numbers."""
+        """The errors shown, without places, names and numbers."""
         heads = [found[1] for line in self.said.splitlines() if (found := _HEAD.match(line))]
         return [
             plain(_QUOTED.sub("'#'", head))[:60] for head in heads or self.said.splitlines()[:1]
@@ -91,7 +90,7 @@ class Read:
 
 @dataclass(kw_only=True)
 class _Spent:
-    """What was taken so far. ``cpu_s``: by the longest part."""
+    """Resources used so far. ``cpu_s``: by the longest part."""
 
     cpu_s: float = 0.0
     grown: int = 0
@@ -99,8 +98,8 @@ class _Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Reads files as ``chaos validate`` and ``chaos plan`` do. ``root``: where they go
-    meanwhile.
+    """Reads files as ``chaos validate`` and ``chaos plan`` do. ``root``: directory for temporary
+    files.
     """
 
     catalogue: Catalogue
@@ -108,16 +107,16 @@ class Reader:
     _warm: list[bool] = field(default_factory=list)
 
     def read(self, data: bytes) -> Read:
-        """What becomes of it. Never raises, but for what interrupts."""
+        """Read a file. Raises only what interrupts."""
         if not self._warm:
             self._warm.append(True)
-            self.read(GOOD)  # what is imported first counts for nobody
+            self.read(GOOD)  # the cost of first imports must not count
         found = self._read(data)
         for _ in range(AGAIN):
             if found.crash or found.cpu_s <= MOST_CPU_S:
                 break
             gc.collect()
-            gc.freeze()  # garbage of others is none of it
+            gc.freeze()  # garbage from before must not count
             try:
                 again = self._read(data)
             finally:
@@ -156,8 +155,8 @@ class Reader:
         )
 
     def _checked(self, path: Path, spent: _Spent, cautions: list[str]) -> tuple[str, str]:
-        """Why it is refused, and what is not the same when it is read again. ``cautions``: takes
-        what is said besides.
+        """Why it is refused, and what differs when it is read again. ``cautions``: receives the
+        loader's remarks.
         """
         loaded, said = self._loaded(path, spent)
         if spent.cpu_s > MOST_CPU_S:
@@ -192,7 +191,7 @@ class Reader:
 
 
 def _resolved(path: Path, loaded: LoadedScenario) -> str:
-    """What a run directory does not give back of a scenario."""
+    """What a run directory does not preserve of a scenario."""
     if len(loaded.cells) > MOST_CELLS:
         return ""
     run = RunDirectory(path.parent)
@@ -212,7 +211,7 @@ def _resolved(path: Path, loaded: LoadedScenario) -> str:
 
 
 def find_in(read: Read) -> Find | None:
-    """What is wrong with how a file was taken, or None."""
+    """What is wrong with the handling of a file, or None."""
     if read.crash:
         return Find(key=f"crash: {read.place}", text=read.crash)
     if read.other:
@@ -225,9 +224,9 @@ def find_in(read: Read) -> Find | None:
     if read.grown > MOST_GROWN:
         text = f"{read.grown >> 20} MiB more memory, {MOST_GROWN >> 20} MiB are the most"
         return Find(key=f"too much memory: {_first(read)}", text=text)
-    for what, told_line in _flaws(read):
-        # which is another one each time
-        line = told_line.replace(f"{os.path.dirname(read.path)}/", "")
+    for what, shown in _flaws(read):
+        # the folder's name is random
+        line = shown.replace(f"{os.path.dirname(read.path)}/", "")
         return Find(
             key=f"{what}: {plain(_QUOTED.sub('#', line))[:80]}", text=f"{what}: {line!r:.1000}"
         )
@@ -239,7 +238,7 @@ def _first(read: Read) -> str:
 
 
 def _flaws(read: Read) -> Iterator[tuple[str, str]]:
-    """What is wrong with the words of a refusal or a caution, and in which line."""
+    """What is wrong with the text of a refusal or a caution, and in which line."""
     for one in read.cautions:
         yield from _unreadable(one, MOST_SAID)
     if not read.said:
@@ -265,15 +264,15 @@ def _unreadable(text: str, most: int) -> Iterator[tuple[str, str]]:
             yield "characters that are not to be seen", line
 
 
-# ---- what is taken
+# ---- resources
 
 
 def _measured(spent: _Spent, do: Callable[[], object]) -> None:
-    """Do it, and note what it took; what it raises is let through."""
+    """Do it, and record the resources used; exceptions pass through."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is what there is now
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present memory
         before = _status("VmRSS")
-    except OSError:  # it cannot be: only what goes beyond the most so far is known
+    except OSError:  # not possible: only growth beyond the previous peak is known
         before = _status("VmHWM")
     begun_s = time.process_time()
     try:
@@ -284,7 +283,7 @@ def _measured(spent: _Spent, do: Callable[[], object]) -> None:
 
 
 def _status(name: str) -> int:
-    """Bytes of memory, by the kernel's account."""
+    """Bytes of memory, from the kernel."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -293,8 +292,8 @@ def _status(name: str) -> int:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise Endless in this thread, the main one, when it takes GIVEN_UP_S of a processor, and
-    MemoryError when it takes ROOM.
+    """Raise Endless in this thread, which must be the main one, after GIVEN_UP_S of processor time,
+    and MemoryError beyond ROOM.
     """
 
     def over(signum: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Scenario files that are spoilt: values, keys and lists of the tree, or the bytes of the text
+"""Spoils scenario files: values, keys and lists of the tree, or the bytes of the text
 (``garble``).
 """
 
@@ -100,13 +100,13 @@ KEYS = (
     "faults",
 )
 NAMED = 40
-"""Characters of a place by which it is seldom or often."""
+"""Characters of a place's name that count its draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spoilt:
-    """A spoilt file. ``tree``: what it holds, None once its text was spoilt; ``how``: what was
-    done, in order.
+    """A spoilt file. ``tree``: its content, None once its text was spoilt; ``how``: what was done,
+    in order.
     """
 
     data: bytes
@@ -115,7 +115,7 @@ class Spoilt:
 
 
 def text_of(tree: Tree) -> str:
-    """A tree as YAML, of which each fault is a line of its own."""
+    """A tree as YAML, with each fault on its own line."""
     if not isinstance(tree, dict) or not tree:
         return json.dumps(tree) + "\n"
     lines = []
@@ -132,7 +132,7 @@ def _key(key: str) -> str:
 
 
 def fresh(tree: Tree) -> Spoilt:
-    """A file that is not spoilt yet."""
+    """An unspoilt file."""
     return Spoilt(data=text_of(tree).encode(), tree=tree, how=())
 
 
@@ -151,7 +151,7 @@ def spoilt(before: Spoilt, dice: Dice) -> Spoilt:
     return Spoilt(data=OF_TEXTS[how](before.data, dice), tree=None, how=(*before.how, how))
 
 
-# ---- of a tree: each changes the copy that it is given, or says None where it cannot
+# ---- ways to spoil a tree: each changes its copy, or returns None if it cannot
 
 
 def places(tree: Tree, path: Path = ()) -> Iterator[Path]:
@@ -176,7 +176,7 @@ def at(tree: Tree, path: Path) -> Any:
 
 
 def _place(tree: Tree, dice: Dice, fits: Callable[[Any], bool] = lambda value: True) -> Path | None:
-    """Some place, those of a seldom name more often."""
+    """A random place; rarely drawn names are preferred."""
     found: dict[str, list[Path]] = {}
     for path in places(tree):
         if fits(at(tree, path)):
@@ -197,7 +197,7 @@ def _valued(tree: Tree, dice: Dice) -> Tree | None:
 
 
 def _nudged(tree: Tree, dice: Dice) -> Tree | None:
-    """Another number of the same kind, which may well be allowed."""
+    """A nearby number of the same type, which may well be valid."""
     path = _place(tree, dice, lambda value: type(value) in (int, float))
     if path is None:
         return None
@@ -222,7 +222,7 @@ def _removed(tree: Tree, dice: Dice) -> Tree | None:
 
 
 def _keyed(tree: Tree, dice: Dice) -> Tree | None:
-    """Another key beside those that are there, with any value of the file."""
+    """Another key in some mapping, with any value of the file."""
     path = _place(tree, dice, lambda value: isinstance(value, dict))
     holder = tree if path is None or dice.chance(0.3) else at(tree, path)
     other = _place(tree, dice)
@@ -244,7 +244,7 @@ def _renamed(tree: Tree, dice: Dice) -> Tree | None:
 
 
 def _doubled(tree: Tree, dice: Dice) -> Tree | None:
-    """A list with its elements again and again, with names of their own or not."""
+    """A list with its elements repeated, with or without distinct names."""
     path = _place(tree, dice, lambda value: isinstance(value, list) and bool(value))
     if path is None:
         return None
@@ -305,7 +305,7 @@ def _multiplied(tree: Tree, dice: Dice) -> Tree | None:
 
 
 def _referred(tree: Tree, dice: Dice) -> Tree | None:
-    """A value that is taken from vars instead, or vars that refer to themselves."""
+    """A value replaced by a reference to vars, or vars that refer to themselves."""
     path = _place(tree, dice)
     if path is None or not isinstance(tree, dict):
         return None

@@ -1,1 +1,1 @@
-"""One scenario of a search: played, watched, and taken for a defect or not."""
+"""Plays one scenario of a search, observes it, and decides whether it shows a defect."""

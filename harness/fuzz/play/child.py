@@ -1,5 +1,5 @@
-"""A program as a child: in a process group of its own, held by its pidfd, with a bound, and never
-left behind.
+"""A program as a child in its own process group: held by its pidfd, bounded in time, and never left
+behind.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from types import TracebackType
 
 END_LIMIT_S = 10.0
-"""For a program that was asked to end, and for the kernel to end one that did not."""
+"""Limit for a program to end on request, and for the kernel to end one that did not."""
 MOST_OUTPUT = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A context in which a program runs: when it is left, its process group is gone. ``output``:
-    file that gets what it prints. Raises OSError when it cannot be started.
+    """A context in which a program runs: on exit its process group is gone. ``output``: file for
+    its output. Raises OSError if it cannot be started.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> None:
@@ -53,30 +53,30 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its own, and its group's."""
+        """Its pid, which is also its group's."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative: the signal that ended it; None: it runs."""
+        """Its exit code, negative for the signal that ended it; None while it runs."""
         return self._process.returncode
 
     @property
     def said(self) -> str:
-        """The end of what it has printed."""
+        """The end of its output."""
         with self._output.open("rb") as stream:
             stream.seek(max(0, self._output.stat().st_size - MOST_OUTPUT))
             return stream.read().decode(errors="replace").strip()
 
     def await_end(self, limit_s: float) -> bool:
-        """Wait for it; False: it runs on."""
+        """Wait for its end; False if it still runs."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(limit_s * 1000))
 
     def end(self) -> None:
-        """Ask it to end, then kill its group; safe to repeat. Nobody has waited for it until then,
-        so that its number, which is its group's, is nobody else's.
+        """Ask it to end, then kill its group; safe to repeat. It has not been reaped until then, so
+        its pid, which is its group's, cannot have been reused.
         """
         if self._process.returncode is not None:
             return
@@ -86,7 +86,7 @@ class Child:
             if not self.await_end(END_LIMIT_S):
                 with suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-            # it hangs in the kernel: what is left says so
+            # it hangs in the kernel: the check for leftovers reports it
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_LIMIT_S)
             os.close(self._pidfd)
@@ -94,7 +94,7 @@ class Child:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Have requests to end wait meanwhile."""
+    """Defer requests to end while inside."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -103,7 +103,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def tied(parent: int) -> None:
-    """Have the kernel ask this process to end when the one that started it is gone."""
+    """Make the kernel ask this process to end when its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it went before the request was in place
+    if os.getppid() != parent:  # the parent was gone before the request was in place
         os._exit(1)

@@ -1,5 +1,5 @@
-"""What a played scenario reached: stages of the controller beside what came to it, and what it was
-hit with there.
+"""What a played scenario reached: stages of the controller with the messages, failures and faults
+that occurred in them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "seen": "checker × change of a log",
     }
 )
-"""First word of a feature -> what is counted by it."""
+"""First word of a feature -> what it counts."""
 
 
 class Observed(Orchestrator):
-    """An arm that notes what it reached."""
+    """An arm that records what it reached."""
 
     reached: set[Feature]
 
@@ -69,19 +69,19 @@ def _word(report: Report) -> str:
 
 @dataclass(kw_only=True)
 class Coverage:
-    """Over a search. ``times``: feature -> in how many scenarios it was reached."""
+    """Coverage of a search. ``times``: feature -> number of scenarios that reached it."""
 
     times: Counter[Feature] = field(default_factory=Counter)
 
     def add(self, reached: Collection[Feature]) -> int:
-        """Count a scenario's features; how many of them are new."""
+        """Count a scenario's features; returns how many of them are new."""
         new = sum(feature not in self.times for feature in reached)
         self.times.update(set(reached))
         return new
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """(what was counted, how many different, of them seen once only), for people; nothing of
-        what was not looked for.
+        """(what was counted, number of different features, number seen once only), for people;
+        omits what was not looked for.
         """
         found = []
         for name, text in WORDS.items():

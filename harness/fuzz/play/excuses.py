@@ -20,16 +20,16 @@ Tree = Mapping[str, Any]
 NOTICED_S = 1.0
 """A hang of so many seconds shows in the job's steps."""
 TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
-"""Keys of which a fault's ``at`` has one."""
+"""Keys of a fault's ``at``; each has one of them."""
 SILENT = re.compile(r"silent for ([\d.]+) s")
 SECONDS = re.compile(r"no_committed_step_for > ([\d.]+)s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excuse:
-    """A reason for which a verdict is no pass. ``name``: of the checker, ``says``: what its witness
-    begins with or holds, both regular expressions; ``when``: of which scenarios it can be true;
-    ``whole``: it explains all that the checker says, not only the part that it stands in.
+    """A reason that excuses a verdict other than pass. ``name``: of the checker, ``says``: text in
+    its witness, both regular expressions; ``when``: scenarios for which it can be true; ``whole``:
+    it explains the checker's whole witness, not only the part that contains it.
     """
 
     name: str
@@ -44,28 +44,28 @@ def _kinds(tree: Tree) -> set[str]:
 
 
 def _faulted(played: Played) -> Log | None:
-    """The log of the arm with the faults. Where it was played for real its name has the cell and
-    the repeat, too.
+    """The log of the faulted arm. Arms of real plays also have the cell and the repeat in their
+    names.
     """
     named = (log for name, log in played.logs.items() if name.rpartition(".")[2] == "faulted")
     return next(named, None)
 
 
 def _insists(tree: Tree, played: Played) -> bool:
-    """Whether faults strike so often that the same step may fail again and again."""
+    """Whether faults strike so often that the same step may fail repeatedly."""
     once = ({"step"}, {"time"}, {"event"})
     again = any(f.get("retrigger") or f["at"].keys() & TRIGGERS not in once for f in tree["faults"])
     return again or "crash-loop" in _kinds(tree) or len(tree["faults"]) > 1
 
 
 def _unrecovered(tree: Tree, played: Played) -> bool:
-    """Whether the job is to end at its first failure."""
+    """Whether the job must end at its first failure."""
     return tree["recovery"]["strategy"] == "none"
 
 
 def _never_agreed(tree: Tree, played: Played) -> bool:
-    """Whether a fault made replicas differ before they had agreed on anything that a checkpoint
-    holds: nobody can tell which of two is right then, and there is nothing to go back to.
+    """Whether a fault made replicas differ before they had agreed on any state in a checkpoint:
+    then it is unknown which of two is right, and there is no state to return to.
     """
     log = _faulted(played)
     if log is None or not any(kinds()[kind].changes_state for kind in _kinds(tree)):
@@ -74,20 +74,22 @@ def _never_agreed(tree: Tree, played: Played) -> bool:
     named = bool(differ) and differ[-1].data["process"] is not None
     if not differ or (
         named and tree["recovery"]["strategy"] != "checkpoint-restart"
-    ):  # which keeps no rank's state
+    ):  # this strategy keeps no rank's state
         return False
     agreed = max((e.step or 0 for e in log.of(Kind.REPLICAS_AGREED)), default=-1)
     return not any((e.step or 0) <= agreed for e in log.of(Kind.CHECKPOINT_COMMITTED))
 
 
 def _left_spoilt(tree: Tree, played: Played) -> bool:
-    """Whether it may end with a state that is known to be wrong, since nobody mends it."""
+    """Whether the job may end with a state known to be wrong, since its strategy repairs
+    nothing.
+    """
     gave_up = played.outcomes.get("faulted") == "gave-up"
     return gave_up and _unrecovered(tree, played) and "tensor-corrupt" in _kinds(tree)
 
 
 def _silent(tree: Tree, played: Played) -> bool:
-    """Whether a fault makes values wrong that stay finite: nothing tells them from right ones."""
+    """Whether a fault makes values wrong that stay finite, so that they cannot be recognized."""
     return any(_spoils_finite(kinds()[f["kind"]], f.get("params", {})) for f in tree["faults"])
 
 
@@ -99,13 +101,15 @@ def _spoils_finite(kind: type[Fault], params: Mapping[str, Any]) -> bool:
 
 
 def _uncompared(tree: Tree, played: Played) -> bool:
-    """Whether replicas differ as a fault made them, and nothing was due to compare them."""
+    """Whether replicas differ because of a fault, and no comparison was due."""
     log = _faulted(played)
     return log is not None and uncompared(tree, log)
 
 
 def _cut_off(tree: Tree, played: Played) -> bool:
-    """Whether ranks are cut off from each other for so many steps, which nobody makes meanwhile."""
+    """Whether ranks are cut off from each other for a number of steps, which are not made
+    meanwhile.
+    """
     cuts = ("node-isolate", "partition", "link-flap")
     return any(f["kind"] in cuts and isinstance(f.get("duration"), dict) for f in tree["faults"])
 
@@ -138,8 +142,8 @@ def _common_stall(tree: Tree, played: Played) -> bool:
 
 
 def _slow_to_start(tree: Tree, played: Played) -> bool:
-    """Whether no step was ever made, and the supervisor spent half of the time after which a job is
-    halted on hangs, of which it cannot know before the first step how soon they are none.
+    """Whether no step was ever made, and the supervisor spent half of the job's time limit on
+    hangs; before the first step it cannot know how long a normal wait is.
     """
     log = _faulted(played)
     if log is None or any(log.of(Kind.STEP_COMMITTED)):
@@ -151,7 +155,7 @@ def _slow_to_start(tree: Tree, played: Played) -> bool:
 
 
 def _slight(tree: Tree, played: Played) -> bool:
-    """Whether a fault makes something slower, which may not show."""
+    """Whether a fault slows something, which may not show."""
     slow = (
         "straggler",
         "node-slow",
@@ -165,12 +169,12 @@ def _slight(tree: Tree, played: Played) -> bool:
 
 
 def _brief(tree: Tree, played: Played) -> bool:
-    """Whether a rank hangs for less than anybody waits for it."""
+    """Whether a rank hangs too briefly to show in the job's steps."""
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
 
 
 def _displaced(tree: Tree, played: Played) -> bool:
-    """Whether wrong data took the place of a poisoned sample in the step in which it was due."""
+    """Whether wrong data replaced a poisoned sample in the step in which it was due."""
     log = _faulted(played)
     if log is None:
         return False
@@ -184,7 +188,7 @@ def _displaced(tree: Tree, played: Played) -> bool:
 
 
 def _names_a_sample(tree: Tree, played: Played) -> bool:
-    """Whether a sample is poisoned that was chosen without a look at when it is due."""
+    """Whether the poisoned sample was chosen without regard to when it is due."""
     poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
     return any(params.get("sample") is not None for params in poisons)
 
@@ -194,7 +198,7 @@ def _never_began(tree: Tree, played: Played) -> bool:
 
 
 def _real(tree: Tree, played: Played) -> bool:
-    """Whether processes trained, beside whatever else the machine does."""
+    """Whether real processes trained, on a machine with other load."""
     return tree["launcher"]["kind"] != "sim"
 
 
@@ -203,15 +207,15 @@ def _lost_devices(tree: Tree, played: Played) -> bool:
 
 
 def _swaps(tree: Tree, played: Played) -> bool:
-    """Whether a file of a checkpoint is to be exchanged with another, and one that one rank wrote
-    has no other.
+    """Whether a file of a checkpoint is to be swapped with another; a checkpoint written by one
+    rank has no other.
     """
     return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
 
 
 def _emptied(tree: Tree, played: Played) -> bool:
-    """Whether data of checkpoints are to be taken away before: those of one that is hit again may
-    be gone.
+    """Whether a fault removes data of checkpoints, so that a second fault on one may find
+    nothing.
     """
     modes = [
         f.get("params", {}).get("mode") for f in tree["faults"] if f["kind"] == "checkpoint-corrupt"
@@ -226,8 +230,8 @@ def _without_ranks(tree: Tree, played: Played) -> bool:
 
 
 def _all_gone(tree: Tree, played: Played) -> bool:
-    """Whether, by the log, all that was ever started on a node had ended, or was told to, when a
-    fault found nobody there: others had hit it before.
+    """Whether, by the log, every process ever started on a node had ended or was ordered to, when a
+    fault found the node empty because of earlier faults.
     """
     log = _faulted(played)
     if log is None:
@@ -268,7 +272,7 @@ NEVER_DUE = (
     r"was due at step \d+, and \w+, which it was for, had been lost to \w+ before it came there",
     "no fault fired: their probabilities ruled all of them out",
 )
-"""Why a fault was never injected."""
+"""Reasons why a fault was never injected."""
 NOT_LANDED = (
     "could not be injected: it was over before anybody saw an effect",
     "could not be injected: the run ended before anybody saw an effect",
@@ -280,7 +284,7 @@ NOT_LANDED = (
     "not fired: ranks held for it where it was planned, and their generation was lost",
     "^use another seed$",
 )
-"""Why one that was injected did nothing."""
+"""Reasons why an injected fault did nothing."""
 UNSEEN = "could not be injected: no evidence within"
 NOBODY_THERE = r"could not be injected: nobody is on node \d+"
 NO_OTHER_FILE = (
@@ -293,7 +297,7 @@ TOO_NOISY = (
     "of its own before the first fault: run it on a quieter machine$",
     "in all, too short to tell: raise workload.steps$",
 )
-"""Why nobody can tell how fast a job of milliseconds was that shared its machine."""
+"""Reasons why the speed of a job of milliseconds on a shared machine cannot be judged."""
 EXCUSES: tuple[Excuse, ...] = (
     *(
         Excuse(name="fault-landed", verdict="inconclusive", says=why)

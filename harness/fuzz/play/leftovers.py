@@ -1,9 +1,9 @@
-"""What a run has left on this machine, asked of the machine itself: the run's own word is one more
-witness.
+"""Finds what a run has left on this machine, from the machine itself, independently of the run's
+own report.
 
-What other programs do meanwhile is not the run's: processes are known by a word in their
+Effects of other programs must not count: processes are identified by a variable in their
 environment, shared memory by the pids in its name, groups and mounts by the run's own names.
-Network namespaces and queues have no such names, and are compared with those from before.
+Network namespaces and queues have no such names, and are compared with their state before the run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from harness.undo import live
 from harness.undo.ledger import read_open
 
 MARK = "CHAOS_FUZZ_PLAY"
-"""Of the environment of a run's processes: which play of which search they are of."""
+"""Variable in the environment of a run's processes that names the play and the search."""
 SETTLE_S = 1.0
-"""What is dying when the run has ended may take so long."""
+"""How long dying processes may take after the run has ended."""
 LOOK_S = 0.02
 KILL_LIMIT_S = 5.0
 TOOL_LIMIT_S = 10.0
@@ -39,7 +39,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Names of namespaces, and the lines in which ``tc`` tells of each device's queues."""
+    """Names of namespaces and devices, and the lines of ``tc`` about the queues."""
 
     namespaces: frozenset[str]
     devices: frozenset[str]
@@ -59,15 +59,17 @@ class Before:
 
     @classmethod
     def now(cls, token: str, since: int) -> Before:
-        """As it is now. ``since``: a process's start time, before which nothing of the run is."""
+        """The present state. ``since``: a process's start time, before that of any process of the
+        run.
+        """
         return cls(token=token, since=since, since_ns=time.time_ns(), network=_network())
 
 
 def left_by(
     before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]
 ) -> tuple[str, ...]:
-    """What is left of it, in words. ``run``: its directory, if it made one; ``place``: below which
-    it wrote all its files; ``pids``: of its processes.
+    """What the run has left, in words. ``run``: its directory, if it made one; ``place``: directory
+    with all its files; ``pids``: of its processes.
     """
     until_s = time.monotonic() + SETTLE_S
     while (found := _left(before, run, place, pids)) and time.monotonic() < until_s:
@@ -76,7 +78,7 @@ def left_by(
 
 
 def clean(before: Before, run: RunDirectory | None) -> None:
-    """End what is left of it, and undo what it did."""
+    """End the remaining processes, and undo the run's effects."""
     for pid, started in marked(before):
         processes.end(pid, started, limit_s=KILL_LIMIT_S)
     if run is not None and ((run.root / live.FILE).exists() or _open(run)):
@@ -112,7 +114,7 @@ def _of_run(run: RunDirectory, pids: Collection[int]) -> Iterator[str]:
         yield f"open in the ledger: {what}"
     for root in (cgroups.ROOT, *(cgroups.ROOT / name for name in cgroups.CONTROLLERS)):
         for path in root.glob(f"chaos-{run.root.name}-*"):
-            if _of(path.name, pids):  # another run may have begun in the same second
+            if _of(path.name, pids):  # another run may have started in the same second
                 yield f"control group {path}"
 
 
@@ -155,7 +157,9 @@ def _network() -> Network:
 
 
 def _changed(before: Network, now: Network) -> Iterator[str]:
-    """Of devices that were there before: a container that somebody starts has one of its own."""
+    """New queues only of devices that existed before: a container started meanwhile has its own
+    device.
+    """
     for name in sorted(now.namespaces - before.namespaces):
         yield f"network namespace {name}"
     for line in sorted(now.queues - before.queues):
@@ -171,7 +175,7 @@ def _names(place: Path) -> frozenset[str]:
 
 
 def _told(argv: Sequence[str]) -> list[str]:
-    """The lines a tool prints; none where there is no such tool."""
+    """A tool's output lines; none if it is not installed."""
     if shutil.which(argv[0]) is None:
         return []
     try:

@@ -1,8 +1,8 @@
-"""Which played scenarios show a defect: crashes, arms without an end, things left behind, verdicts
+"""Decides which played scenarios show a defect: crashes, arms without an end, leftovers, verdicts
 without a reason.
 
-A verdict other than pass is no defect where the scenario asked for what cannot go well, and the
-judge says just that (``harness.fuzz.play.excuses``); no other is excused.
+A verdict other than pass is not a defect if the scenario made success impossible and the judge says
+exactly that (``harness.fuzz.play.excuses``); no other reason is excused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MORE = re.compile(r"; and \d+ more$")
 
 @dataclass(frozen=True, kw_only=True)
 class Find:
-    """A defect that a scenario shows. ``key``: the same for the same defect, as far as can be told;
+    """A defect that a scenario shows. ``key``: equal for the same defect, as far as can be known;
     ``text``: for people.
     """
 
@@ -31,7 +31,7 @@ class Find:
 
 
 def find_in(tree: Tree, played: Played) -> Find | None:
-    """The worst that is wrong, or None."""
+    """The worst defect, or None."""
     if played.refused:
         return None
     if played.crash:
@@ -55,7 +55,7 @@ def find_in(tree: Tree, played: Played) -> Find | None:
 
 
 def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[str]:
-    """What a checker says beside reasons that are listed, and true."""
+    """Parts of a checker's witness that no listed and true reason excuses."""
     checker = name.partition(": ")[2]
     known = [
         one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict
@@ -75,7 +75,7 @@ def unsteady(first: Played, second: Played) -> Find | None:
 
 
 def plain(witness: str) -> str:
-    """Without what differs from one scenario to the next that shows the same: numbers, names,
+    """The witness without what differs between scenarios with the same defect: numbers, names,
     digests, repetitions.
     """
     parts = dict.fromkeys(_plain(part) for part in MORE.sub("", witness).split("; "))

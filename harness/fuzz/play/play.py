@@ -1,4 +1,4 @@
-"""One scenario played and judged: in the simulator with its files in memory, what it reached, and
+"""Plays and judges one scenario, in the simulator with its files in memory: what it reached, and
 what went wrong.
 """
 
@@ -44,7 +44,7 @@ from recovery.policy.strategy import Strategy
 
 SAMPLES = 4096
 LONGEST_S = 60.0
-"""Of real time, for one arm of simulated time: a hundred times what they take."""
+"""Limit of real time for one arm of simulated time: a hundred times the usual duration."""
 CONTROLS_KEPT = 50
 IN_MEMORY = Path("/dev/shm")
 ROOT = Path(chaos.__file__).resolve().parents[1]
@@ -52,15 +52,15 @@ ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
 
 
 class Endless(BaseException):
-    """An arm did not come to its end; of no kind that what it interrupts would catch."""
+    """An arm did not end in time. A BaseException, so that interrupted code does not catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What became of a scenario. ``refused``: why it was not played; ``crash``: the end of a
-    traceback, ``place``: where it was raised; ``findings``: "arm: checker" -> its word; ``left``:
-    what was not cleaned up; ``digest``: of all logs; ``outcomes``: arm -> how it ended; ``cell``:
-    what was played.
+    """The result of a scenario. ``refused``: why it was not played; ``crash``: the end of a
+    traceback, ``place``: where it was raised; ``findings``: "arm: checker" -> its finding;
+    ``left``: what was not cleaned up; ``digest``: of all logs; ``outcomes``: arm -> its outcome;
+    ``cell``: the cell played.
     """
 
     refused: str = ""
@@ -95,8 +95,8 @@ class Silent:
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """Plays scenarios on the simulator. ``root``: where their files go meanwhile; ``behaviour``,
-    ``strategy``: instead of the right ones, to plant a defect.
+    """Plays scenarios on the simulator. ``root``: directory for temporary files; ``behaviour``,
+    ``strategy``: replacements with a planted defect.
     """
 
     catalogue: Catalogue
@@ -106,7 +106,7 @@ class Player:
     _controls: dict[str, _Arm] = field(default_factory=dict)
 
     def play(self, tree: Mapping[str, Any]) -> Played:
-        """Load, play both arms, judge. Never raises, but for what interrupts."""
+        """Load, play both arms, judge. Raises only what interrupts."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         reached: set[Feature] = set()
         try:
@@ -142,8 +142,8 @@ class Player:
         )
 
     def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path, launcher: Sim) -> _Arm:
-        """Played once for all scenarios that differ in their faults alone; not at all for one that
-        is played twice.
+        """The control arm, played once for all scenarios that differ only in their faults; a
+        repeated play reuses it as well.
         """
         key = json.dumps({name: value for name, value in tree.items() if name != "faults"})
         found = self._controls.get(key)
@@ -181,7 +181,7 @@ class Player:
 
 
 def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]:
-    """What all checkers say of both arms."""
+    """Findings of all checkers on both arms."""
     for arm in ARMS:
         for name, finding in check_all(evidence_of(cell, logs, arm, due_of(cell, arm))).items():
             yield f"{arm}: {name}", finding
@@ -190,7 +190,7 @@ def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]
 def evidence_of(
     cell: Cell, logs: Mapping[str, Log], arm: Literal["control", "faulted"], due: Expected
 ) -> Evidence:
-    """What a checker gets to see of an arm. ``due``: what the arm must be."""
+    """A checker's evidence on an arm. ``due``: what the scenario requires of the arm."""
     return Evidence(
         arm=arm,
         cell=cell,
@@ -203,12 +203,12 @@ def evidence_of(
 
 
 def due_of(cell: Cell, arm: str) -> Expected:
-    """What the scenario says that an arm of it must be."""
+    """What the scenario requires of an arm."""
     return expected_of(resolved_of(cell), cell, 0, arm)
 
 
 def resolved_of(cell: Cell) -> ResolvedRun:
-    """The run of one cell, once."""
+    """A run of this one cell."""
     return ResolvedRun(
         run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell]
     )
@@ -224,7 +224,7 @@ def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def memory() -> Path | None:
-    """A directory in memory; None: there is none."""
+    """A directory in memory; None if there is none."""
     return IN_MEMORY if IN_MEMORY.is_dir() else None
 
 
@@ -239,7 +239,7 @@ def strategies() -> Mapping[str, type[Strategy]]:
 
 
 def digest(run: RunDirectory) -> str:
-    """Of every byte of the logs."""
+    """Digest of every byte of the logs."""
     found = hashlib.blake2b(digest_size=16)
     for path in sorted((run.root / "events").rglob("*.jsonl")):
         found.update(path.relative_to(run.root).as_posix().encode() + b"\0" + path.read_bytes())
@@ -248,7 +248,7 @@ def digest(run: RunDirectory) -> str:
 
 @contextlib.contextmanager
 def bounded(seconds: float, what: str) -> Iterator[None]:
-    """Raise Endless in this thread, the main one, when it takes longer."""
+    """Raise Endless in this thread, which must be the main one, after ``seconds``."""
 
     def over(signum: int, frame: FrameType | None) -> None:
         where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
@@ -269,15 +269,15 @@ def told(error: Exception) -> str:
 
 
 def place_of(error: Exception) -> str:
-    """Where it was raised, and what: the same defect has the same."""
+    """Its type, and where it was raised; equal for the same defect."""
     frames = traceback.extract_tb(error.__traceback__)
     where = place_in_rooms(frames[-1].filename, frames[-1].name) if frames else "?"
     return f"{type(error).__name__} in {where}"
 
 
 def place_in_rooms(file: str, function: str) -> str:
-    """A function of a file by its path from the project's root, ``recovery/data/order.py of``; of
-    a file of another project by the last two parts of its path.
+    """A function of a file by its path from the project's root, ``recovery/data/order.py of``; for
+    a file of another project, by the last two parts of the path.
     """
     path = Path(file)
     ours = path.is_relative_to(ROOT)

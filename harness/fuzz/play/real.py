@@ -1,5 +1,5 @@
-"""One scenario played for real: by ``chaos run``, as its user starts it, in a process of its own;
-then its output, its exit code, its results and the machine are looked at.
+"""Plays one scenario with real processes: by ``chaos run`` in a separate process, as a user starts
+it; then checks its output, exit code, results and the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from harness.launch.requirements import lacking, refuse_impossible
 from harness.run.timeouts import refuse_clashing
 
 LONGEST_S = 300.0
-"""For all of a run: ten times what it takes, more than two arms without a step take to be given up.
+"""Limit for a whole run: ten times the usual duration, and longer than two arms without a step take
+to be given up.
 """
 TOLD = 4000
 """Characters of output that are kept."""
@@ -50,15 +51,15 @@ JUDGED = frozenset(
         errors.EXIT_HALTED,
     }
 )
-"""Exit codes of runs that came to their end, whatever it is."""
+"""Exit codes of runs that ended regularly, with any verdict."""
 REFUSED = frozenset({errors.EXIT_USAGE, errors.EXIT_SKIPPED})
 WORST = ("pass", "inconclusive", "fail")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How ``chaos run`` ended. ``overdue``: it had to be ended; ``left``: what was found of it on
-    the machine.
+    """How ``chaos run`` ended. ``overdue``: it was ended by force; ``left``: what it left on the
+    machine.
     """
 
     code: int | None
@@ -69,8 +70,8 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class RealPlayer:
-    """Plays scenarios with processes of this machine. ``root``: where their files go meanwhile;
-    ``longest_s``: for one of them.
+    """Plays scenarios with processes of this machine. ``root``: directory for temporary files;
+    ``longest_s``: time limit of each.
     """
 
     catalogue: Catalogue
@@ -78,9 +79,7 @@ class RealPlayer:
     longest_s: float = LONGEST_S
 
     def play(self, tree: Mapping[str, Any]) -> Played:
-        """Load, run, look at what came of it. Never raises, but for what interrupts: then nothing
-        of it is left.
-        """
+        """Load, run, inspect the result. Raises only what interrupts, after cleaning up."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root)).resolve()
         try:
             path = root / "scenario.yaml"
@@ -94,8 +93,8 @@ class RealPlayer:
             shutil.rmtree(root, ignore_errors=True)
 
     def _refusal(self, path: Path) -> str:
-        """Why it cannot be played, by what ``chaos run`` asks before it starts anything; empty: it
-        can.
+        """Why it cannot be played, by the checks of ``chaos run`` before it starts anything; empty
+        if it can.
         """
         try:
             for cell in load(path, self.catalogue, env=os.environ).cells:
@@ -142,30 +141,30 @@ def playable(kinds: Mapping[str, type[Fault]], launcher: Launcher) -> dict[str, 
 
 
 def run_in(runs: Path) -> RunDirectory | None:
-    """The only one below ``runs``; None: it was not begun."""
+    """The only run below ``runs``; None if it was not started."""
     found = [path for path in runs.glob("*/*") if path.is_dir() and not path.is_symlink()]
     return RunDirectory(found[0]) if found else None
 
 
 def logs_of(run: RunDirectory | None) -> Iterator[tuple[str, Log]]:
-    """Arm -> its log, of those that have one that can be read."""
+    """Arm -> its log, for arms with a readable log."""
     for name in run.arms() if run is not None else ():
         assert run is not None
         try:
             yield name, read_log(run.events(name))
         except LogError:
-            continue  # the judge read it too, and says so
+            continue  # the judge read it too, and reports it
 
 
 def pids_of(logs: Mapping[str, Log]) -> set[int]:
-    """Of all processes that an arm had."""
+    """Pids of all processes of an arm."""
     return {
         int(event.data["pid"]) for log in logs.values() for event in log.of(Kind.PROCESS_SPAWNED)
     }
 
 
 def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -> Played:
-    """What became of a scenario, by how its run ended and what it wrote down."""
+    """The result of a scenario, from its run's end and files."""
     results = _results(run)
     reason = (results.reason if results is not None else "") or ended.said[-TOLD:]
     reached = frozenset(feature for log in logs.values() for feature in reached_in(log))
@@ -198,9 +197,8 @@ def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -
 
 
 def findings_of(results: Results) -> dict[str, Finding]:
-    """ "arm: checker" -> its word, of several cells the worst; and what no checker says: an arm
-     that is missing, and a
-    verdict that none of them explains.
+    """Findings by "arm: checker", the worst over the cells; plus findings for a missing arm and for
+    a verdict that no checker explains.
     """
     found: dict[str, Finding] = {}
     for arm in results.arms:
@@ -220,7 +218,7 @@ def findings_of(results: Results) -> dict[str, Finding]:
 
 
 def traceback_in(texts: Sequence[str]) -> str:
-    """The last one that a program has printed; empty: none."""
+    """The last traceback that a program printed; empty if there is none."""
     for text in texts:
         if TRACEBACK in text:
             return text[text.rindex(TRACEBACK) :][:TOLD].strip()
@@ -228,7 +226,7 @@ def traceback_in(texts: Sequence[str]) -> str:
 
 
 def place_in(trace: str) -> str:
-    """Where it was raised, and what, as ``play.place_of`` says it."""
+    """The error's type, and where it was raised, in the format of ``play.place_of``."""
     frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)', trace)
     raised = next((line for line in trace.splitlines()[1:] if re.match(r"[\w.]+(:|$)", line)), "?")
     where = place_in_rooms(*frames[-1]) if frames else "?"
@@ -236,8 +234,8 @@ def place_in(trace: str) -> str:
 
 
 def reached_in(log: Log) -> Iterator[Feature]:
-    """As ``coverage.Observed`` notes it, as far as a log tells: whether the job trained then, or
-    recovered.
+    """Features as in ``coverage.Observed``, as far as a log shows them: only whether the job
+    trained or recovered at the time.
     """
     stage = "starting"
     for event in log.of(
@@ -276,6 +274,6 @@ def _agents_said(run: RunDirectory | None) -> list[str]:
 
 
 def _without_paths(text: str) -> str:
-    """The first line, without what differs from one play to the next."""
+    """The first line, without what differs between plays."""
     first = re.sub(r"/\S+", "PATH", text.split("\n", 1)[0])
     return re.sub(r"\d+(\.\d+)?", "#", first)[:160]

@@ -1,29 +1,31 @@
-"""Replicas that differ and that nothing was due to compare: the one reason for which a job may have
-replicas that differ, as a fault made them, and go on or end so.
+"""Replicas that differ although no comparison was due: the one reason for which a job may continue
+or end with replicas that a fault made different.
 
-The rule. A fault that changes a rank's state makes its replica another than the rest, and nothing
-is non-finite that would show it. Recovery can only tell when states are compared. That happens
+The rule. A fault that changes a rank's state makes its replica differ from the rest, and nothing is
+non-finite that would show it. Recovery can only detect that when states are compared. That happens
 
 - after a step at which all members of a generation send digests: each ``verify_every`` steps,
   without it with each checkpoint, and after the last step (``recovery.policy.interval.compared``);
-- when a generation has formed, before it trains, of all that its members hold.
+- when a generation has formed, before it trains, for the state of all its members.
 
-Digests that were sent while nobody supervised are compared by whoever takes over, who asks for
-them: not where a member was gone by then.
+Digests sent while there was no supervisor are compared after the takeover: the new supervisor
+requests them again, except from members that were gone before.
 
-A comparison shows the change only while of one part of the model some hold it and some do not. Once
-all do (a spare copied it from the last survivor), or nobody does (all went back to a checkpoint,
-whoever held it is gone), there is nothing left to compare. How often a job compares is its user's
-to choose, and so is what may happen in between: that a rank becomes the source of a replacement, or
-saves, with a state that is compared later. So a difference is no defect of recovery exactly when
+A comparison shows the change only while some members hold it and others do not, for the same part
+of the model. Once all hold it (a spare copied it from the last survivor), or none does (all went
+back to a checkpoint, or its holders are gone), there is nothing left to compare. The user chooses
+how often a job compares, and thus what may happen in between: a rank with a changed state may
+become the source of a replacement, or save, before the comparison. So a difference is not a defect
+of recovery exactly if
 
-- it is of a state that a fault changed: all that hold none such hold the same; and
+- it is of a state that a fault changed: all members that do not hold such a state hold the same;
+  and
 - no comparison was due that could have shown that change, from the injection until the end.
 
-A change that a comparison did not show though it could have (random numbers that nothing draws) has
-not made any difference, and is none of those that are followed.
+A change that a comparison could have shown, and did not (random numbers that nothing draws), made
+no difference, and is not followed.
 
-Both are read from the log, and from what a kind of fault says of itself.
+Both are read from the log, and from the declarations of the kinds of fault.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class Change:
     step: int
 
     def origins(self, history: History, number: int, step: int) -> dict[str, str]:
-        """Who holds it after a step of generation ``number``, and from which of those that were
-        hit.
+        """The holders of the change after a step of generation ``number``, each with the hit
+        process that its state comes from.
         """
         if (number, step) < (self.generation, self.step):
             return {}
@@ -64,7 +66,7 @@ class Change:
 
 
 def uncompared(tree: Tree, log: Log) -> bool:
-    """Whether replicas differed, and all differences are as the rule of this module says."""
+    """Whether replicas differed, and this module's rule covers all differences."""
     history = history_of(log)
     changes = [
         Change(
@@ -110,21 +112,21 @@ def _without_effect(history: History, groups: list[list[Event]], change: Change)
 
 
 def _made_by_changes(history: History, digests: list[Event], changes: list[Change]) -> bool:
-    """Whether those that hold no changed state hold the same."""
+    """Whether the members without a changed state hold the same."""
     number, step = digests[0].generation, digests[0].step or 0
     held = {name for one in changes for name in one.origins(history, number, step)}
     return _same([event for event in digests if event.actor not in held])
 
 
 def _behind(history: History, digests: list[Event], changes: list[Change]) -> list[Change]:
-    """The changes that somebody held of those whose digests differ."""
+    """The changes held by processes whose digests differ."""
     number, step = digests[0].generation, digests[0].step or 0
     actors = {event.actor for event in digests}
     return [one for one in changes if actors & one.origins(history, number, step).keys()]
 
 
 def _was_due(tree: Tree, history: History, change: Change) -> bool:
-    """Whether a comparison that could have shown a change was due."""
+    """Whether a comparison that could have shown the change was due."""
     return any(
         _shows(history, change, generation)
         and (
@@ -137,9 +139,7 @@ def _was_due(tree: Tree, history: History, change: Change) -> bool:
 
 
 def _shows(history: History, change: Change, generation: Generation) -> bool:
-    """Whether of some part of the model not all members hold the same, as far as it is due to the
-    change.
-    """
+    """Whether the change makes members differ in some part of the model."""
     held = origins(history, change.processes, change.generation, generation.number)
     kept: dict[int, set[str | None]] = defaultdict(set)
     for rank, name in enumerate(generation.members):
@@ -150,10 +150,10 @@ def _shows(history: History, change: Change, generation: Generation) -> bool:
 def _steps_compared(
     tree: Tree, history: History, change: Change, generation: Generation
 ) -> Iterator[int]:
-    """Steps of a generation, since the change, of which all members were to send a digest."""
+    """Steps of a generation, since the change, of which all members had to send a digest."""
     saving = {
         (event.generation, event.step) for event in history.log.of(Kind.STATE_DIGEST)
-    }  # and after the last step, which is compared anyway
+    }  # or after the last step, which is compared anyway
     every, steps = tree["workload"].get("verify_every"), history.info.steps
     for run in history.runs_of(generation.number):
         if (run.generation, run.step) < (change.generation, change.step):
@@ -169,8 +169,8 @@ def _steps_compared(
 
 
 def _unheard(history: History, generation: Generation, step: int) -> bool:
-    """Whether the digest of a member after a step was made while nobody supervised, and the member
-    had ended when somebody took over.
+    """Whether a member's digest after a step was made without a supervisor, and the member had
+    ended before the takeover.
     """
     log = history.log
     made = {

@@ -1,9 +1,8 @@
-"""Where faults act: one module for each ``chaos.fault.base.Where``, which finds an occurrence's
-targets and reaches them.
+"""Where faults act: one module per ``chaos.fault.base.Where``, which finds the targets of an
+occurrence and gives access to them.
 
-A site is a class ``<Where>Site`` in ``harness/inject/sites/<where>.py``, made once for an arm.
-Faults that act inside a rank have none: the rank's own agent (``harness.rank.fault_agent``) is
-their site.
+A site is a class ``<Where>Site`` in ``harness/inject/sites/<where>.py``, made once per arm. Faults
+that act inside a rank have no site: the rank's own agent (``harness.rank.fault_agent``) does it.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """One thing that one occurrence hits.
+    """One target of one occurrence.
 
-    ``target``: what the fault gets, by the protocol of ``chaos.fault.targets``; ``who``: the target
-    as recorded; ``processes``: the processes hit, if any; ``look``: asked again and again until it
-    sees something, which is then logged as the fault's effect; ``undo``: records that go to the
+    ``target``: the handle that the fault acts on, a protocol of ``chaos.fault.targets``; ``who``:
+    the target as recorded; ``processes``: the processes hit, if any; ``look``: polled until it
+    returns something, which is then logged as the fault's effect; ``undo``: records written to the
     ledger before the act.
     """
 
@@ -55,18 +54,18 @@ class Site(Protocol):
     def __init__(self, scene: Scene) -> None: ...
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """Everything an occurrence due now hits, in order. ``number``: of the first of these
+        """All targets of an occurrence due now, in order. ``number``: number of the first of these
         occurrences.
         """
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether all of it is there; in the middle of a recovery a process may be about to be
+        """Whether all targets are there; during a recovery a process may be about to be
         replaced.
         """
 
 
 def site(where: Where, scene: Scene) -> Site:
-    """The site of a ``Where``. Raises KeyError for one that has none."""
+    """The site of a ``Where``. Raises KeyError for ``Where.RANK``, which has none."""
     if where is Where.RANK:
         raise KeyError(where)
     module = importlib.import_module(f"{__name__}.{where.value}")

@@ -34,11 +34,11 @@ class CheckpointHandle:
 
     @property
     def older(self) -> Path | None:
-        """Directory of the next older one, if any."""
+        """Directory of the next older checkpoint, if any."""
         return self.older_checkpoint.path if self.older_checkpoint else None
 
     def verify(self) -> str | None:
-        """The verifier's complaint, or None."""
+        """The verifier's error, or None."""
         try:
             checkpoints.verify(self.checkpoint)
         except checkpoints.CorruptCheckpoint as error:
@@ -48,22 +48,20 @@ class CheckpointHandle:
 
 @dataclass(frozen=True)
 class NextSave:
-    """The save that comes next, in the process that will do it; see
-    chaos.fault.targets.CheckpointTarget.
-    """
+    """The next save, in the process that will do it; see chaos.fault.targets.CheckpointTarget."""
 
     scene: Scene
     process: str
     about: Mapping[str, Any]
 
     def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
-        """Tell the fault agent of whoever saves."""
+        """Command the fault agent of the process that saves."""
         command = {**self.about, "stage": stage, "lose": lose_unsynced}
         self.scene.send(self.process, Extra(topic="disk", payload=command))
 
 
 class CheckpointSite:
-    """The checkpoint a fault names, as they lie on disk now."""
+    """Finds the checkpoint that a fault names, among those on disk now."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -81,12 +79,12 @@ class CheckpointSite:
         if not found:
             return [Miss(who={"checkpoint": None}, reason="no such checkpoint")]
         newest = found[0]
-        # Another place each time: the same bit flipped twice is as good as new.
+        # A different place each time: flipping the same bit twice restores it.
         handle = CheckpointHandle(
             newest, found[1] if len(found) > 1 else None, planned.seed + number
         )
         who = {"checkpoint": newest.name}
-        # The recovery stack's own verifier, which the fault does not know, is the witness.
+        # The witness is the recovery stack's own verifier, which knows nothing of the fault.
         return [
             Aim(
                 target=handle,
@@ -103,7 +101,7 @@ class CheckpointSite:
         if saved is None:
             return Miss(who={"checkpoint": None}, reason=f"there is no checkpoint in {directory}")
         who = {"checkpoint": saved.path.name}
-        # The files read again, by the digests taken before: nobody else knows what is in them.
+        # Reread the files against digests taken before the act: only the script knows their format.
         return Aim(
             target=saved,
             who=who,
@@ -123,7 +121,7 @@ class CheckpointSite:
         )
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Files are always there."""
+        """Always: a missing checkpoint fails the occurrence instead."""
         return True
 
 

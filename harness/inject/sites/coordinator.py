@@ -13,17 +13,19 @@ from harness.inject.sites import Aim, Miss
 
 @dataclass(frozen=True)
 class CoordinatorHandle:
-    """See chaos.fault.targets.CoordinatorTarget."""
+    """The coordinator; see chaos.fault.targets.CoordinatorTarget."""
 
     scene: Scene
 
     def kill(self, down_s: float) -> None:
-        """Lose it; another takes over later."""
+        """Stop the coordinator; another takes over after ``down_s``."""
         self.scene.lose_coordinator(down_s)
 
 
 class CoordinatorSite:
-    """There is one. All ranks are witnesses: their own logs say whether they went on."""
+    """The one coordinator of a job. All ranks are witnesses: their logs show whether they
+    continued.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -41,5 +43,5 @@ class CoordinatorSite:
         ]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """As soon as there is one again."""
+        """Whether a coordinator is running."""
         return self._scene.has_coordinator

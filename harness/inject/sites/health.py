@@ -1,4 +1,4 @@
-"""The health source, on behalf of a rank's device or of a node."""
+"""The health source, reporting on a rank's device or a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.launch.health import HealthReport, HealthSource
 
 @dataclass(frozen=True)
 class HealthHandle:
-    """The source, and whose device is spoken of; see chaos.fault.targets.HealthTarget."""
+    """The source, and the device or node to report on; see chaos.fault.targets.HealthTarget."""
 
     source: HealthSource
     node: int | None
@@ -24,7 +24,7 @@ class HealthHandle:
     device: str | None
 
     def report(self, *, what: str, code: int) -> None:
-        """Append to the source."""
+        """Append a report to the source."""
         fields: dict[str, Any] = {"what": what, "code": code, "source": "injected"}
         fields |= {"node": self.node, "rank": self.rank, "device": self.device}
         self.source.append(HealthReport.model_validate(fields))
@@ -37,7 +37,7 @@ class HealthSite:
         self._scene = scene
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """Those that are there now."""
+        """The ranks held now, then the nodes."""
         source = self._scene.health
         if source is None:
             return [
@@ -59,5 +59,5 @@ class HealthSite:
         return [*found, *nodes]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether somebody holds each rank."""
+        """Whether a process holds each rank."""
         return all(self._scene.process_of(rank) for rank in planned.ranks)

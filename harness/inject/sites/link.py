@@ -1,4 +1,4 @@
-"""Directed links between ranks: a proxy that they lead through, or the kernel's between nodes."""
+"""Directed links between ranks, shaped by a proxy or by the kernel between nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NO_CONTROL = "no link can be shaped here"
 
 
 class LinkHandle:
-    """Links by rank, held to the processes that held the ranks when it was made; see
+    """Links by rank, bound to the processes that held the ranks when it was made; see
     chaos.fault.targets.LinkTarget.
 
-    ``look`` measures the first of them once it is shaped. ``control``: None where nothing shapes
-    links.
+    ``look`` probes the first link once it is shaped. ``control``: None where links cannot be
+    shaped.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LinkHandle:
         self._by = ""
 
     def shape(self, shape: LinkShape, *, both_ways: bool = False) -> str:
-        """Shape them all, with what other faults do to them."""
+        """Shape all links, combined with what other faults do to them."""
         if self._control is None:
             raise RuntimeError(NO_CONTROL)
         back = [(dst, src) for src, dst in self.links] if both_ways else []
@@ -56,7 +56,7 @@ class LinkHandle:
         return by
 
     def _wanted(self, link: tuple[str, str], shape: LinkShape) -> LinkShape:
-        """What a link is to do from now on, by all that faults want of it."""
+        """The shape a link must have now, combining what all active faults want."""
         assert self._control is not None
         over, of = self._control.over(link), self._scene.in_force
         open_ = shape == LinkShape()
@@ -66,8 +66,8 @@ class LinkHandle:
         return reduce(lambda before, one: one.over(before), all_, LinkShape())
 
     def pace(self, bytes_per_s: float | None, latency_s: float) -> None:
-        """Tell the ranks at the sources the lowest rate that is wanted, and all that is to be
-        waited.
+        """Send the ranks at the sources the lowest rate of all active faults, and the sum of their
+        latencies.
         """
         of = self._scene.in_force
         for source in dict.fromkeys(src for src, _ in self.links):
@@ -85,7 +85,7 @@ class LinkHandle:
             )
 
     def cut_control(self, cut: bool) -> None:
-        """As far as nodes are more than names."""
+        """Cut the source nodes off from their coordinator, or reconnect them; needs machines."""
         machines = self._scene.machines
         if machines is None:
             raise RuntimeError(
@@ -101,7 +101,7 @@ class LinkHandle:
                 machines.rejoin(node)
 
     def look(self) -> Mapping[str, Any] | None:
-        """What a probe measured on the first link, and by what means it is shaped."""
+        """What a probe measured on the first link, and the mechanism that shapes it."""
         if self._control is None or not self._by:
             return None
         if self._probe is None:
@@ -114,14 +114,14 @@ class LinkHandle:
 
 
 class LinkSite:
-    """All links of a fault are one occurrence."""
+    """Finds the links of a fault, all of which are one occurrence."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """Links both of whose ranks somebody holds, and that can be shaped if that is what the
-        fault does.
+        """The links whose two ranks are both held, and that can be shaped if the fault shapes
+        links.
         """
         control = self._scene.links if Need.LINKS in fault.wants() else None
         if control is None and Need.LINKS in fault.wants():
@@ -129,7 +129,7 @@ class LinkSite:
         return [link_aim(self._scene, control, planned.links)]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether somebody holds every rank."""
+        """Whether a process holds every rank."""
         return all(
             self._scene.process_of(rank) for rank in {r for link in planned.links for r in link}
         )
@@ -138,9 +138,7 @@ class LinkSite:
 def link_aim(
     scene: Scene, control: LinkControl | None, links: Sequence[tuple[int, int]]
 ) -> Aim | Miss:
-    """One occurrence that hits these links, as far as their ranks are held and they can be
-    shaped.
-    """
+    """One occurrence that hits those of the links whose ranks are held and that can be shaped."""
     held = {
         rank: scene.process_of(rank) for rank in sorted({rank for link in links for rank in link})
     }

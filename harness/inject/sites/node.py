@@ -1,4 +1,4 @@
-"""Nodes, from outside: all processes of one machine, or of all machines of one rack, at once."""
+"""Nodes, from outside: all processes of one machine, or of all machines of a rack, at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = ("running", "unknown", None)
 
 @dataclass(frozen=True)
 class NodeHandle:
-    """Nodes that go together; see chaos.fault.targets.NodeTarget."""
+    """Nodes that are hit together; see chaos.fault.targets.NodeTarget."""
 
     scene: Scene
     nodes: Sequence[int]
@@ -29,11 +29,11 @@ class NodeHandle:
 
     @property
     def processes(self) -> Sequence[ProcessTarget]:
-        """What lived there when it was made."""
+        """The processes that lived there when it was made."""
         return [ProcessHandle(self.scene, name) for name in self.names]
 
     def kill(self) -> Mapping[str, Any]:
-        """The machines where there are some, else their processes."""
+        """Kill the machines, or their processes where there are no machines."""
         if self.scene.machines is not None:
             return {
                 "machines": {str(node): dict(self.scene.machines.kill(node)) for node in self.nodes}
@@ -43,7 +43,7 @@ class NodeHandle:
         return {"signal": "SIGKILL", "processes": len(self.names)}
 
     def pause(self) -> Mapping[str, Any]:
-        """The machines where they can be paused, else their processes."""
+        """Pause the machines, or stop their processes where machines cannot be paused."""
         machines = self._pausable()
         if machines is not None:
             for node in self.nodes:
@@ -72,7 +72,7 @@ class NodeHandle:
         return machines if machines is not None and machines.can_pause else None
 
     def ration(self, cores: float) -> None:
-        """By the control groups of the arm."""
+        """Limit the processes to ``cores`` with the control groups of the arm."""
         if self.scene.groups is None:
             raise RuntimeError("there are no control groups here")
         for node in self.nodes:
@@ -82,7 +82,7 @@ class NodeHandle:
             self.scene.groups.limit_cores(names, cores)
 
     def unration(self) -> None:
-        """No limit any more, but what others have on it still."""
+        """Lift the limit, except for limits that other faults still have there."""
         groups = self.scene.groups
         for node in self.nodes if groups is not None else ():
             assert groups is not None
@@ -93,13 +93,13 @@ class NodeHandle:
 
 
 class NodeSite:
-    """One occurrence for each node, or for each rack of a fault that takes whole racks."""
+    """One occurrence per node, or per rack for a fault that takes whole racks."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """Everybody who is on the nodes now: ranks, spares, and those that only start."""
+        """All processes on the nodes now: ranks, spares, and those still starting."""
         if not fault.whole_racks:
             return [self._aim(fault, [node]) for node in planned.nodes]
         racks: dict[int, list[int]] = {}
@@ -110,7 +110,7 @@ class NodeSite:
         return [self._aim(fault, nodes, rack=rack) for rack, nodes in racks.items()]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether somebody is on each node."""
+        """Whether each node has a process."""
         return all(self._scene.on_node(node) for node in planned.nodes)
 
     def _aim(self, fault: Fault, nodes: Sequence[int], rack: int | None = None) -> Aim | Miss:
@@ -139,8 +139,8 @@ class NodeSite:
 def _changed(
     scene: Scene, before: Mapping[int, Mapping[str, Any]], names: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """The platform's word that no machine runs any more, or the kernel's that the processes are
-    stopped.
+    """Evidence from the platform that none of the machines runs, or from the kernel that the
+    processes are stopped.
     """
     if scene.machines is not None:
         states = {
@@ -153,13 +153,13 @@ def _changed(
 
 
 def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A node that is another machine by now has lost the one it was."""
+    """A node that is now another machine has lost the machine it was."""
     if "machine" in now and now["machine"] != before.get("machine"):
         return {"state": "removed", "machine": before.get("machine"), "replaced_by": now["machine"]}
     return now
 
 
 def _waiting(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:
-    """In how many periods the kernel kept one of them waiting for a processor."""
+    """In how many periods the kernel throttled one of them."""
     kept = max(map(scene.groups.throttled, names), default=0) if scene.groups is not None else 0
     return {"throttled": kept} if kept else None

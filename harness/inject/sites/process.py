@@ -26,7 +26,7 @@ class ProcessHandle:
     process: str
 
     def signal(self, signum: int) -> None:
-        """Send a signal; what another fault stops still is not told to go on."""
+        """Send a signal; SIGCONT is withheld while another fault still stops the process."""
         if signum == signal.SIGSTOP:
             self.scene.in_force.begin("stopped", self.process, id(self))
         if signum != signal.SIGCONT or not self.scene.in_force.end(
@@ -35,15 +35,15 @@ class ProcessHandle:
             self.scene.signal(self.process, signum)
 
     def signal_later(self, signum: int, delay_s: float) -> None:
-        """Send it later."""
+        """Send the signal after ``delay_s``."""
         self.scene.later(delay_s, partial(self.scene.signal, self.process, signum))
 
     def state(self) -> str:
-        """The kernel's word on it."""
+        """The kernel's state of the process."""
         return self.scene.os_state(self.process)
 
     def starve(self, spare_mib: int) -> None:
-        """Limit its memory, and have it take more."""
+        """Limit its memory, and make it allocate beyond the limit."""
         if self.scene.groups is None:
             raise RuntimeError("there are no control groups here")
         self.scene.in_force.begin("starved", self.process, id(self))
@@ -53,24 +53,24 @@ class ProcessHandle:
         )
 
     def refuse_device(self) -> str:
-        """Let nobody start on its device any more."""
+        """Refuse new processes on its device."""
         device = self.scene.refuse_device(self.process)
         self.scene.in_force.begin("refused", device, id(self))
         return device
 
     def accept_device(self) -> None:
-        """Let processes start there again."""
+        """Admit new processes on its device again, unless another fault still refuses them."""
         if not self.scene.in_force.end("refused", self.scene.device_of(self.process), id(self)):
             self.scene.accept_device(self.process)
 
     def release(self) -> None:
-        """No limit any more, but what others have on it still."""
+        """Lift the limit, unless another fault still has one there."""
         self.scene.in_force.end("starved", self.process, id(self))
         release(self.scene, self.process)
 
 
 class ProcessSite:
-    """One occurrence for each process."""
+    """One occurrence per process."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -93,13 +93,13 @@ class ProcessSite:
         return found
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether somebody holds each rank, and each spare waits."""
+        """Whether a process holds each rank, and each spare waits."""
         held = all(self._living(rank) for rank in planned.ranks)
         return held and all(self._scene.spare(index) for index in planned.spares)
 
     def _living(self, rank: int) -> str | None:
-        """Who holds a rank; nobody where that process is dead already and its exit only not noticed
-        yet: what then ends it would be taken for this fault's doing.
+        """The live process that holds a rank. None if the process is dead and its exit not noticed
+        yet: otherwise that exit would be attributed to this fault.
         """
         process = self._scene.process_of(rank)
         return process if process and self._scene.os_state(process) not in DEAD else None
@@ -118,8 +118,8 @@ class ProcessSite:
 
 
 def release(scene: Scene, process: str) -> None:
-    """Take all limits from a process on which no fault has one any more: its memory's and its
-    processor's are one group's.
+    """Lift all limits from a process once no fault limits it: memory and processor limits share one
+    control group.
     """
     node = scene.node_of(process)
     if (
@@ -132,17 +132,17 @@ def release(scene: Scene, process: str) -> None:
 
 
 def miss_rank(rank: int) -> Miss:
-    """A rank that nobody holds."""
+    """A rank that no process holds."""
     return Miss(who={"rank": rank}, reason=f"nobody holds rank {rank}")
 
 
 def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:
-    """The kernel's word that a process is stopped, or was killed for its memory."""
+    """The kernel's evidence that a process is stopped, or was killed for its memory."""
     kills = scene.groups.oom_kills(process) if scene.groups is not None else 0
     return {"oom_kills": kills} if kills else stopped(scene, process)
 
 
 def stopped(scene: Scene, process: str) -> Mapping[str, Any] | None:
-    """The kernel's word that a process is stopped, if it is."""
+    """The kernel's evidence that a process is stopped, if it is."""
     state = scene.os_state(process)
     return {"os_state": state} if state in ("T", "t") else None

@@ -21,17 +21,17 @@ class StorageHandle:
         self._storage = storage
 
     def fill(self, *, shrink: bool) -> None:
-        """Leave no free byte."""
+        """Fill the file system until no byte is free."""
         self._wanted.begin("full", "storage", id(self))
         self._storage.fill(shrink=shrink)
 
     def free(self) -> None:
-        """Undo it, if no other fault has it full still."""
+        """Free the space, unless another fault still keeps it full."""
         if not self._wanted.end("full", "storage", id(self)):
             self._storage.free()
 
     def set_read_only(self, read_only: bool) -> None:
-        """Remount it, but not for writing while another fault has it read-only still."""
+        """Remount it; it stays read-only while another fault wants that."""
         if read_only:
             self._wanted.begin("read-only", "storage", id(self))
             self._storage.set_read_only(True)
@@ -39,12 +39,12 @@ class StorageHandle:
             self._storage.set_read_only(False)
 
     def probe(self) -> str | None:
-        """What the kernel says to a small write."""
+        """The kernel's error for a small write, or None."""
         return self._storage.probe()
 
 
 class StorageSite:
-    """There is one."""
+    """The one file system of an arm's checkpoints."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -58,7 +58,7 @@ class StorageSite:
         return [Aim(target=handle, who=who, look=lambda: _look(handle))]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """It is always there."""
+        """Always."""
         return True
 
 

@@ -13,13 +13,13 @@ from harness.launch.launcher import StoreControl
 
 
 class StoreSite:
-    """There is one."""
+    """The one store of a job."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
-        """The store, if it is a process."""
+        """The store, if it runs as its own process."""
         control = self._scene.store
         if control is None:
             return [Miss(who={"store": None}, reason="the store is no process of its own here")]
@@ -27,14 +27,12 @@ class StoreSite:
         return [Aim(target=handle, who={"store": "the job's"}, look=handle.look)]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Another is started as soon as one ends."""
+        """Always: a new store starts as soon as one ends."""
         return True
 
 
 class StoreHandle:
-    """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of what was
-    done to it.
-    """
+    """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of the act."""
 
     def __init__(self, scene: Scene, control: StoreControl) -> None:
         self._wanted = scene.in_force
@@ -47,7 +45,7 @@ class StoreHandle:
         self._control.signal(signum)
 
     def set_latency(self, seconds: float) -> None:
-        """Delay every request; of several delays the longest is in force."""
+        """Delay every request; of several delays the longest applies."""
         if seconds:
             left = self._wanted.begin("latency", "store", id(self), seconds)
         else:
@@ -55,11 +53,11 @@ class StoreHandle:
         self._control.set_latency(max(left, default=0.0))
 
     def round_trip_s(self) -> float | None:
-        """Of an uninvolved client."""
+        """Round trip of a client that is not part of the job."""
         return self._control.round_trip_s()
 
     def look(self) -> Mapping[str, Any] | None:
-        """How it ended, if it was signalled, else how long it takes to answer."""
+        """How it exited, if it was signalled, otherwise its response time."""
         if self._signalled:
             return self._control.ended()
         round_trip_s = self.round_trip_s()

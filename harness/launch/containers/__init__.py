@@ -1,3 +1,1 @@
-"""Nodes that are containers of an engine on this machine: the engine, images, the run's network,
-and their end.
-"""
+"""Nodes as containers on this machine: the engine, images, the run's network, and their cleanup."""

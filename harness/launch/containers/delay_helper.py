@@ -1,5 +1,5 @@
-"""Has a helper inside a node delay the packets of one source, where the kernel has no netem. The
-helper itself is ``harness.launch.containers.delaying``.
+"""Starts a helper inside a node that delays the packets of one source, if the kernel has no netem.
+The helper itself is ``harness.launch.containers.delaying``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ END_LIMIT_S = 2.0
 
 
 def queue_of(address: str) -> int:
-    """Number of the kernel's queue for packets of a source. The last two bytes of its address tell
-    sources of one network apart.
+    """Number of the kernel's queue for packets of a source: the last two bytes of its address,
+    which differ within one network.
     """
     third, fourth = address.split(".")[2:]
     return (int(third) << 8) | int(fourth)
 
 
 class DelayHelper:
-    """One helper, ready for the packets of ``address`` in the namespace of ``inside``. Raises
-    RuntimeError.
+    """One helper for the packets of ``address`` in the namespace of ``inside``, ready to run.
+    Raises RuntimeError.
     """
 
     def __init__(self, inside: Inside, address: str) -> None:
@@ -43,23 +43,23 @@ class DelayHelper:
         if said != b"ready\n":
             self.end()
             raise RuntimeError(
-                "packets cannot be held: the kernel gives no queue to user space (NFQUEUE), nor has"
-                " it netem"
+                "packets cannot be delayed: the kernel supports neither user-space queues"
+                "(NFQUEUE) nor netem"
             )
 
     def delay(self, shape: LinkShape) -> None:
-        """Delay packets by that much from now on. Raises RuntimeError."""
+        """Delay packets by ``shape`` from now on. Raises RuntimeError."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{shape.delay_s} {shape.jitter_s}\n".encode())
             self.process.stdin.flush()
         except OSError as error:
             raise RuntimeError(
-                f"the helper that holds packets is gone: {error.strerror}"
+                f"the helper that delays packets is gone: {error.strerror}"
             ) from error
 
     def end(self) -> None:
-        """End it by the end of its input; the packets that it holds go on."""
+        """Close its input to end it; the packets that it holds are let through."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

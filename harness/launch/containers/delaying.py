@@ -1,10 +1,10 @@
-"""Holds packets of a queue of the kernel (NFQUEUE) for a while, in order: ``python -m
+"""Delays packets of a kernel queue (NFQUEUE), in order: ``python -m
 harness.launch.containers.delaying N``.
 
-Started inside a node's network namespace where the kernel has no netem. Standard input says ``delay
-jitter`` in seconds, a line each time it changes; its end is the end, and the kernel then lets
-packets pass. Says ``ready`` once it is bound. Nothing but the standard library: it starts in the
-way of a fault.
+Started inside a node's network namespace if the kernel has no netem. Each line of standard input is
+a new ``delay jitter`` in seconds; the process ends with its input, and the kernel then lets packets
+pass. Prints ``ready`` once it is bound. Uses only the standard library, since a fault waits for it
+to start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CFG_CMD, _CFG_PARAMS, _CFG_MAXLEN, _CFG_MASK, _CFG_FLAGS = 1, 2, 3, 4, 5
 _BIND, _COPY_META = 1, 1
 _FAIL_OPEN, _GSO = 1, 4
 _HEADER, _VERDICT, _ACCEPT = 1, 2, 1
-MOST_WAITING = 100_000  # packets; more pass at once
+MOST_WAITING = 100_000  # packets; further ones pass at once
 RECEIVE_BYTES = 16 << 20
 BIND_LIMIT_S = 5.0
 
@@ -52,14 +52,14 @@ def main(number: int) -> None:
     sock.setblocking(False)
     print("ready", flush=True)
     with contextlib.suppress(OSError):
-        os.nice(-5)  # late itself, it would delay for longer than it is told to
+        os.nice(-5)  # if it ran late itself, delays would be too long
     _serve(sock, number)
 
 
 def _serve(sock: socket.socket, number: int) -> None:
     waiting: collections.deque[tuple[float, int]] = collections.deque()
     delay_s = jitter_s = last_s = 0.0
-    told = b""
+    pending = b""
     while True:
         left_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         ready = select.select([sock.fileno(), 0], [], [], left_s)[0]
@@ -67,7 +67,7 @@ def _serve(sock: socket.socket, number: int) -> None:
             data = os.read(0, 4096)
             if not data:
                 return
-            *lines, told = (told + data).split(b"\n")
+            *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 delay_s, jitter_s = map(float, line.split())
         if sock.fileno() in ready:
@@ -79,7 +79,7 @@ def _serve(sock: socket.socket, number: int) -> None:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             due = waiting.popleft()[1]
-        if due is not None:  # and all before it
+        if due is not None:  # and all packets before it
             _send(
                 sock,
                 _VERDICTS,
@@ -90,7 +90,7 @@ def _serve(sock: socket.socket, number: int) -> None:
 
 
 def _packets(sock: socket.socket) -> list[int]:
-    """Numbers of the packets that have come."""
+    """Numbers of the packets that have arrived."""
     found = []
     for _ in range(256):
         try:

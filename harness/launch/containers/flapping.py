@@ -1,4 +1,4 @@
-"""Links that are down and up in turn, on one thread for all."""
+"""Links that alternate between down and up, on one thread for all links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOIN_LIMIT_S = 15.0
 
 @dataclass(kw_only=True)
 class _Turn:
-    """Of one link. ``next_s``: monotonic, of its next turn."""
+    """The state of one flapping link. ``next_s``: monotonic time of its next change."""
 
     down_s: float
     up_s: float
@@ -24,7 +24,7 @@ class _Turn:
 
 
 class Flaps:
-    """``turned``: called with links that have just changed, on the thread."""
+    """``turned``: called on the thread with the links that have just changed."""
 
     def __init__(self, turned: Callable[[Sequence[Link]], None]) -> None:
         self._turned = turned
@@ -34,7 +34,7 @@ class Flaps:
         self._closed = False
 
     def set(self, link: Link, shape: LinkShape) -> None:
-        """From now on, beginning down; or not at all."""
+        """Flap from now on, starting down; or stop flapping."""
         with self._changed:
             if shape.down_s <= 0:
                 self._turns.pop(link, None)
@@ -51,7 +51,7 @@ class Flaps:
             self._changed.notify()
 
     def down(self) -> list[Link]:
-        """Those that are down now."""
+        """The links that are down now."""
         with self._changed:
             return [link for link, turn in self._turns.items() if turn.down]
 

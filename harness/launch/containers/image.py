@@ -1,9 +1,8 @@
-"""What the containers of a run start from: an image of the user, or one made here without any
-registry.
+"""Images for the containers of a run: an image of the user's, or one made here without a registry.
 
-The latter is almost empty: this machine's /usr, its Python and the packages that this process uses
-are bound into each container, read-only, where they are here. So the nodes run exactly the software
-that the harness runs.
+The latter is almost empty: this machine's /usr, its Python and the packages of this process are
+bound read-only into each container, at the same paths. So the nodes run exactly the harness's
+software.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _PROBE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """``id``: of the image; ``python``: the program that runs our code in it; ``binds``:
-    directories of this machine that appear in each container at the same place, read-only.
+    """``id``: the image's id; ``python``: the program that runs our code in it; ``binds``:
+    directories of this machine that each container has at the same path, read-only.
     """
 
     id: str
@@ -59,7 +58,7 @@ class Image:
 
 
 def host_image(client: Any) -> Image:
-    """The image without a registry; made once, and found again by its content. Raises
+    """The image made without a registry; made once, and then found by its content. Raises
     InfrastructureError.
     """
     content = skeleton()
@@ -88,9 +87,9 @@ def host_image(client: Any) -> Image:
 def user_image(
     client: Any, name: str, python: str, *, mounts: Sequence[str], labels: Mapping[str, str]
 ) -> Image:
-    """An image that the user names; its Python may lie in one of the ``mounts``. Raises
-    InfrastructureError when it is not here, lacks Python or our package, or has another torch.
-    ``labels``: of the container that finds this out.
+    """An image that the user names; its Python may be in one of the ``mounts``. Raises
+    InfrastructureError if the image is not here, lacks Python or our package, or has another torch.
+    ``labels``: of the container that checks this.
     """
     from docker.errors import ImageNotFound
 
@@ -101,7 +100,7 @@ def user_image(
             raise InfrastructureError(
                 f"the image {name} is not on this machine",
                 hint=(
-                    f"docker pull {name}, or leave the parameter image out: then the nodes run this"
+                    f"docker pull {name}, or omit the parameter image: the nodes then run this"
                     " machine's Python"
                 ),
             ) from error
@@ -110,15 +109,15 @@ def user_image(
 
 
 def bound(places: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Directories of this machine that appear in a container at the same place, read-only, as the
-    engine takes them.
+    """Volumes of a container, in the engine's format: directories of this machine at the same path,
+    read-only.
     """
     return {place: {"bind": place, "mode": "ro"} for place in places}
 
 
 def refuse_different(name: str, found: Mapping[str, str]) -> None:
-    """Raise InfrastructureError when what an image has (package -> version, "": none) is not what
-    runs here.
+    """Raise InfrastructureError if the image's versions (package -> version, "": missing) differ
+    from those of this process.
     """
     ours = {package: metadata.version(package) for package in SAME}
     for package, here in ours.items():
@@ -129,13 +128,13 @@ def refuse_different(name: str, found: Mapping[str, str]) -> None:
                 f"the image {name} has {has}, and this harness runs with {here}",
                 hint=(
                     f"build it with {package}=={_public(here)}, or run chaos from an environment"
-                    " that has what it has"
+                    "with the versions that it has"
                 ),
             )
 
 
 def skeleton() -> bytes:
-    """The almost empty image, as a tar archive that is the same each time."""
+    """The almost empty image, as a reproducible tar archive."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, mode in [
@@ -161,10 +160,10 @@ def skeleton() -> bytes:
 
 
 def software(places: Sequence[str] | None = None) -> list[str]:
-    """Directories of this machine with everything that this process can import or run, none inside
-    another.
+    """Directories of this machine with everything that this process can import or run; none is
+    inside another.
 
-    ``places``: instead of those of this interpreter.
+    ``places``: directories to use instead of this interpreter's.
     """
     wanted = list(_interpreter()) if places is None else list(places)
     system = ["/usr", *(f"/{name}" for name in _LINKED if _is_real(f"/{name}"))]
@@ -181,7 +180,7 @@ def software(places: Sequence[str] | None = None) -> list[str]:
 
 
 def _interpreter() -> Iterator[str]:
-    """Prefixes, what is on the import path, and where our own packages are (elsewhere when they are
+    """Prefixes, the import path, and the directory of our own packages (elsewhere if they are
     editable).
     """
     yield from (sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)))
@@ -190,18 +189,18 @@ def _interpreter() -> Iterator[str]:
 
 
 def import_path(path: Sequence[str] | None = None) -> list[str]:
-    """Where this process finds code that its interpreter does not find by itself: in the directory
-    that it began in, where it was told to look, and where our own packages are. Nodes begin
-    elsewhere and have to be told. ``path``: instead of ``sys.path``.
+    """Import directories that the interpreter does not find by itself: the start directory, the
+    configured search path, and the directory of our own packages. Nodes start elsewhere, so they
+    need the list. ``path``: used instead of ``sys.path``.
     """
     own = str(Path(__file__).resolve().parents[3])
-    told = [
+    places = [
         os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place
     ]
     known = [os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
     return [
         place
-        for place in dict.fromkeys(told)
+        for place in dict.fromkeys(places)
         if os.path.isdir(place) and not any(Path(place).is_relative_to(prefix) for prefix in known)
     ]
 
@@ -214,7 +213,7 @@ def _is_real(path: str) -> bool:
 
 
 def _accounts() -> dict[str, bytes]:
-    """root, and the user whom the containers run as: torch asks for a name."""
+    """root, and the user that the containers run as: torch looks up its name."""
     uid, gid = os.getuid(), os.getgid()
     users, groups = ["root:x:0:0:root:/root:/bin/sh"], ["root:x:0:"]
     if uid:
@@ -239,7 +238,7 @@ def _versions(
     mounts: Sequence[str],
     labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """What a container of the image says of its software."""
+    """Versions of the image's software, as printed by a container of it."""
     hint = (
         "build an image with Python and this package, or name its Python with the parameter python"
     )
@@ -272,5 +271,5 @@ def _versions(
 
 
 def _public(version: str) -> str:
-    """Without what names the build, such as ``+cpu``."""
+    """The version without its build tag, such as ``+cpu``."""
     return version.partition("+")[0]

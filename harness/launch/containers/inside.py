@@ -1,8 +1,8 @@
-"""Commands inside a node's network namespace, from outside: they reach it when nothing else does.
+"""Runs commands inside a node's network namespace from outside, even if the node is cut off.
 
-With the privilege for it (root) the namespace is entered with this machine's own tools, so that the
-node needs neither tools nor capabilities. Else the engine runs them as root in the node's
-container, which needs ``NET_ADMIN`` and tools.
+If this process may (root), it enters the namespace with this machine's own tools, so the node needs
+neither tools nor capabilities. Otherwise the engine runs them as root in the node's container,
+which needs ``NET_ADMIN`` and the tools.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from harness.host.container_engine import asking
 
 RUN_LIMIT_S = 10.0
 TOOLS = ("tc", "nft", "ip")
-NOT_THERE = (126, 127)  # exit codes of an engine that finds no such program
+NOT_THERE = (126, 127)  # exit codes of an engine that does not find the program
 _FED = 'printf %s "$0" | "$@"'  # standard input for a command that the engine starts
 
 
 class Inside(Protocol):
-    """One life of one node."""
+    """One life of one node: from a start to its end."""
 
     entered: bool
-    """Whether its namespace is entered from here, and helpers of this machine can stay there."""
+    """Whether this process enters the namespace itself, so that helpers of this machine can run
+    there.
+    """
 
     python: str
-    """The Python that has this package there."""
+    """A Python there that has this package."""
 
     def run(self, argv: Sequence[str], text: str = "", *, limit_s: float = RUN_LIMIT_S) -> str:
-        """What a command prints, fed with ``text``. Raises RuntimeError with what it complained
-        about, or that it did not end in time.
+        """Output of a command, with ``text`` as its input. Raises RuntimeError with its error
+        message, or if it did not end in time.
         """
 
     def stay(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a helper there that ends with its standard input, which is ours. Raises
+        """Start a helper there that ends when its standard input, held by us, closes. Raises
         RuntimeError.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 class ByNamespace:
-    """``pid``: of the node's first process, held by the caller's pidfd meanwhile. Raises
-    RuntimeError.
-    """
+    """``pid``: of the node's first process; the caller must hold its pidfd. Raises RuntimeError."""
 
     entered = True
     python = sys.executable
@@ -88,7 +88,7 @@ class ByNamespace:
             raise RuntimeError(f"{argv[0]} did not start: {error}") from error
 
     def close(self) -> None:
-        """A namespace that is held open outlives its container."""
+        """Close the namespace: one that is held open outlives its container."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -98,7 +98,7 @@ class ByNamespace:
 
 
 class ByEngine:
-    """``container``: docker-py's; ``python``: of its image."""
+    """``container``: a docker-py container; ``python``: of its image."""
 
     entered = False
 
@@ -119,27 +119,27 @@ class ByEngine:
         return _answer(argv, code, out or b"", err or b"")
 
     def stay(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Nobody could end it with this process."""
+        """Raises RuntimeError: nothing would end the helper together with this process."""
         raise RuntimeError(
             "it needs a helper in the node's network namespace, which only root of this machine may"
             " enter"
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def may_enter() -> bool:
-    """Whether this process may enter other network namespaces: root with its tools."""
+    """Whether this process may enter other network namespaces: it is root and has the tools."""
     return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("nsenter", *TOOLS))
 
 
 def lacks_tools() -> str | None:
-    """Why packets between nodes cannot be handled from here now; None when they can, or when the
-    nodes may do it.
+    """Why packets between nodes cannot be shaped from here now; None if they can, or if the nodes
+    may do it themselves.
     """
     if os.geteuid() != 0:
-        return None  # the nodes get NET_ADMIN then, and have to have the tools
+        return None  # then the nodes get NET_ADMIN and must have the tools
     missing = [tool for tool in ("nsenter", *TOOLS) if shutil.which(tool) is None]
     return (
         f"{', '.join(missing)} not installed here: apt-get install iproute2 nftables util-linux"

@@ -1,10 +1,10 @@
-"""Shapes packets between nodes that are containers, in the kernel, and measures them; implements
+"""Shapes packets between container nodes, in the kernel, and measures them; implements
 ``LinkControl``.
 
-Names of links are nodes, in decimal. What is wanted of each link is kept here, and each node's
-rules are made from all of it, so that a heal is one more state to lead to, twice as well as once.
-Rules die with the container they are in; nothing of them is left on the machine, so that they need
-no undo records of their own.
+Links are named by nodes, in decimal. This module keeps the wanted shape of every link and derives
+each node's rules from all of them, so a heal is just another wanted state and is safe to repeat.
+Rules end with the container they are in and leave nothing on the machine, so they need no undo
+records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BY_QUEUE = "a queue of packets in user space (this kernel has no netem)"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAddress:
-    """A node that lives. ``life``: another one each time it begins anew; ``open``: a way into its
+    """A live node. ``life``: changes each time the node starts anew; ``open``: opens its
     namespace.
     """
 
@@ -58,7 +58,7 @@ class NodeAddress:
 
 @dataclass(kw_only=True)
 class _Rules:
-    """What is in force in one life of one node."""
+    """The rules in force in one life of one node."""
 
     place: NodeAddress
     inside: Inside
@@ -72,8 +72,8 @@ class _Rules:
 
 
 class NodeLinks:
-    """``place_of``: a node that lives, None for one that does not. All calls are bounded; safe from
-    several threads.
+    """``place_of``: a node's address, None if the node is not alive. All calls are bounded in time
+    and safe from several threads.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class NodeLinks:
     # ---- LinkControl
 
     def refuses(self, link: Link) -> str | None:
-        """A node has no network between itself and itself."""
+        """Why a link cannot be shaped: a node has no network to itself."""
         return (
             f"both ends are on node {link[0]}: nothing between them to be shaped"
             if link[0] == link[1]
@@ -100,11 +100,11 @@ class NodeLinks:
         )
 
     def over(self, link: Link) -> Link:
-        """Itself."""
+        """The link itself."""
         return link
 
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
-        """Shape them; in force when this returns. Raises RuntimeError."""
+        """Shape the links; in force when this returns. Raises RuntimeError."""
         with self._lock:
             for link in links:
                 (
@@ -118,20 +118,20 @@ class NodeLinks:
             return self._means(shape)
 
     def probe(self, link: Link) -> int:
-        """Begin to measure it, on a thread of its own."""
+        """Start to measure a link, on a separate thread."""
         limited = self._shapes.get(link, OPEN).bytes_per_s is not None
         return self._probes.begin((int(link[0]), int(link[1])), AT_A_RATE if limited else AT_ANY)
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """``round_trip_s`` of an uninvolved client, and ``mbit_per_s`` that arrive from the source
-        while it sends all it can, whoever's they are.
+        """``round_trip_s`` of an uninvolved client, and ``mbit_per_s`` of all traffic that arrives
+        from the source while the client sends at full rate.
         """
         return self._probes.result(number)
 
     # ---- whole nodes
 
     def isolate(self, node: int, *, outward: bool, inward: bool) -> None:
-        """Let nothing out of it, or into it. Raises RuntimeError."""
+        """Drop everything out of it, or into it. Raises RuntimeError."""
         with self._lock:
             self._isolated[node] = (outward, inward)
             self._lead(node, must=True)
@@ -143,24 +143,26 @@ class NodeLinks:
             self._lead(node, must=False)
 
     def renewed(self, node: int) -> None:
-        """It began anew, without rules: what holds for its links holds for it too."""
+        """The node started anew, without rules: apply the shapes of its links again."""
         with self._lock:
             self._forget(node)
-            with contextlib.suppress(RuntimeError):  # gone again: whoever renews it next comes here
+            with contextlib.suppress(RuntimeError):  # gone again: its next renewal calls this
                 self._lead(node, must=False)
 
     def close(self) -> None:
-        """End helpers, let go of namespaces. Rules go with the nodes."""
+        """End helpers and release namespaces. Rules end with the nodes."""
         self._flaps.close()
         self._probes.close()
         with self._lock:
             for node in list(self._in_force):
                 self._forget(node)
 
-    # ---- leading a node to what is wanted of it
+    # ---- bringing a node to its wanted state
 
     def _lead(self, node: int, *, must: bool) -> None:
-        """``must``: a node that is not there, or goes meanwhile, is an error."""
+        """Bring a node's rules to the wanted state. ``must``: raise if the node is gone or ends
+        meanwhile.
+        """
         try:
             self._lead_on(node, must=must)
         except RuntimeError:
@@ -199,7 +201,7 @@ class NodeLinks:
         self._hold(found, late)
 
     def _standing(self, node: int) -> _Rules | None:
-        """The node's rules in its present life, None where it has none now."""
+        """The node's rules in its present life, None if it is not alive."""
         with self._lock:
             place, known = self._place_of(node), self._in_force.get(node)
             if known is not None and (place is None or place.life != known.place.life):
@@ -253,8 +255,8 @@ class NodeLinks:
         return found
 
     def _segment(self, found: _Rules, *, single: bool) -> None:
-        """Packets of one segment each, so that a lost one is one segment, of connections that live
-        already too.
+        """While a link loses packets, send one segment per packet, so that one loss is one segment;
+        this also applies to existing connections.
         """
         if single != found.single:
             most = "1" if single else str(USUAL_SEGMENTS)
@@ -262,8 +264,8 @@ class NodeLinks:
             found.single = single
 
     def _hold(self, found: _Rules, late: Mapping[str, LinkShape]) -> None:
-        """Have helpers hold what arrives late: first the helper, then what leads packets to it; the
-        other way back.
+        """Let helpers delay packets. Start a helper before packets are led to it, and end
+        it after.
         """
         if late.keys() != found.delayers.keys():
             for address in late.keys() - found.delayers.keys():
@@ -281,9 +283,7 @@ class NodeLinks:
             found.delayers.pop(address).end()
 
     def has_netem(self) -> bool:
-        """Whether the kernel can delay packets by itself; tried once, in a namespace that ends with
-        the trial.
-        """
+        """Whether the kernel can delay packets itself; tried once, in a temporary namespace."""
         if self._netem is None:
             self._netem = kernel_has_netem()
         return self._netem
@@ -292,7 +292,7 @@ class NodeLinks:
         """Flapping links went down or came up."""
         with self._lock:
             for node in dict.fromkeys(int(dst) for _, dst in links):
-                with contextlib.suppress(RuntimeError):  # its node is gone: another turn comes
+                with contextlib.suppress(RuntimeError):  # its node is gone: the next change retries
                     self._lead(node, must=False)
 
     def _means(self, shape: LinkShape) -> str:
@@ -308,10 +308,10 @@ class NodeLinks:
 
 
 def lacks_links() -> str | None:
-    """Why packets between nodes cannot be shaped here now, with what to do; None when they can.
+    """Why packets between nodes cannot be shaped here now, with a hint; None if they can.
 
-    Tried in network namespaces that end with the trial, where this user may make some; else the
-    nodes will show.
+    Tried in temporary network namespaces if this user may make them; otherwise only the nodes can
+    show it.
     """
     if (missing := lacks_tools()) is not None or os.geteuid() != 0:
         return missing
@@ -326,12 +326,12 @@ def lacks_links() -> str | None:
 
 
 def kernel_has_netem() -> bool:
-    """Tried in a network namespace of its own; where that is not allowed, no."""
+    """Tried in a temporary network namespace; False where that is not allowed."""
     return not refused(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"], "")
 
 
 def refused(argv: Sequence[str], text: str) -> str:
-    """What a command complains about in a network namespace of its own; "" when it works there."""
+    """Error message of a command in a temporary network namespace; "" if it works there."""
     try:
         ran = subprocess.run(
             ["unshare", "--net", *argv],
@@ -347,7 +347,7 @@ def refused(argv: Sequence[str], text: str) -> str:
 
 
 def _device(inside: Inside, address: str) -> str:
-    """The node's device that has the address: after a reconnection it may be called otherwise."""
+    """The node's device that has the address; after a reconnection its name may differ."""
     for line in inside.run(["ip", "-o", "-4", "addr", "show"]).splitlines():
         words = line.split()
         if len(words) > 3 and words[3].split("/")[0] == address:

@@ -1,9 +1,8 @@
-"""Acts on nodes that are containers as a whole; implements
-``harness.launch.launcher.MachineControl``.
+"""Acts on container nodes as a whole; implements ``harness.launch.launcher.MachineControl``.
 
-A node is killed through the pidfd of its first process where that can be held, which is quicker
-than the engine's own way; what is said of a node afterwards is the engine's word and the kernel's
-counts, never ours.
+A node is killed through the pidfd of its first process if there is one, which is quicker than
+through the engine. Evidence on a node comes only from the engine and the kernel's counts, never
+from this process.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from harness.launch.containers.links import NodeLinks
 
 MIB = 1 << 20
 PERIOD_US = 100_000
-NO_LIMIT = 1 << 53  # bytes; the engine does not take "none" back
-LEAST_MIB = 6  # less than that no container may have
+NO_LIMIT = 1 << 53  # bytes; the engine does not accept "none" as a change
+LEAST_MIB = 6  # the smallest limit that a container may have
 _CGROUPS = Path("/sys/fs/cgroup")
 _V1 = {
     "memory.events": "memory.oom_control",
@@ -32,28 +31,28 @@ _V1 = {
 
 
 class Containers(Protocol):
-    """The present containers of nodes, all by number. Each raises ProcessLookupError for one never
-    started.
+    """The present containers of nodes, by number. Each method raises ProcessLookupError for a node
+    that was never started.
     """
 
     def container(self, node: int) -> Any:
-        """docker-py's."""
+        """The docker-py container."""
 
     def init_pid(self, node: int) -> int:
-        """Of its first process here; 0 when that cannot be known or it has ended."""
+        """Pid of its first process on this machine; 0 if unknown or if it has ended."""
 
     def init_pidfd(self, node: int) -> int:
-        """Held on it; -1 where there is none."""
+        """A pidfd of its first process; -1 if there is none."""
 
     def memory_mib(self) -> int | None:
-        """The limit that every node has anyway; None: none."""
+        """The memory limit that every node has anyway; None: no limit."""
 
     def cores(self) -> float | None:
-        """The quota that every node has anyway; None: none."""
+        """The processor quota that every node has anyway; None: no quota."""
 
 
 class ContainerMachines:
-    """``links``: drops the packets of a node that is cut off; None where nothing may."""
+    """``links``: drops the packets of a node that is cut off; None if nothing may do that."""
 
     def __init__(self, containers: Containers, links: NodeLinks | None) -> None:
         self._containers = containers
@@ -61,13 +60,11 @@ class ContainerMachines:
 
     @property
     def can_pause(self) -> bool:
-        """Any of them."""
+        """Always."""
         return True
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """SIGKILL to its first process: the kernel ends all others of its process namespace with
-        it.
-        """
+        """SIGKILL its first process: the kernel then kills the rest of its process namespace."""
         pidfd = self._containers.init_pidfd(node)
         if pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
@@ -77,7 +74,7 @@ class ContainerMachines:
         return {"signal": "SIGKILL", "by": "the engine"}
 
     def pause(self, node: int) -> None:
-        """By the kernel's freezer."""
+        """Freeze it with the kernel's freezer."""
         if self.seen(node)["state"] != "paused":
             self._tell(node, "pause")
 
@@ -88,7 +85,7 @@ class ContainerMachines:
                 self._tell(node, "unpause")
 
     def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Of the container, swap included."""
+        """Limit the container's memory, including swap."""
         usual = self._containers.memory_mib()
         if spare_mib is None:
             limit = NO_LIMIT if usual is None else usual * MIB
@@ -97,14 +94,14 @@ class ContainerMachines:
         self._update(node, mem_limit=limit, memswap_limit=limit)
 
     def limit_cores(self, node: int, cores: float | None) -> None:
-        """By a quota for the container."""
+        """Limit the container with a quota."""
         usual = self._containers.cores()
         wanted = usual if cores is None else cores
         quota = -1 if wanted is None else max(1000, int(wanted * PERIOD_US))
         self._update(node, cpu_period=PERIOD_US, cpu_quota=quota)
 
     def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """In its own network namespace: nothing gets out or in, but to itself. Raises
+        """Drop packets in its network namespace: only traffic to itself passes. Raises
         RuntimeError.
         """
         if self._links is None:
@@ -144,13 +141,15 @@ class ContainerMachines:
         return found
 
     def _tell(self, node: int, what: str) -> None:
-        """Raises InfrastructureError, and ProcessLookupError for a node that was never started."""
+        """Call a method of the node's container. Raises InfrastructureError, and ProcessLookupError
+        for a node that was never started.
+        """
         container = self._containers.container(node)
         with asking(f"{what} {container.name}"):
             getattr(container, what)()
 
     def _update(self, node: int, **limits: int) -> None:
-        """Of a node that runs; one that has ended has no limits any more."""
+        """Change the limits of a running node; an ended one has no limits."""
         container = self._containers.container(node)
         if self.seen(node)["state"] in ("running", "paused"):
             with asking(f"change the limits of {container.name}"):
@@ -169,7 +168,7 @@ class ContainerMachines:
             )
 
     def _group_file(self, node: int, controller: str, file: str) -> str:
-        """A file of its control group, of version 2 or 1; "" where it cannot be read from here."""
+        """A file of its control group, version 2 or 1; "" if it cannot be read from here."""
         pid = self._containers.init_pid(node)
         if not pid:
             return ""

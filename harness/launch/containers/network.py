@@ -1,9 +1,8 @@
-"""One network for the nodes of a run, with a range of addresses that nothing else on this machine
-uses.
+"""One network for the nodes of a run, with an address range that nothing else on this machine uses.
 
-Chosen here and not by the engine: it knows its own networks and the routes there are now, but not
-the address translation that an engine which was killed has left behind: under that, packets between
-nodes change their sender.
+This module chooses the range, not the engine: the engine knows its own networks and the current
+routes, but not the address translation that a killed engine has left behind, which would change the
+sender of packets between nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _RULES = ("iptables-legacy-save", "iptables-nft-save", "iptables-save")
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerNetwork:
-    """``gateway``: this machine's address in it."""
+    """``gateway``: this machine's address in the network."""
 
     name: str
     id: str
@@ -40,7 +39,7 @@ class ContainerNetwork:
     gateway: str
 
     def address(self, node: int) -> str:
-        """Of a node, the same in all its lives."""
+        """Address of a node, the same in all its lives."""
         return str(ipaddress.ip_network(self.subnet)[_BEFORE_NODES + node])
 
 
@@ -54,11 +53,11 @@ def make_network(
     subnet: str = "",
     outside: bool = False,
 ) -> ContainerNetwork:
-    """Make it. ``seed``: where to begin to look for free addresses, so that runs at the same time
-    look elsewhere; ``subnet``: wanted by the user; ``outside``: nodes reach what is beyond this
-    machine.
+    """Make the network. ``seed``: where the search for a free range starts, so that concurrent runs
+    search in different places; ``subnet``: the user's choice; ``outside``: nodes can reach beyond
+    this machine.
 
-    Raises InfrastructureError when there is none, and when this machine has no address in it.
+    Raises InfrastructureError if no range is free, or if this machine has no address in it.
     """
     taken = _taken(client)
     if subnet:
@@ -69,7 +68,7 @@ def make_network(
             found = _make(client, name, wanted, labels, outside=outside)
         except InfrastructureError as error:
             if "overlap" in error.message.lower() and wanted != tries[-1]:
-                continue  # another run took it since we looked
+                continue  # another run took it after we looked
             raise
         _refuse_elsewhere(found)
         return found
@@ -83,8 +82,8 @@ def make_network(
 
 
 def free_subnets(taken: Collection[str], *, seed: str, nodes: int) -> list[str]:
-    """The first few ranges with room for ``nodes`` that touch none that is ``taken``; ``seed`` says
-    where to begin.
+    """The first few ranges with room for ``nodes`` that do not overlap a ``taken`` one; ``seed``
+    sets the start of the search.
     """
     bits = max(8, (nodes + _BEFORE_NODES).bit_length())
     ranges = [str(net) for pool in _POOL for net in pool.subnets(new_prefix=32 - bits)]
@@ -96,7 +95,7 @@ def free_subnets(taken: Collection[str], *, seed: str, nodes: int) -> list[str]:
 
 
 def routed(table: str) -> list[str]:
-    """Ranges with a route, from the text of /proc/net/route; the default route is none."""
+    """Ranges with a route, from the text of /proc/net/route, without the default route."""
     found = []
     for line in table.splitlines()[1:]:
         words = line.split()
@@ -109,7 +108,7 @@ def routed(table: str) -> list[str]:
 
 
 def translated(rules: str) -> list[str]:
-    """Ranges that rules of address translation name, from what iptables-save prints."""
+    """Ranges named in address translation rules, from the output of iptables-save."""
     found = []
     for text in re.findall(r"(?:-s|-d|--to-destination) (\d+\.\d+\.\d+\.\d+(?:/\d+)?)", rules):
         net = ipaddress.ip_network(text, strict=False)
@@ -125,7 +124,7 @@ def _taken(client: Any) -> list[str]:
     found += routed(_ROUTES.read_text()) if _ROUTES.exists() else []
     for command in _RULES:
         if shutil.which(command):
-            # Only root may read them; for others the engine's own care has to do.
+            # Only root may read them; others depend on the engine's own checks.
             ran = subprocess.run(
                 [command, "-t", "nat"],
                 capture_output=True,
@@ -148,7 +147,7 @@ def _refuse_taken(subnet: str, taken: Collection[str], nodes: int) -> None:
             raise InfrastructureError(
                 f"subnet {subnet} is in use on this machine: a route, a network or address"
                 f" translation has {other}",
-                hint="name another one, or none: then a free one is looked for",
+                hint="name another one, or none to use a free one",
             )
 
 
@@ -176,8 +175,8 @@ def _refuse_elsewhere(network: ContainerNetwork) -> None:
             trial.bind((network.gateway, 0))
         except OSError as error:
             raise InfrastructureError(
-                f"the Docker engine's networks are not on this machine ({network.gateway} is no"
-                " address of it)",
+                f"the Docker engine's networks are not on this machine ({network.gateway} is not"
+                " one of its addresses)",
                 hint=(
                     "a rootless engine, Docker Desktop, or a harness that is itself in a container"
                     " cannot be used: run chaos where the engine runs"

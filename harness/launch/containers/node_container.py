@@ -1,4 +1,4 @@
-"""The container that a node is at present: whether it lives, and what it said when it ended."""
+"""The present container of a node: whether it is alive, and how it ended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from harness.host.container_engine import asking
 
-SETTLING_S = 4.0  # an end so early is a failed start
-NOTICED_S = 5.0  # the engine hears of an end later than the holder of the pidfd
+SETTLING_S = 4.0  # an end this early is a failed start
+NOTICED_S = 5.0  # the engine notices an end later than the pidfd does
 LOOK_EVERY_S = 0.02
 ENDED = ("exited", "dead", "removing")
 SAID_LINES = 3
@@ -22,9 +22,9 @@ SAID_LINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContainer:
-    """``container``: docker-py's; ``pid``: of its first process on this machine, 0 where that
-    cannot be known; ``pidfd``: held on that process, -1 then; ``at_s``: when it began, monotonic;
-    ``life``: another one each time the node begins anew.
+    """``container``: a docker-py container; ``pid``: its first process on this machine, 0 if
+    unknown; ``pidfd``: of that process, or -1; ``at_s``: monotonic start time; ``life``: changes
+    each time the node starts anew.
     """
 
     container: Any
@@ -35,7 +35,7 @@ class NodeContainer:
 
     @classmethod
     def of(cls, container: Any, *, life: int) -> NodeContainer:
-        """Of a container that has just been started."""
+        """The node's container, which has just been started."""
         pid = int(container.attrs["State"]["Pid"])
         pidfd = _hold(pid, str(container.id))
         return cls(
@@ -48,7 +48,7 @@ class NodeContainer:
 
     @property
     def ended(self) -> bool:
-        """By its pidfd; the engine is asked only where there is none."""
+        """Whether it has ended, by its pidfd; the engine is queried only if there is none."""
         if self.pidfd >= 0:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
@@ -57,19 +57,19 @@ class NodeContainer:
             with asking("say whether it runs"):
                 self.container.reload()
         except InfrastructureError:
-            return False  # the engine is away; its containers may well live
+            return False  # the engine is unreachable; its containers may well be alive
         return self.container.status in ENDED
 
     def why_ended(self) -> str:
-        """For people. An agent that ends early has failed to start: what it said then matters more
-        than the time to ask the engine.
+        """Why it ended, for people. An early end is a failed start: then the agent's last output is
+        worth the time to query the engine.
         """
         if time.monotonic() - self.at_s < SETTLING_S:
             return f"its container ended at once: {self.last_words()}"
         return "its container ended"
 
     def last_words(self) -> str:
-        """How it ended and what it said last, once it has ended."""
+        """How it ended and its last output, once it has ended."""
         deadline = time.monotonic() + NOTICED_S
         try:
             with asking("say how it ended"):
@@ -81,12 +81,12 @@ class NodeContainer:
                 said = self.container.logs(tail=SAID_LINES).decode(errors="replace").split("\n")
         except InfrastructureError as error:
             return error.message
-        killed = ", killed for want of memory" if state["OOMKilled"] else ""
+        killed = ", killed by the OOM killer" if state["OOMKilled"] else ""
         words = " / ".join(line.strip() for line in said if line.strip())
         return f"exit code {state['ExitCode']}{killed}" + (f", it said: {words}" if words else "")
 
     def keep_output(self, node: int, place: Path) -> None:
-        """What the agent printed outlives its container, as far as the engine still tells.
+        """Save the agent's output before its container is removed, if the engine still has it.
         ``place``: directory for it.
         """
         with contextlib.suppress(InfrastructureError, OSError), asking("say what it printed"):
@@ -96,13 +96,13 @@ class NodeContainer:
                 (place / f"n{node}.{self.life}.log").write_bytes(said)
 
     def close(self) -> None:
-        """Let go of the pidfd."""
+        """Close the pidfd."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
 
 
 def remove(container: Any) -> None:
-    """Kill and remove a container, unless somebody else has."""
+    """Kill and remove a container; no error if it is already gone."""
     from docker.errors import NotFound
 
     with contextlib.suppress(NotFound):
@@ -110,9 +110,7 @@ def remove(container: Any) -> None:
 
 
 def _hold(pid: int, container: str) -> int:
-    """A pidfd of a container's first process; -1 where pids of the engine mean something
-    else here.
-    """
+    """A pidfd of a container's first process; -1 if the engine's pids do not apply here."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

@@ -1,8 +1,7 @@
-"""What is left in a container engine of runs that are over, or whose directories are gone with the
-ledgers in them.
+"""Remains in a container engine of runs that are over, or whose directories and ledgers are gone.
 
-The one happens when a harness ends at once, on a second signal, while the engine is still at what
-it was asked for.
+The former happens if a harness exits at once, on a second signal, while the engine is still
+carrying out a request.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from harness.undo.live import FILE, Holder
 
 
 def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
-    """Where each such run was, and how to remove what it has left; none where no engine can be
-    asked.
+    """Directory of each such run, and records that remove its remains; empty if the engine is
+    unreachable.
 
-    A run that is not over heals by its ledger; one whose harness lives, or that this process cannot
-    judge since it ran in another container, is left alone.
+    Skipped: runs that are not over, which heal by their ledgers; runs whose harness is alive; and
+    runs of another container, which this process cannot judge.
     """
     if not os.path.exists(engine_url().removeprefix("unix://")):
         return []
@@ -65,5 +64,5 @@ def _labels() -> Iterator[tuple[str, tuple[Path, Holder]]]:
         try:
             holder = Holder.model_validate_json(labels.get(HOLDER_LABEL, ""))
         except ValidationError:
-            continue  # of another version: nobody knows whether its harness lives
+            continue  # of another version: its harness may be alive
         yield labels[RUN_LABEL], (Path(labels.get(DIRECTORY_LABEL, "/")), holder)

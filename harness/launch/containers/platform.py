@@ -1,9 +1,9 @@
 """Nodes as containers: implements ``harness.launch.nodes.platform.Platform``.
 
-Each node is one container with the agent as its first process, on the run's own network, with an
-address that it keeps when it begins anew. A container that has ended stays until then, or until the
-end of the run: how it ended is evidence. Nothing is privileged; ``NET_ADMIN`` is given only where a
-fault of the run needs it.
+Each node is one container with the agent as its first process, on the run's network, with an
+address that it keeps when it restarts. An ended container stays until the restart or the end of the
+run, since its exit is evidence. Nothing is privileged; ``NET_ADMIN`` is given only if a fault of
+the run needs it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of every node. ``cpus``, ``memory_mib``: at most, None: as much as there is; ``gpus``:
-    devices of each node, "all": every node sees all; ``mounts``: more directories to bind,
-    read-only.
+    """Settings of every node. ``cpus``, ``memory_mib``: limits, None: no limit; ``gpus``: devices
+    per node, "all": every node sees all; ``mounts``: more directories to bind, read-only.
     """
 
     image: str = ""
@@ -63,7 +62,7 @@ class Settings:
 
 
 class DockerPlatform:
-    """The containers and the network of one run. Raises InfrastructureError when the engine
+    """The containers and the network of one run. Raises InfrastructureError if the engine
     refuses.
     """
 
@@ -85,7 +84,7 @@ class DockerPlatform:
         self._ledger = Ledger(wanted.run.ledger)
         self._nodes: dict[int, NodeContainer] = {}
         self._lives: dict[int, int] = {}
-        self._lock = threading.Lock()  # a lost node is begun anew on a thread of its own
+        self._lock = threading.Lock()  # a lost node restarts on a separate thread
         self._root = wanted.run.root.resolve()
         self._shared: SharedDirectory | None = None
         self._links = NodeLinks(self._place, self.address)
@@ -110,73 +109,73 @@ class DockerPlatform:
 
     @property
     def emulates(self) -> str:
-        """Of these nodes, and of the network between them as this kernel has it."""
-        told = "nodes are containers of one machine: they share its processors, disk and clock"
+        """What these nodes, and the network between them, share or emulate."""
+        text = "nodes are containers of one machine: they share its processors, disk and clock"
         if Need.LINKS in self._wanted.needs and not self._links.has_netem():
-            told += f"; a link's delay would be by {BY_QUEUE}"
-        return told
+            text += f"; a link's delay would be by {BY_QUEUE}"
+        return text
 
     @property
     def machines(self) -> MachineControl | None:
-        """Of this engine."""
+        """Acts on containers through this engine."""
         return self._machines
 
     @property
     def links(self) -> LinkControl | None:
-        """The kernel's, between containers."""
+        """Shapes traffic between containers in the kernel."""
         return self._links
 
     @property
     def network(self) -> ContainerNetwork:
-        """Of the run."""
+        """The run's network."""
         return self._network
 
     @property
     def container_image(self) -> str:
-        """The id of what nodes start from."""
+        """The id of the nodes' image."""
         return self._image.id
 
     @property
     def net_admin(self) -> bool:
-        """Whether nodes may change their own network, as nobody else here may."""
+        """Whether nodes need NET_ADMIN because this process cannot enter their namespaces."""
         return bool(self._wanted.needs & NET_ADMIN_FOR) and not may_enter()
 
     @property
     def nodes(self) -> int:
-        """How many there can be."""
+        """The maximum number of nodes."""
         return self._wanted.nodes
 
     def address(self, node: int) -> str:
-        """Fixed from the beginning."""
+        """The node's address, fixed for the whole run."""
         return self._network.address(node)
 
     def container(self, node: int) -> Any:
-        """The present container of a node. Raises ProcessLookupError when it was never started."""
+        """The present container of a node. Raises ProcessLookupError if it was never started."""
         return self._started(node).container
 
     def init_pid(self, node: int) -> int:
-        """The first process of a node, as this machine numbers it; 0 when that cannot be known or
-        it has ended. Raises ProcessLookupError.
+        """Pid of a node's first process on this machine; 0 if unknown or if it has ended. Raises
+        ProcessLookupError.
         """
         found = self._started(node)
         return 0 if found.ended else found.pid
 
     def init_pidfd(self, node: int) -> int:
-        """Held open on that process as long as the node lives; -1 where there is none. Raises
-        ProcessLookupError.
+        """The pidfd of that process, open while the node has this container; -1 if there is none.
+        Raises ProcessLookupError.
         """
         return self._started(node).pidfd
 
     def memory_mib(self) -> int | None:
-        """The limit that every node has anyway."""
+        """The memory limit that every node has anyway."""
         return self._settings.memory_mib
 
     def cores(self) -> float | None:
-        """The quota that every node has anyway."""
+        """The processor quota that every node has anyway."""
         return self._settings.cpus
 
     def _place(self, node: int) -> NodeAddress | None:
-        """Where its packets can be handled."""
+        """The node's address and access to its namespace, None if it is not alive."""
         with self._lock:
             found = self._nodes.get(node)
         if found is None or found.ended:
@@ -190,7 +189,7 @@ class DockerPlatform:
         )
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """A container; the one before is removed."""
+        """Start a container for the node; the previous one is removed."""
         with self._lock:
             before = self._nodes.pop(node, None)
             life = self._lives[node] = self._lives.get(node, 0) + 1
@@ -208,7 +207,7 @@ class DockerPlatform:
                 made.start()
                 made.reload()
             except BaseException:
-                remove(made)  # its name is wanted when it is tried again
+                remove(made)  # a retry needs its name
                 raise
         found = NodeContainer.of(made, life=life)
         with self._lock:
@@ -216,12 +215,12 @@ class DockerPlatform:
         self._links.renewed(node)
 
     def replaceable(self, node: int) -> bool:
-        """Always: by another container."""
+        """Always: another container replaces it."""
         return True
 
     def gone(self, node: int) -> str | None:
-        """By the held pidfd of its first process; the engine is asked only where that is not
-        visible.
+        """Why the node is gone, by the pidfd of its first process; the engine is queried only
+        without one.
         """
         with self._lock:
             found = self._nodes.get(node)
@@ -230,11 +229,11 @@ class DockerPlatform:
         return found.why_ended() if found.ended else None
 
     def drain(self, node: int, reason: str) -> str | None:
-        """An engine places nobody by itself."""
+        """Nothing to do: an engine places no work by itself."""
         return None
 
     def close(self) -> Sequence[str]:
-        """Remove containers and network; what the agents printed is kept in the run's directory."""
+        """Remove containers and network; the agents' output is kept in the run's directory."""
         self._links.close()
         with self._lock:
             nodes, self._nodes = self._nodes, {}
@@ -289,13 +288,12 @@ class DockerPlatform:
             "dns_opt": ["timeout:1", "attempts:1"],
             "extra_hosts": self._names(),
             "shm_size": settings.shm_mib * MIB,
-            # Under it, what the engine runs as root in the container of another user has no
-            # capability at all.
+            # This flag would take all capabilities from commands that the engine runs as root in
+            # another user's container.
             "security_opt": [] if self.net_admin else ["no-new-privileges"],
             "cap_drop": ["MKNOD", "NET_RAW"],
             "cap_add": ["NET_ADMIN"] if self.net_admin else [],
-            # As a quota: nodes that were given nano_cpus cannot be given another one while they
-            # run.
+            # As a quota: nano_cpus could not be changed while the node runs.
             "cpu_period": PERIOD_US,
             "cpu_quota": None if settings.cpus is None else int(settings.cpus * PERIOD_US),
             "mem_limit": None if settings.memory_mib is None else settings.memory_mib * MIB,
@@ -304,8 +302,9 @@ class DockerPlatform:
         }
 
     def _names(self) -> dict[str, str]:
-        """Of all addresses of the run, also as IPv4 within IPv6: a script's own torch looks up the
-        name of every one it connects to, and waits for a name server that there may not be.
+        """Names for all addresses of the run, also for IPv4 mapped to IPv6: a script's torch looks
+        up the name of every address it connects to, and would wait for a name server that may not
+        exist.
         """
         names = {
             "harness": self.host,
@@ -314,7 +313,7 @@ class DockerPlatform:
         return names | {f"{name}-mapped": f"::ffff:{address}" for name, address in names.items()}
 
     def _endpoint(self, node: int) -> Any:
-        """Its own address on the run's network."""
+        """The node's own address on the run's network."""
         return self.client.api.create_endpoint_config(
             ipv4_address=self.address(node), aliases=[f"n{node}"]
         )

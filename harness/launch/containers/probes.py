@@ -1,5 +1,5 @@
-"""Measures links between nodes by an uninvolved client in the network namespace of one, and a
-server in the other's.
+"""Measures links between nodes with an uninvolved client in one network namespace and a server in
+the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.launch.containers import rules
 from harness.launch.containers.inside import Inside
 
 LOOK_S = 0.02
-SERVER_LIMIT_S = 0.5  # for it to see that the client has gone
+SERVER_LIMIT_S = 0.5  # for the server to notice that the client is gone
 PROBE_LIMIT_S = 15.0
 PORTS = (42_000, 60_000)
 NOTHING: Mapping[str, Any] = {"round_trip_s": None, "mbit_per_s": None}
@@ -27,8 +27,8 @@ NOTHING: Mapping[str, Any] = {"round_trip_s": None, "mbit_per_s": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """How long the client sends, and of that how long is not counted at first: what passes at once,
-    before a rate holds. Seconds.
+    """How long the client sends, how much of the start is ignored (a burst passes before a rate
+    applies), and the window measured. Seconds.
     """
 
     send_s: float
@@ -38,26 +38,26 @@ class Sample:
 
 AT_A_RATE = Sample(send_s=1.2, settle_s=0.3, window_s=0.8)
 AT_ANY = Sample(send_s=0.35, settle_s=0.05, window_s=0.2)
-"""Of a link without a rate: it takes what the job could have, so it is short."""
+"""Used for a link without a rate; short, since it takes bandwidth from the job."""
 BY_ENGINE = Sample(send_s=3.5, settle_s=0.5, window_s=2.5)
-"""Where each look goes through the engine, and takes longer."""
+"""Used where the counter is read through the engine, which takes longer."""
 _BYTES = re.compile(r"bytes (\d+)")
 
 
 class LiveNode(Protocol):
-    """A node that lives."""
+    """A node that is alive."""
 
     @property
     def inside(self) -> Inside:
-        """Its namespace."""
+        """Access to its namespace."""
 
     @property
     def place(self) -> Any:
-        """With its ``address``."""
+        """Its place, with an ``address``."""
 
 
 class Probes:
-    """``standing``: a node that lives, None for one that does not."""
+    """``standing``: a live node, or None if it is not alive."""
 
     def __init__(self, standing: Callable[[int], LiveNode | None]) -> None:
         self._standing = standing
@@ -66,7 +66,7 @@ class Probes:
         self._threads: list[threading.Thread] = []
 
     def begin(self, link: tuple[int, int], sample: Sample) -> int:
-        """Begin to measure; returns the probe's number."""
+        """Start to measure; returns the probe's number."""
         number = next(self._numbers)
         thread = threading.Thread(
             target=self._measure, args=(number, link, sample), name=f"probe {number}", daemon=True
@@ -76,11 +76,11 @@ class Probes:
         return number
 
     def result(self, number: int) -> Mapping[str, Any] | None:
-        """What it measured, once it has."""
+        """The result, once measured."""
         return self._results.get(number)
 
     def close(self) -> None:
-        """Wait for those that still measure, bounded."""
+        """Wait for running probes, bounded."""
         until_s = time.monotonic() + PROBE_LIMIT_S
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -95,7 +95,7 @@ class Probes:
                     source.inside, sink.inside, source.place.address, sink.place.address, sample
                 )
         except RuntimeError:
-            pass  # a node went meanwhile: nothing came through
+            pass  # a node ended meanwhile: nothing arrived
         finally:
             self._results[number] = found
 
@@ -134,7 +134,7 @@ def measure(
         rate = _arriving(sink, ends[1], sample)
     finally:
         ends[1].join(PROBE_LIMIT_S)
-        ends[0].join(SERVER_LIMIT_S)  # one that was never reached ends by its own limit
+        ends[0].join(SERVER_LIMIT_S)  # a server that was never reached ends by its own limit
         sink.run(["nft", "delete", "table", "ip", rules.COUNTS])
     answer = json.loads(said[0]) if said else {}
     if answer.get("round_trip_s") is None:
@@ -143,7 +143,7 @@ def measure(
 
 
 def _arriving(sink: Inside, client: threading.Thread, sample: Sample) -> float | None:
-    """Megabits a second that arrive while the client runs."""
+    """Megabits per second that arrive while the client runs."""
     samples: list[tuple[float, int]] = []
     until_s = time.monotonic() + PROBE_LIMIT_S
     while client.is_alive() and time.monotonic() < until_s:
@@ -156,8 +156,8 @@ def _arriving(sink: Inside, client: threading.Thread, sample: Sample) -> float |
 
 
 def rate_of(samples: list[tuple[float, int]], sample: Sample) -> float | None:
-    """Megabits a second from (seconds, bytes so far), over a window from ``settle_s`` after the
-    first bytes came; None: it ends before half of the window.
+    """Megabits per second from (seconds, bytes so far), over a window that starts ``settle_s``
+    after the first bytes; None if the samples cover less than half of the window.
     """
     began_s = next((at_s for at_s, count in samples if count > samples[0][1]), None)
     if began_s is None:

@@ -1,6 +1,6 @@
-"""An uninvolved client between two nodes: ``python -m harness.launch.containers.probing serve
-ADDRESS PORT`` in the one, ``... ask ADDRESS PORT SECONDS`` in the other, which prints JSON. Nothing
-but the standard library: it starts fast.
+"""An uninvolved client and server between two nodes: ``python -m harness.launch.containers.probing
+serve ADDRESS PORT`` on one, ``... ask ADDRESS PORT SECONDS`` on the other, which prints JSON. Uses
+only the standard library, to start fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 1 << 16
 
 
 def serve(address: str, port: int) -> None:
-    """Answer one byte, then take what comes until it ends; at most SERVE_LIMIT_S."""
+    """Echo one byte, then read until the client closes; at most SERVE_LIMIT_S."""
     until_s = time.monotonic() + SERVE_LIMIT_S
     with socket.create_server((address, port)) as server, contextlib.suppress(OSError):
         server.settimeout(SERVE_LIMIT_S)
@@ -32,7 +32,7 @@ def serve(address: str, port: int) -> None:
 
 
 def ask(address: str, port: int, seconds: float) -> None:
-    """Say how long a byte takes there and back, then send as much as passes for ``seconds``."""
+    """Print the round trip of one byte, then send at full rate for ``seconds``."""
     round_trip_s = None
     with contextlib.suppress(OSError), _connect(address, port) as sock:
         sock.settimeout(CONNECT_LIMIT_S)
@@ -56,7 +56,7 @@ def _send(sock: socket.socket, seconds: float) -> None:
 
 
 def _connect(address: str, port: int) -> socket.socket:
-    """The server may not listen yet."""
+    """Connect, with retries: the server may not be listening yet."""
     until_s = time.monotonic() + CONNECT_LIMIT_S
     while True:
         try:

@@ -1,8 +1,7 @@
-"""What tc, nft and iptables are told so that packets between nodes come late, slowly, or not at
-all. Pure.
+"""Rules for tc, nft and iptables that delay, slow or drop packets between nodes. Pure.
 
-Rates are of the sender's device, by destination (htb). What is lost on the way is dropped where it
-arrives, by source (nft), so that the sender sees what it would see of a bad cable.
+Rates apply at the sender's device, by destination (htb). Lost packets are dropped at the receiver,
+by source (nft), so that the sender sees what a bad cable would show it.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ COUNTS = "trainchaos_count"
 CHAIN = "TRAINCHAOS"
 MTU_BITS = 1514 * 8
 LEAST_BURST = 16 << 10
-QUEUE_S = 0.05  # of bytes that may wait at a limited device
+QUEUE_S = 0.05  # seconds of bytes that may wait at a limited device
 LEAST_QUEUE = 256 << 10
-UNLIMITED = 12_500_000_000  # bytes a second, for a class that only delays
+UNLIMITED = 12_500_000_000  # bytes per second, for a class that only delays
 _LOSS_STEPS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outward:
-    """What a node's packets to one address meet at its device: a rate, and with netem a delay."""
+    """Shape of a node's packets to one address at its device: a rate, and with netem a delay."""
 
     bytes_per_s: float | None = None
     delay_s: float = 0.0
@@ -32,8 +31,8 @@ class Outward:
 
 @dataclass(frozen=True, kw_only=True)
 class Inward:
-    """What packets from given addresses meet when they arrive. ``lost``: address -> share;
-    ``late``: address -> number of the queue that holds them.
+    """Rules for packets arriving from given addresses. ``lost``: address -> share; ``late``:
+    address -> number of the queue that holds them.
     """
 
     blocked: frozenset[str] = frozenset()
@@ -44,7 +43,7 @@ class Inward:
 
 
 def table(rules: Inward) -> str:
-    """For ``nft -f -``: replaces all rules of ours at once."""
+    """Input for ``nft -f -``: replaces all our rules at once."""
     into = ["  drop"] if rules.nothing_in else []
     into += [f"  ip saddr {address} drop" for address in sorted(rules.blocked)]
     for address, share in sorted(rules.lost.items()):
@@ -73,8 +72,8 @@ def table(rules: Inward) -> str:
 
 
 def queues(late: Mapping[str, int]) -> str:
-    """For ``iptables-restore --noflush``: our chain, anew. Packets pass where nobody serves a
-    queue.
+    """Input for ``iptables-restore --noflush``: replaces our chain. Packets pass if a queue has no
+    helper.
     """
     held = [
         f"-A {CHAIN} -s {address}/32 -j NFQUEUE --queue-num {number} --queue-bypass"
@@ -84,7 +83,7 @@ def queues(late: Mapping[str, int]) -> str:
 
 
 def counting(address: str) -> str:
-    """For ``nft -f -``: counts what arrives from an address, before anything of it is
+    """Input for ``nft -f -``: counts packets from an address, before any of them are
     dropped here.
     """
     return (
@@ -100,9 +99,9 @@ def device(
     after: Mapping[str, Outward],
     numbers: Mapping[str, int],
 ) -> Sequence[str]:
-    """For ``tc -batch -``: leads the device from one state to another; what stays is not touched.
+    """Input for ``tc -batch -``: moves the device from one state to another; unchanged parts stay.
 
-    ``numbers``: of the class of each address, from 1.
+    ``numbers``: class number of each address, from 1.
     """
     if not after:
         return [f"qdisc del dev {name} root"] if before else []

@@ -1,6 +1,4 @@
-"""A directory whose later mounts appear in containers too: bound onto itself, and shared from then
-on.
-"""
+"""A directory whose later mounts also appear in containers: bound onto itself and made shared."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from harness.undo.base import mounts
 from harness.undo.records import Unmount
 
 PROPAGATION = "rslave"
-"""Of a bind of such a directory: mounts reach the container, and none of its own come back."""
+"""For a bind of such a directory: mounts propagate into the container, but not out of it."""
 _BIND, _REC, _SHARED = 4096, 16384, 1 << 20
 
 
 class SharedDirectory:
-    """One that is shared until ``close``. Raises InfrastructureError when it cannot be mounted."""
+    """A directory shared until ``close``. Raises InfrastructureError if it cannot be mounted."""
 
     def __init__(self, path: Path, will: Will) -> None:
         self._undo = Unmount(path=path, source=_source(path))
@@ -35,13 +33,15 @@ class SharedDirectory:
             ) from error
 
     def close(self) -> str:
-        """Unmount it; safe to repeat. What could not be done, or ""."""
+        """Unmount it; safe to repeat. Returns an error message, or ""."""
         outcome = self._undo.undo()
         return "" if outcome.ok else outcome.text
 
 
 def _source(path: Path) -> str:
-    """What mountinfo calls the device that a path is on: a bind of it is called the same."""
+    """Mountinfo's source of the device that a path is on; a bind of the path has the same
+    source.
+    """
     above = [(place, source) for place, source in mounts() if path.is_relative_to(place)]
     longest = max(len(place) for place, _ in above)
     return [source for place, source in above if len(place) == longest][-1]

@@ -1,7 +1,7 @@
-"""Ranks' connections led through a process of the run's own, so that each directed link can be
+"""Leads ranks' connections through a proxy process of the run, so that each directed link can be
 shaped.
 
-``proxy`` is that process, ``shaping`` what it does to a link, ``client`` the launcher's side of it,
-``route`` the rank's. A link is named by two processes, source and destination: a replacement for a
-rank gets links of its own.
+``proxy`` is that process, ``shaping`` its model of a link, ``client`` the launcher's side,
+``route`` the rank's side. A link is named by two processes, source and destination: a replacement
+for a rank gets its own links.
 """

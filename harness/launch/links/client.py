@@ -30,8 +30,8 @@ REAP_LIMIT_S = 5.0
 
 
 class LinkProxy:
-    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it.
-    ``host``: the address it listens at; ``door``: where ranks ask for routes.
+    """Starts the proxy, which ends with ``close`` and, in any case, with this process. ``host``:
+    the address it listens at; ``door``: where ranks request routes.
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
@@ -65,11 +65,11 @@ class LinkProxy:
         ours.settimeout(ANSWER_LIMIT_S)
 
     def refuses(self, link: Link) -> str | None:
-        """All connections between ranks lead through it."""
+        """Nothing: all connections between ranks go through the proxy."""
         return None
 
     def over(self, link: Link) -> Link:
-        """Itself."""
+        """The link itself."""
         return link
 
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
@@ -82,7 +82,7 @@ class LinkProxy:
         return "link proxy"
 
     def forward(self, link: Link, host: str, port: int) -> int:
-        """A port that leads to ``host:port`` along ``link``, for whoever connects. Raises
+        """Open a port that leads any client to ``host:port`` along ``link``. Raises
         InfrastructureError.
         """
         self._say(line(Forward(link=link, host=host, port=port)))
@@ -91,20 +91,20 @@ class LinkProxy:
         return Routed.model_validate_json(text).port
 
     def close_forward(self, port: int) -> None:
-        """Take no more connections at a port from ``forward``."""
+        """Accept no more connections at a port from ``forward``."""
         self._say(line(CloseForward(port=port)))
         while not self._take(self._line()):
             pass
 
     def probe(self, link: Link) -> int:
-        """Begin to measure a link; returns the probe's number."""
+        """Start to measure a link; returns the probe's number."""
         self._count += 1
         self._say(line(Probe(number=self._count, link=link)))
         return self._count
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """What a probe measured (``round_trip_s``, ``mbit_per_s``; None: nothing came through),
-        when it is done.
+        """Result of a probe (``round_trip_s``, ``mbit_per_s``; None: nothing arrived), once it is
+        done.
         """
         while number not in self._probes and (
             b"\n" in self._pending or readable(self._control.fileno())
@@ -119,7 +119,7 @@ class LinkProxy:
         self.process.wait(timeout=REAP_LIMIT_S)
 
     def _take(self, text: bytes) -> bool:
-        """Whether it says that a shape is in force; results of probes are kept."""
+        """Whether the message confirms a shape; results of probes are stored."""
         if b'"number"' in text:
             probed = Probed.model_validate_json(text)
             self._probes[probed.number] = {

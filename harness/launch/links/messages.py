@@ -1,4 +1,4 @@
-"""What is said to the link proxy, and what it says: JSON, one message a line."""
+"""Messages to and from the link proxy: JSON, one per line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Message(BaseModel):
 
 
 class Route(_Message):
-    """From a rank: lead my connection to ``link[1]``, which listens at ``host:port``,
-    through you.
+    """From a rank: route my connection to ``link[1]``, which listens at ``host:port``, through the
+    proxy.
     """
 
     do: Literal["route"] = "route"
@@ -30,7 +30,7 @@ class Route(_Message):
 
 
 class Forward(_Message):
-    """From the launcher: lead every connection made to a new port of yours on to ``host:port``."""
+    """From the launcher: open a port and forward every connection made to it to ``host:port``."""
 
     do: Literal["forward"] = "forward"
     link: Link
@@ -39,7 +39,7 @@ class Forward(_Message):
 
 
 class CloseForward(_Message):
-    """From the launcher: take no more connections at this port of yours."""
+    """From the launcher: accept no more connections at this port."""
 
     do: Literal["close-forward"] = "close-forward"
     port: int
@@ -60,7 +60,7 @@ class SetShape(_Message):
 
 
 class Probe(_Message):
-    """Send something along a link and measure. ``number``: stands in the answer."""
+    """Measure a link by sending bytes along it. ``number``: repeated in the answer."""
 
     do: Literal["probe"] = "probe"
     number: int
@@ -68,8 +68,8 @@ class Probe(_Message):
 
 
 class Probed(_Message):
-    """Measured over connections of the probe's own, shaped like the link's. None: nothing came
-    through in time.
+    """Measured over the probe's own connections, shaped like the link's. None: nothing arrived in
+    time.
     """
 
     number: int
@@ -88,5 +88,5 @@ REQUEST: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discr
 
 
 def line(message: _Message) -> bytes:
-    """As it goes over the wire."""
+    """A message in its wire format."""
     return message.model_dump_json().encode() + b"\n"

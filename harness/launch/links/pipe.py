@@ -12,8 +12,8 @@ from harness.launch.links.shaping import OPEN, Pacer
 
 
 class Pipe:
-    """Bytes from ``source`` to ``sink``. ``wants_read`` and ``wants_write`` say what it
-    waits for.
+    """Bytes from ``source`` to ``sink``. ``wants_read`` and ``wants_write``: the events it waits
+    for.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Pipe:
         self.source = source
         self.sink = sink
         self.pacer = pacer
-        self.over = False  # the end of the stream has been handed on
+        self.over = False  # the end of the stream has been forwarded
         self._ended = False
         self._full = False
         self._queue: deque[tuple[float, memoryview]] = deque()
@@ -31,7 +31,7 @@ class Pipe:
         self._due_s = math.inf
 
     def move(self, now_s: float, buffer: bytearray) -> bool:
-        """Hand on what is due and read what there is; False when the connection is broken."""
+        """Forward what is due and read what has arrived; False if the connection is broken."""
         try:
             self._send(now_s)
             if not self._ended and self._may_read(now_s):
@@ -48,16 +48,16 @@ class Pipe:
         return True
 
     def wants_read(self, now_s: float) -> bool:
-        """Whether bytes that arrive are to be read now."""
+        """Whether to read arriving bytes now."""
         return not self._ended and self._may_read(now_s)
 
     @property
     def wants_write(self) -> bool:
-        """Whether the sink took less than was due."""
+        """Whether the sink accepted less than was due."""
         return self._full
 
     def next_s(self, now_s: float) -> float:
-        """When it has something to do though nothing happens; infinity: never."""
+        """Time of its next action if no event comes; infinity: never."""
         opens_s = self.pacer.opens_s(now_s)
         if opens_s > now_s:
             return opens_s

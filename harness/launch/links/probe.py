@@ -1,4 +1,4 @@
-"""Measures a link by bytes of its own."""
+"""Measures a link with bytes of its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CHUNK = 1 << 16
 def probe(
     number: int, server: socket.socket, way: tuple[str, int], bytes_per_s: float | None
 ) -> Probed:
-    """One byte there and back, then a row of bytes there; at most about 2 LIMIT_S.
+    """One byte there and back, then a stream of bytes there; takes at most about 2 LIMIT_S.
 
-    ``server``: at the far end; ``way``: leads to it; ``bytes_per_s``: expected rate, which sets the
-    amount.
+    ``server``: listens at the far end; ``way``: address that leads to it; ``bytes_per_s``: expected
+    rate, which sets the amount.
     """
     round_trip_s = mbit_per_s = None
-    started_s = time.monotonic()  # a blocked link makes no connection: that is waited for too
+    started_s = time.monotonic()  # connecting counts too: a blocked link makes no connection
     with (
         contextlib.suppress(OSError),
         server,
@@ -50,7 +50,7 @@ def probe(
 
 
 def _rate(near: socket.socket, far: socket.socket, size: int) -> float:
-    """Megabits a second, as seen where they arrive."""
+    """Megabits per second, measured at the far end."""
     near.setblocking(False)
     far.setblocking(False)
     block, sent, got = bytes(_CHUNK), 0, 0

@@ -1,9 +1,9 @@
-"""The link proxy: ``python -m harness.launch.links.proxy CONTROL``, ended by the end of its control
-socket.
+"""The link proxy: ``python -m harness.launch.links.proxy CONTROL``; ends when its control socket
+closes.
 
-One thread copies bytes; only a probe, which waits for its own bytes to come through, has a thread
-of its own. A rank asks for a way to a peer and gets a port of its own for it; so it works for
-whatever group is formed when.
+One thread copies bytes; only a probe, which waits for its own bytes to arrive, has a separate
+thread. A rank requests a route to a peer and gets a port for it alone, so groups can form at any
+time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from harness.launch.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
 from recovery.process.processes import die_with
 
 IDLE_S = 1.0
-RETRY_S = 0.02  # between looks at whether a blocked link lets a connection be made
+RETRY_S = 0.02  # between checks whether a blocked link lets a connection through
 
 Ready = Callable[[], None]
 
@@ -48,7 +48,7 @@ class _Rule:
 
 
 class _Connection:
-    """A rank's connection, and the one to its peer, made as soon as the links both ways
+    """A rank's connection, and the one to its peer, made as soon as the links in both directions
     are open.
     """
 
@@ -62,8 +62,8 @@ class _Connection:
 
 
 class Proxy:
-    """The event loop. ``control``: to the launcher, which may say anything; ranks may only ask for
-    routes. ``host``: the address at which they find it.
+    """The event loop. ``control``: connection to the launcher, which may send every request; ranks
+    may only request routes. ``host``: the address at which ranks find it.
     """
 
     def __init__(self, control: socket.socket, host: str) -> None:
@@ -81,7 +81,7 @@ class Proxy:
         self.door = self._listen(self._welcome)
 
     def run(self) -> None:
-        """Until the launcher closes its side."""
+        """Serve until the launcher closes its side."""
         while not self._over:
             now_s = time.monotonic()
             wake_s = min(
@@ -135,7 +135,7 @@ class Proxy:
                 try:
                     self._obey(bytes(pending[:end]), sock, trusted=trusted)
                 except ValueError:
-                    data = b""  # no rank of ours says that
+                    data = b""  # not a message of our ranks
                 del pending[: end + 1]
             if not data:
                 self._selector.unregister(sock)
@@ -169,7 +169,7 @@ class Proxy:
             try:
                 sock.sendall(data)
             except OSError:
-                pass  # whoever asked is gone
+                pass  # the client is gone
 
     def _shape(self, request: SetShape) -> None:
         now_s = time.monotonic()
@@ -186,7 +186,7 @@ class Proxy:
     # ---- probes
 
     def _probe_port(self, link: Link) -> tuple[socket.socket, int]:
-        """A server of the probe's own, and the port that leads to it through the shaped link."""
+        """A server for one probe, and the port that leads to it through the shaped link."""
         server = socket.create_server((self._host, 0))
         port = self._listen(partial(self._accepted, link, server.getsockname()[:2]), once=True)
         return server, port
@@ -219,7 +219,7 @@ class Proxy:
             self._watch(connection, now_s)
 
     def _reach(self, connection: _Connection, now_s: float) -> bool:
-        """Connect on, once both ways are open: a connection needs answers too."""
+        """Connect to the peer once both directions are open: a connection needs answers too."""
         source, sink = connection.link
         back = (sink, source)
         if any(self._pacer(link).opens_s(now_s) > now_s for link in (connection.link, back)):
@@ -263,7 +263,7 @@ class Proxy:
 
 
 def main() -> None:
-    """Say the door's port, then serve. Arguments: the control socket's descriptor, the parent's
+    """Send the door's port, then serve. Arguments: the control socket's descriptor, the parent's
     pid, the address.
     """
     die_with(int(sys.argv[2]))
@@ -273,7 +273,7 @@ def main() -> None:
     control.sendall(line(Routed(port=served.door)))
     control.setblocking(False)
     served.run()
-    os._exit(0)  # a probe may still wait
+    os._exit(0)  # a probe may still be waiting
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rank's side of the link proxy: asks for a way to a peer."""
+"""The rank's side of the link proxy: requests a route to a peer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Address = tuple[str, int]
 
 
 class Router:
-    """Leads the connections of process ``name`` through the proxy whose door is at ``door``."""
+    """Routes the connections of process ``name`` through the proxy whose door is at ``door``."""
 
     def __init__(self, name: str, door: Address) -> None:
         self._name = name
         self._door = door
 
     def __call__(self, peer: str, address: Address) -> Address:
-        """Where to connect instead of to ``address``, where process ``peer`` listens. Raises
+        """The address to connect to instead of ``address``, where process ``peer`` listens. Raises
         RuntimeError.
         """
         request = Route(link=(self._name, peer), host=address[0], port=address[1])

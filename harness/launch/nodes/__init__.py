@@ -1,1 +1,1 @@
-"""Arms whose ranks are on several machines, or on containers that stand for them."""
+"""Arms whose ranks run on several machines, or on containers that emulate them."""

@@ -1,6 +1,4 @@
-"""What a platform does to nodes, for those who know processes: where a process is, is the cluster's
-to know.
-"""
+"""Adapts controls of nodes to processes: the cluster supplies the node of a process."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from harness.launch.launcher import LinkControl, MachineControl
 from harness.undo.base import Undo
 
 NodeOf = Callable[[str], int]
-"""The node of a process that was started at some time. Raises KeyError."""
+"""The node of a process started in this arm, dead or alive. Raises KeyError."""
 
 
 class LinksByNode:
-    """Links between processes are those between their nodes; implements
+    """Maps links between processes to links between their nodes; implements
     ``harness.launch.launcher.LinkControl``.
     """
 
@@ -29,11 +27,11 @@ class LinksByNode:
         return self._links.refuses(self.over(link))
 
     def over(self, link: tuple[str, str]) -> tuple[str, str]:
-        """The one of their nodes."""
+        """The link between their nodes."""
         return str(self._node_of(link[0])), str(self._node_of(link[1]))
 
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
-        """Those between different nodes; a node's ranks share them."""
+        """Shape the links between different nodes; the ranks of a node share them."""
         between = list(dict.fromkeys(map(self.over, links)))
         return self._links.shape([link for link in between if not self._links.refuses(link)], shape)
 
@@ -47,9 +45,9 @@ class LinksByNode:
 
 
 class GroupsByNode:
-    """Limits on a process are limits on all of its node; implements
-    ``harness.launch.launcher.GroupControl``. They go with the node, so that nothing has to be
-    undone once it is gone.
+    """Limits a whole node in place of a process; implements
+    ``harness.launch.launcher.GroupControl``. The limits end with the node, so a lost node leaves
+    nothing to undo.
     """
 
     def __init__(self, machines: MachineControl, node_of: NodeOf) -> None:
@@ -59,29 +57,29 @@ class GroupsByNode:
         self._limited: set[int] = set()
 
     def undo(self, process: str) -> Sequence[Undo]:
-        """None: see above."""
+        """No records: see the class."""
         return ()
 
     def limit_memory(self, process: str, mib: int) -> None:
-        """Of its node."""
+        """Limit the memory of its node."""
         node = self._note(process, "oom_kills")
         self._machines.limit_memory(node, mib)
 
     def oom_kills(self, process: str) -> int:
-        """On its node, since the limit was set."""
+        """Kills on its node since the limit was set."""
         return self._since(process, "oom_kills")
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
-        """Of their nodes, each."""
+        """Limit each of their nodes."""
         for node in dict.fromkeys(self._note(process, "throttled") for process in processes):
             self._machines.limit_cores(node, cores)
 
     def throttled(self, process: str) -> int:
-        """Periods of its node, since the limit was set."""
+        """Throttled periods of its node since the limit was set."""
         return self._since(process, "throttled")
 
     def release(self, process: str) -> None:
-        """No limit any more on its node."""
+        """Lift all limits of its node."""
         node = self._node_of(process)
         if node in self._limited:
             self._limited.discard(node)

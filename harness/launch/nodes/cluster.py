@@ -1,4 +1,4 @@
-"""The processes of one arm on nodes with agents of their own; implements
+"""The processes of one arm on nodes with their own agents; implements
 ``harness.launch.launcher.Cluster``.
 """
 
@@ -59,7 +59,9 @@ QUIET_S = 1.0
 
 
 class NodesCluster:
-    """``session``: whose nodes they are; all of them are there. Raises InfrastructureError."""
+    """One arm on the nodes of ``session``, all of which are connected. Raises
+    InfrastructureError.
+    """
 
     def __init__(self, session: NodesSession, setup: ArmSetup) -> None:
         self._session = session
@@ -71,7 +73,7 @@ class NodesCluster:
         self._reports: list[Report] = []
         self._news: list[NodeNews] = []
         self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
-        self._orphans: dict[str, tuple[int, str]] = {}  # those whose node was lost
+        self._orphans: dict[str, tuple[int, str]] = {}  # processes whose node was lost
         self._since_ns = time.time_ns()
         self._fleet.begin(setup.id, setup.run.root.resolve())
         self._sort(self._fleet.wait(0))
@@ -112,16 +114,16 @@ class NodesCluster:
 
     @property
     def links(self) -> LinkControl | None:
-        """The platform's, or the proxy."""
+        """The platform's control, or else the link proxy."""
         return self._links if self._links is not None else self._proxy
 
     def places_on(self, node: int) -> Sequence[str]:
-        """What its agent said that it has."""
+        """The devices that its agent reported."""
         return self._places[node]
 
     def usable(self) -> list[int]:
-        """Nodes whose agents are there and say so, since whoever asked another one would wait for
-        it; when none does, those that are there, and then those that may come back.
+        """Nodes whose agents are connected and not silent: a start on a silent one would block. If
+        there are none, all connected nodes; if there are none either, all nodes that may come back.
         """
         known = self._fleet.nodes()
         left = [node for node in self._nodes if not known[node].lost]
@@ -134,17 +136,17 @@ class NodesCluster:
         return found
 
     def away(self) -> None:
-        """Connections to all agents end for real; they go on alone."""
+        """Close the connections to all agents; they continue alone."""
         self._fleet.away()
 
     def back(self) -> None:
-        """They dial again."""
+        """Let the agents connect again."""
         self._fleet.back()
 
     # ---- processes
 
     def identity(self) -> dict[str, Any]:
-        """This process, this host, this moment, and this machine's clock."""
+        """This process's pid, host and boot id, the time, and what the platform emulates."""
         return {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -154,11 +156,11 @@ class NodesCluster:
         }
 
     def now_ns(self) -> int:
-        """Monotonic nanoseconds, here."""
+        """Monotonic nanoseconds of this machine."""
         return time.monotonic_ns()
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
-        """Have the node's agent start a rank; its pid there."""
+        """Make the node's agent start a rank; returns its pid there."""
         home = self._session.scratch(node)
         desk = Desk(
             events=home / "events" / self._setup.id,
@@ -179,28 +181,28 @@ class NodesCluster:
     def start(
         self, name: str, node: int, config: Mapping[str, Any], *, mode: str = "warm", log: str = ""
     ) -> int:
-        """Start any process. Raises ConnectionError when its node is lost, InfrastructureError."""
+        """Start any process. Raises InfrastructureError; ConnectionError if its node is lost."""
         try:
             return self._fleet.spawn(name, node, config, mode=mode, log=log)
         except NodeGone as error:
             raise ConnectionError(error.message) from error
 
     def output(self, node: int, name: str) -> str:
-        """Where a process of a node writes what it prints, to be forwarded to the run's logs."""
+        """The output file of a process on its node, which is forwarded to the run's logs."""
         return str(self._session.scratch(node) / "logs" / self._setup.id / f"{name}.log")
 
     def address(self, node: int) -> str:
-        """Where a process of a node listens."""
+        """The address that processes of a node listen at."""
         return self._fleet.nodes()[node].address
 
     def undo(self, name: str, pid: int) -> Undo | None:
-        """Processes of a node end with its agent, and that one with the node, of which the platform
-        keeps record.
+        """No record: a node's processes end with its agent, and the platform has the record of the
+        node.
         """
         return None
 
     def hardware(self) -> Sequence[HealthReport]:
-        """The monitors of other machines are not read yet."""
+        """Nothing: the monitors of other machines are not read yet."""
         return ()
 
     def alive(self, name: str) -> bool:
@@ -208,31 +210,31 @@ class NodesCluster:
         return self._fleet.alive(name)
 
     def send(self, name: str, message: Message) -> bool:
-        """By its agent."""
+        """Send through its agent."""
         return self._fleet.send(name, message)
 
     def signal(self, name: str, signum: int) -> None:
-        """By its agent, through its pidfd."""
+        """Signal through its agent, by pidfd."""
         self._fleet.signal(name, signum)
 
     def mark(self, name: str) -> Mark:
-        """As last heard."""
+        """Its last reported progress mark."""
         return self._fleet.mark(name)
 
     def os_state(self, name: str) -> str:
-        """As last heard."""
+        """Its last reported kernel state."""
         return self._fleet.os_state(name)
 
     def pulse(self, name: str) -> Pulse:
-        """What it got of the processors."""
+        """Processor time that it got."""
         return self._fleet.pulse(name)
 
     def pressures(self) -> Mapping[int, tuple[int, pressure.Reading]]:
-        """How short of processors each node is, as last heard."""
+        """Processor pressure of each node, as last reported."""
         return self._fleet.pressures()
 
     def wait(self, timeout_s: float) -> list[Report]:
-        """Of ranks and spares; a process's last messages come before its exit."""
+        """Reports of ranks and spares; a process's last messages come before its exit."""
         if self.store is not None:
             self.store.look()
             self.store_port = self.store.port
@@ -241,16 +243,16 @@ class NodesCluster:
         return reports
 
     def hear(self, timeout_s: float) -> None:
-        """Wait for something to happen on any node, and hand it to whom it concerns."""
+        """Wait for reports of any node, and dispatch them."""
         self._sort(self._fleet.wait(timeout_s))
         self._session.renewal.look()
 
     def close(self) -> Leftovers:
-        """End everything on all nodes, and what is here."""
+        """End everything on all nodes and on this machine."""
         for node in self._nodes:
             self._tell(*node_events.clock_of(self._fleet.nodes()[node]))
         alive = self._fleet.begin("", None)
-        self._gather(self._orphans)  # what was written while they ended
+        self._gather(self._orphans)  # their last writes
         if self.storage is not None:
             self.storage.close()
         if self._proxy is not None:
@@ -264,7 +266,7 @@ class NodesCluster:
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
 
     def _node_of(self, process: str) -> int:
-        """Of a rank, or of who keeps checkpoints there, which its limits hold for too."""
+        """The node of a rank, or of a keeper, which the limits of its node apply to as well."""
         keeping = self.keepers is not None and self.keepers.owns(process)
         return (
             self.keepers.node_of(process)
@@ -273,7 +275,7 @@ class NodesCluster:
         )
 
     def _lose(self, node: int) -> None:
-        """What its ranks had written and its agent had not forwarded is wanted soon, as
+        """Collect what its ranks wrote and its agent had not forwarded: it is needed soon, as
         evidence.
         """
         self._session.renewal.lost(node)
@@ -319,17 +321,15 @@ class NodesCluster:
 
 
 def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
-    """Raise InfrastructureError when ranks of a node would not go through a link proxy at
-    ``host``.
-    """
+    """Raise InfrastructureError if ranks of a node would bypass a link proxy at ``host``."""
     for node, info in known.items():
         if not _below(host, info.address):
             raise InfrastructureError(
-                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects to"
-                " lower ones only",
+                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects"
+                " only to lower addresses",
                 hint=(
-                    "have the coordinator at an address below those of all nodes, or leave faults"
-                    " on links out"
+                    "give the coordinator an address below those of all nodes, or leave out"
+                    " faults on links"
                 ),
             )
 
@@ -338,13 +338,13 @@ def _below(one: str, other: str) -> bool:
     try:
         return socket.inet_aton(one) < socket.inet_aton(other)
     except OSError:
-        return False  # not IPv4: nothing is known of how gloo compares them
+        return False  # not IPv4: gloo's order of these addresses is not known
 
 
 def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
-    """Devices of each node, and the backend that all processes can talk through: NCCL where each of
-    those the job starts with has a GPU of its own. On CPU a node has an emulated slot for each
-    process it starts with.
+    """Devices of each node, and the backend for all processes: NCCL if every process that the job
+    starts with has its own GPU. On CPU a node has one emulated slot per process that it starts
+    with.
     """
     place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload
     spares = [place.node_of_spare(index) for index in range(strategy_of(setup).spares_wanted)]

@@ -1,4 +1,4 @@
-"""Nodes that are agents of this machine, each on a loopback address of its own; implements
+"""Nodes emulated by agents on this machine, each with its own loopback address; implements
 ``Platform``.
 """
 
@@ -32,7 +32,7 @@ SAID_BYTES = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """An agent's process."""
+    """One agent process of a node."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -40,17 +40,15 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it executes any more; the pidfd says so before anybody has waited for
-        it.
-        """
+        """Whether it has exited; the pidfd shows that before the process is reaped."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
 
 class LoopbackPlatform:
-    """Agents of one run. They end when the run says so, or when it has been gone for their
-    lease.
+    """Agents of one run. They end when the run ends them, or when their lease expires after the run
+    is gone.
     """
 
     emulates = (
@@ -67,22 +65,22 @@ class LoopbackPlatform:
         self._wanted = wanted
         self._logs = wanted.run.root / "nodes"
         self._lives: dict[int, Life] = {}
-        self._lock = threading.Lock()  # a lost node begins anew on a thread of its own
+        self._lock = threading.Lock()  # a lost node starts anew on a separate thread
         self.machines = Machines(self)
 
     @property
     def links(self) -> LinkControl | None:
-        """The link proxy shapes what ranks say to each other."""
+        """None: the link proxy shapes the traffic of ranks."""
         return None
 
     def address(self, node: int) -> str:
-        """Above that of the host, so that ranks connect to the link proxy and not the other way
-        round.
+        """An address above the host's, so that ranks connect to the link proxy and not the other
+        way round.
         """
         return f"127.2.{node // 250}.{node % 250 + 1}"
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start its agent."""
+        """Start the node's agent."""
         try:
             self._logs.mkdir(exist_ok=True)
             with (self._logs / f"n{node}.log").open("ab") as log:
@@ -110,11 +108,13 @@ class LoopbackPlatform:
             _reap(before)
 
     def replaceable(self, node: int) -> bool:
-        """By another process."""
+        """Always: another process replaces it."""
         return True
 
     def gone(self, node: int) -> str | None:
-        """Whether its agent has ended, and what it said last if not by a signal."""
+        """Whether its agent has exited; includes its last output if it exited with an error
+        code.
+        """
         with self._lock:
             life = self._lives.get(node)
         if life is None or not life.ended:
@@ -125,11 +125,11 @@ class LoopbackPlatform:
         return "its agent has ended"
 
     def drain(self, node: int, reason: str) -> str | None:
-        """Nobody else places anything here."""
+        """Nothing to do: nothing else is placed on this machine."""
         return None
 
     def close(self) -> Sequence[str]:
-        """End whoever has not ended by itself."""
+        """End the agents that have not exited by themselves."""
         until_s = time.monotonic() + BYE_LIMIT_S
         with self._lock:
             lives, self._lives = self._lives, {}
@@ -142,7 +142,7 @@ class LoopbackPlatform:
         ]
 
     def life(self, node: int) -> Life:
-        """The present one. Raises ProcessLookupError."""
+        """The node's present agent. Raises ProcessLookupError."""
         with self._lock:
             if node not in self._lives:
                 raise ProcessLookupError(errno.ESRCH, f"node {node} was never started")
@@ -152,11 +152,11 @@ class LoopbackPlatform:
         with suppress(OSError):
             text = (self._logs / f"n{node}.log").read_text(errors="replace")[-SAID_BYTES:]
             return " · ".join(text.strip().splitlines()[-2:])
-        return "it said nothing"
+        return "no output"
 
 
 class Machines:
-    """Implements ``harness.launch.launcher.MachineControl``, as far as a process can stand for a
+    """Implements ``harness.launch.launcher.MachineControl`` as far as a process can emulate a
     machine.
     """
 
@@ -166,37 +166,39 @@ class Machines:
         self._platform = platform
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """Its agent; what runs there asked the kernel to end with it."""
+        """Kill its agent; the kernel then kills the node's processes, by their parent-death
+        signal.
+        """
         life = self._platform.life(node)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(life.pidfd, signal.SIGKILL)
         return {"pid": life.process.pid, "signal": "SIGKILL"}
 
     def pause(self, node: int) -> None:
-        """Stop the agent and all that it started."""
+        """Stop the agent and all its descendants."""
         self._signal_all(node, signal.SIGSTOP)
 
     def resume(self, node: int) -> None:
-        """Let them go on."""
+        """Continue the agent and all its descendants."""
         self._signal_all(node, signal.SIGCONT)
 
     def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Not for a process."""
+        """Raises OSError: a process cannot do that."""
         raise _unable("limit the memory of")
 
     def limit_cores(self, node: int, cores: float | None) -> None:
-        """Not for a process."""
+        """Raises OSError: a process cannot do that."""
         raise _unable("limit the processor time of")
 
     def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Not on a network that all share."""
+        """Raises OSError: all nodes share one network."""
         raise _unable("cut off")
 
     def rejoin(self, node: int) -> None:
-        """Nothing was cut off."""
+        """Nothing to undo: ``isolate`` is not possible."""
 
     def seen(self, node: int) -> Mapping[str, Any]:
-        """The kernel's word on the agent."""
+        """The kernel's state of the agent."""
         life = self._platform.life(node)
         if life.ended:
             code = life.process.poll()
@@ -224,7 +226,7 @@ class Machines:
 
 def _unable(what: str) -> OSError:
     return OSError(
-        errno.EOPNOTSUPP, f"an agent of this machine stands for the node: nobody can {what} it"
+        errno.EOPNOTSUPP, f"an agent of this machine stands for the node: cannot {what} it"
     )
 
 

@@ -37,13 +37,16 @@ class NodeKeepers:
         return node in self._cluster.usable()
 
     def start(self, process: str, config: KeeperConfig) -> int:
-        """Have the agent start it."""
+        """Make the node's agent start a keeper."""
         self._names.add(process)
-        told = {**config.model_dump(mode="json"), "log": self._cluster.output(config.node, process)}
-        return self._cluster.start(process, config.node, told)
+        settings = {
+            **config.model_dump(mode="json"),
+            "log": self._cluster.output(config.node, process),
+        }
+        return self._cluster.start(process, config.node, settings)
 
     def send(self, process: str, message: Message) -> bool:
-        """By its agent."""
+        """Send through its agent."""
         return self._cluster.send(process, message)
 
     def wait(self, timeout_s: float) -> list[Report]:
@@ -54,5 +57,5 @@ class NodeKeepers:
         return reports
 
     def close(self) -> dict[int, str]:
-        """They end with the arm."""
+        """Nothing to do: keepers end with the arm."""
         return {}

@@ -1,5 +1,5 @@
-"""Where the nodes of a run come from, and what can be done to one as a whole: a container engine, a
-batch system.
+"""Where the nodes of a run come from, and acts on whole nodes: a container engine, a batch
+system.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Will = Callable[[Undo], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a run wants of its platform. ``nodes``: the most that any of its cells has, spare ones
-    included; ``needs``: of all faults of all cells. The run's directory is the same on all nodes,
-    under the same path.
+    """What a run needs of its platform. ``nodes``: the maximum over its cells, including spare
+    nodes; ``needs``: of all faults of all cells. The run's directory is shared by all nodes, under
+    the same path.
     """
 
     run: RunDirectory
@@ -33,16 +33,16 @@ class Wanted:
 
 
 class Platform(Protocol):
-    """The nodes of one run, kept from arm to arm. All names it gives away carry the run's id;
-    everything it makes has its undo record before it exists.
+    """The nodes of one run, kept from arm to arm. All its names contain the run's id; everything it
+    makes has its undo record before it exists.
     """
 
     @property
     def emulates(self) -> str:
-        """What is not real here, for every report; empty: nothing."""
+        """What is emulated here, for every report; empty if everything is real."""
 
     host: str
-    """An address of this machine that the agents of all nodes reach."""
+    """An address of this machine that the agents of all nodes can reach."""
 
     @property
     def machines(self) -> MachineControl | None:
@@ -51,31 +51,33 @@ class Platform(Protocol):
     @property
     def links(self) -> LinkControl | None:
         """Shapes the network between nodes, where the platform can and the run's faults need it.
-        Its links are named by nodes, in decimal; who is where is the cluster's to know.
+        Links are named by nodes, in decimal; the cluster maps processes to nodes.
         """
 
     def address(self, node: int) -> str:
-        """Where ranks of a node listen, as those of others reach them: numeric; "": as its agent
-        finds out, by the address from which it reaches the coordinator.
+        """Numeric address at which ranks of a node listen for ranks of other nodes. "" if the agent
+        must find it: it uses its own address on the connection to the coordinator.
         """
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Have a node begin with an agent's ``command``, or begin anew once it is gone; returns
-        before the agent has dialled. ``command`` begins with this process's Python, which a
-        platform with another one replaces; ``environment``: what has to be in the agent's besides
-        what the node has. Raises InfrastructureError, with what to do.
+        """Start a node with an agent's ``command``, or restart it after it is gone; returns before
+        the agent has connected. ``command`` starts with this process's Python, which a platform
+        with another Python replaces; ``environment``: variables that the agent needs besides the
+        node's own. Raises InfrastructureError, with a hint.
         """
 
     def replaceable(self, node: int) -> bool:
-        """Whether a lost node can begin anew."""
+        """Whether a lost node can be started anew."""
 
     def gone(self, node: int) -> str | None:
-        """Why a node is known to be gone, in words of the platform; None: as far as is known, it is
-        there. Cheap: asked at every turn while an agent is silent.
+        """Why a node is known to be gone, in the platform's words; None if it is there as far as is
+        known. Must be cheap: polled continuously while an agent is silent.
         """
 
     def drain(self, node: int, reason: str) -> str | None:
-        """Have the platform place nobody there any more, if the user allows it; what was done."""
+        """Make the platform place no more work there, if the user allows it; returns what
+        was done.
+        """
 
     def close(self) -> Sequence[str]:
-        """Remove everything; what could not be removed, for people."""
+        """Remove everything; returns messages for what could not be removed."""

@@ -1,6 +1,4 @@
-"""Nodes that begin, and begin anew when they are lost, on threads of their own: a platform takes
-its time for it.
-"""
+"""Starts nodes, and restarts lost ones, on separate threads: platforms may take long."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from concurrent.futures import TimeoutError as LateError
 from chaos.errors import InfrastructureError
 from harness.launch.nodes.platform import Platform
 
-# Until then the others recover undisturbed: a node that begins anew, and imports torch, may share
-# their machine.
+# The survivors first recover undisturbed: a restarted node imports torch and may share their
+# machine.
 AGAIN_AFTER_S = 5.0
 MAX_LIVES = 100  # of one node in one run
 AT_ONCE = 32
@@ -21,12 +19,12 @@ LOOK_S = 0.2
 
 
 class Renewal:
-    """``begin``: has the platform begin a node; may take long, and raise InfrastructureError."""
+    """``begin`` makes the platform start a node; may take long, and raise InfrastructureError."""
 
     def __init__(self, platform: Platform, begin: Callable[[int], None], *, nodes: int) -> None:
         self._platform = platform
         self._begin = begin
-        self._due_s: dict[int, float] = {}  # lost nodes, and when they begin anew if they are gone
+        self._due_s: dict[int, float] = {}  # lost nodes, and when to restart them if they are gone
         self._lives: dict[int, int] = {}
         self._starting: dict[int, Future[None]] = {}
         self._starter = ThreadPoolExecutor(
@@ -34,23 +32,23 @@ class Renewal:
         )
 
     def start(self, node: int) -> None:
-        """Have it begin."""
+        """Start a node."""
         self._due_s.pop(node, None)
         self._lives[node] = self._lives.get(node, 0) + 1
         self._starting[node] = self._starter.submit(self._begin, node)
 
     def lost(self, node: int) -> None:
-        """A node was given up; it begins anew soon if the platform has another, or comes back by
-        itself.
+        """A node was lost; restart it soon if it is gone and the platform can replace it. It may
+        also come back by itself.
         """
         self._due_s[node] = time.monotonic() + AGAIN_AFTER_S
 
     def back(self, node: int) -> None:
-        """Its agent is there."""
+        """The node's agent is connected."""
         self._due_s.pop(node, None)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Begin whose time has come; nothing is waited for."""
+        """Start the nodes that are due; does not wait."""
         now_s = time.monotonic()
         for node, due_s in list(self._due_s.items()):
             idle = node not in self._starting or self._starting[node].done()
@@ -61,9 +59,7 @@ class Renewal:
     def await_begun(
         self, node: int, *, limit_s: float, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until the platform has begun it, if it is about to, or ``stopped``. Raises
-        InfrastructureError.
-        """
+        """Wait for a pending start of a node, or until ``stopped``. Raises InfrastructureError."""
         future = self._starting.get(node)
         until_s = time.monotonic() + limit_s
         while future is not None and not stopped():
@@ -79,5 +75,5 @@ class Renewal:
                 ) from error
 
     def close(self) -> None:
-        """Begin no more, and wait for those that are."""
+        """Start no more nodes, and wait for pending starts."""
         self._starter.shutdown(wait=True, cancel_futures=True)

@@ -31,14 +31,16 @@ from recovery.process.local import rank_environment
 from recovery.process.processes import become_subreaper
 
 REFUSALS = "refused.log"
-READY_LIMIT_S = 120.0  # for all agents to dial: each imports torch first
+READY_LIMIT_S = 120.0  # for all agents to connect: each imports torch first
 
 Make = Callable[[Wanted], Platform]
 
 
 @contextmanager
 def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Iterator[NodesSession]:
-    """What a launcher of nodes opens. ``make``: its platform. Raises InfrastructureError."""
+    """The session of a launcher for nodes. ``make``: makes its platform. Raises
+    InfrastructureError.
+    """
     needs = frozenset(need for cell in cells for need in needs_of(cell))
     ledger = Ledger(run.ledger)
     home = RemoveTree(path=run.root.resolve() / "agents", inside=run.root.resolve())
@@ -65,9 +67,9 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
 
 
 class NodesSession:
-    """Implements ``harness.launch.launcher.Session``. ``home``: directory for what agents need, the
-    same on all nodes; ``keeps_store``: the key-value store is a process of its own here;
-    ``refusals``: file for who was turned away, and why; ``cells``: of the run. Raises
+    """Implements ``harness.launch.launcher.Session``. ``home``: directory for the agents' files,
+    shared by all nodes; ``keeps_store``: run the key-value store as a separate process here;
+    ``refusals``: file for refused connections and the reasons; ``cells``: of the run. Raises
     InfrastructureError.
     """
 
@@ -98,17 +100,19 @@ class NodesSession:
             self.renewal.start(node)
 
     def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> NodesCluster:
-        """Make ready for one arm: every node of its cell is there, those lost in an arm before too.
+        """Prepare for one arm: wait for every node of its cell, including nodes lost in an earlier
+        arm.
 
-        Raises InfrastructureError, which names those that are not and says why; Stopped."""
+        Raises InfrastructureError, which names the missing nodes and says why; Stopped.
+        """
         if self.zygote is not None:
             self.zygote.await_ready()
         self._await_nodes(range(setup.cell.scenario.topology.nodes), stopped)
         return NodesCluster(self, setup)
 
     def scratch(self, node: int) -> Path:
-        """Where the agent of a node has its files; what is forwarded lies below it as below the
-        run's directory.
+        """Directory for the files of a node's agent; forwarded files have the same relative path
+        here as in the run's directory.
         """
         return self._home / f"n{node}"
 
@@ -152,13 +156,13 @@ class NodesSession:
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 
     def _resume(self, nodes: range) -> None:
-        """Whom the arm before had left standing still, until its end, goes on."""
+        """Resume nodes that the previous arm left paused."""
         machines = self.platform.machines
         if machines is None or not machines.can_pause or not self._played:
             self._played = True
             return
         for node in nodes:
-            with suppress(OSError):  # it is gone: it begins anew
+            with suppress(OSError):  # it is gone, and will be restarted
                 if machines.seen(node).get("state") == "paused":
                     machines.resume(node)
 
@@ -184,7 +188,7 @@ class NodesSession:
 
 
 def _write_token(home: Path, token: bytes) -> Path:
-    """For the agents alone. Raises InfrastructureError."""
+    """Write the secret that only the agents may read. Raises InfrastructureError."""
     path = home / "token"
     try:
         home.mkdir(mode=0o700)

@@ -1,1 +1,1 @@
-"""Nodes of a Slurm allocation: what Slurm is asked, and told."""
+"""Nodes of a Slurm allocation: commands to Slurm and their answers."""

@@ -1,4 +1,4 @@
-"""The allocation that this process is in, as its environment tells."""
+"""The allocation that this process is in, from its environment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """``job``: its number; ``hosts``: its nodes, in the order of its node list: the scenario's node
-    k is the k-th of them, whatever Slurm numbers its tasks; ``restarts``: how often it was
-    requeued.
+    """``job``: its id; ``hosts``: its nodes, in the order of its node list: node k of the scenario
+    is the k-th of them, whatever Slurm's task numbers; ``restarts``: how often it was requeued.
     """
 
     job: str
@@ -24,9 +23,7 @@ class Allocation:
 
 
 def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | None:
-    """The allocation; None outside of one. Raises InfrastructureError for one that nothing can be
-    run in.
-    """
+    """The allocation; None outside of one. Raises InfrastructureError if nothing can run in it."""
     job, nodelist = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
     if not job:
         return None
@@ -48,7 +45,7 @@ def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | 
 
 
 def too_few(found: Allocation, wanted: int) -> str | None:
-    """Why an allocation is too small, and what to do; None when it is not."""
+    """Why an allocation is too small, with a hint; None if it is large enough."""
     have = len(found.hosts)
     if have >= wanted:
         return None
@@ -67,7 +64,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
         return int(environment.get(name, default))
     except ValueError:
         raise InfrastructureError(
-            f"{name} is {environment[name]!r}, no number",
+            f"{name} is {environment[name]!r}, not a number",
             hint=(
                 "run chaos in the shell of the batch script or of salloc, with the environment it"
                 " has from Slurm"

@@ -1,5 +1,5 @@
-"""The nodes of an allocation as the platform of a run: an agent on each, as a job step of
-its own.
+"""The nodes of an allocation as the platform of a run: one agent per node, each in its own job
+step.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from harness.launch.slurm.watch import AllocationWatch
 from harness.undo.slurm import CancelSteps
 
 BYE_LIMIT_S = 2.0
-PROBE_PORT = 9  # nothing is sent there: the kernel is asked which way it would go
+PROBE_PORT = 9  # never sent to: it only makes the kernel choose a route
 
 
 class SlurmPlatform:
     """Implements ``harness.launch.nodes.platform.Platform``.
 
-    A node of the scenario is a host of the allocation; hosts beyond those wait, and one of them
-    takes over the number of a node whose own host is lost. Nothing here needs the controller once
-    the agents run, but the start of another step.
+    A node of the scenario is a host of the allocation. The remaining hosts wait in reserve; one of
+    them takes over the number of a node whose host is lost. Once the agents run, the controller is
+    needed only to start another step.
     """
 
     emulates = ""
@@ -47,7 +47,7 @@ class SlurmPlatform:
         self._drain = drain
         self._prefix = f"chaos-{secrets.token_hex(8)}-"
         self._recorded = False
-        self._lock = threading.Lock()  # nodes begin on threads of their own
+        self._lock = threading.Lock()  # nodes start on separate threads
         self._hosts = dict(enumerate(found.hosts[: wanted.nodes]))
         self._free = list(found.hosts[wanted.nodes :])
         self._bad: set[str] = set()
@@ -74,15 +74,15 @@ class SlurmPlatform:
 
     @property
     def links(self) -> LinkControl | None:
-        """The cluster's network is not for a job to shape."""
+        """None: a job cannot shape the cluster's network."""
         return None
 
     def address(self, node: int) -> str:
-        """The agent finds out."""
+        """Empty: the agent finds its address."""
         return ""
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """A step on the node's host; on another one, when that is lost."""
+        """Start a step on the node's host, or on another host if that one is lost."""
         if self._watch.over():
             raise InfrastructureError(
                 f"the allocation is over: {self._watch.job_words()}",
@@ -107,13 +107,13 @@ class SlurmPlatform:
         self._watch.ask()
 
     def replaceable(self, node: int) -> bool:
-        """Whether there is a host for it: its own one, or one that waits."""
+        """Whether there is a host for it: its own, or one in reserve."""
         if self._watch.over():
             return False
         return self._usable(self._hosts[node]) or any(map(self._usable, self._free))
 
     def gone(self, node: int) -> str | None:
-        """The step's end, and what Slurm says."""
+        """Why the node is gone: Slurm's state of its host, or the end of its step."""
         step = self._steps.get(node)
         running = step is not None and step.ended() is None
         lost = self._watch.lost(self._hosts[node], silent=running)
@@ -124,7 +124,7 @@ class SlurmPlatform:
         return lost or step.words()
 
     def drain(self, node: int, reason: str) -> str | None:
-        """Only where the user has allowed it."""
+        """Only if the user allows it."""
         if not self._drain:
             return None
         host = self._hosts[node]
@@ -138,7 +138,7 @@ class SlurmPlatform:
         )
 
     def close(self) -> Sequence[str]:
-        """Agents have been told to end: wait a little, then cancel what is left."""
+        """Agents have been ordered to end: wait a little, then cancel the rest."""
         self._watch.close()
         steps = [*self._steps.values(), *self._old]
         deadline = time.monotonic() + BYE_LIMIT_S
@@ -150,7 +150,7 @@ class SlurmPlatform:
         return () if outcome.ok else (outcome.text,)
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """End the step of a node with all in it. Raises OSError."""
+        """End the step of a node with everything in it. Raises OSError."""
         step = self._steps.get(node)
         if step is None or step.ended() is not None:
             raise ProcessLookupError(f"node {node} is gone")
@@ -161,7 +161,7 @@ class SlurmPlatform:
         return {"step": found, "host": step.host, "signal": 9}
 
     def seen(self, node: int) -> Mapping[str, Any]:
-        """What Slurm says of a node's host, and srun of its step."""
+        """Slurm's state of a node's host, and srun's of its step."""
         self._watch.ask()
         step, state = self._steps.get(node), self._watch.state(self._hosts[node])
         code = None if step is None else step.ended()
@@ -186,11 +186,11 @@ class SlurmPlatform:
         return step.id
 
     def _seat(self, node: int) -> str:
-        """Where a node is to begin."""
+        """The host to start a node on. Raises InfrastructureError."""
         before = self._steps.get(node)
         if before is not None:
             self._old.append(before)
-            # Given up while its step runs on: its host is silent or cut off, another one is better.
+            # A lost node whose step still runs has a silent or cut-off host: prefer another one.
             if before.ended() is None or not self._usable(self._hosts[node]):
                 self._move(node)
         host = self._hosts[node]
@@ -206,8 +206,8 @@ class SlurmPlatform:
         return host not in self._bad and self._watch.usable(host)
 
     def _move(self, node: int) -> None:
-        """Give a node a host that waits; the one it had waits from now on, last, and is drained if
-        that is allowed and Slurm itself sees nothing wrong with it.
+        """Give a node a host from the reserve. Its old host goes to the end of the reserve, and is
+        drained if that is allowed and Slurm itself reports no problem with it.
         """
         for host in [host for host in self._free if self._usable(host)][:1]:
             state = self._watch.state(self._hosts[node])
@@ -219,7 +219,7 @@ class SlurmPlatform:
             self._hosts[node] = host
 
     def _set_bad_aside(self) -> None:
-        """Begin on hosts that are there."""
+        """Start on usable hosts only. Raises InfrastructureError."""
         for node, host in self._hosts.items():
             if not self._usable(host):
                 self._move(node)
@@ -236,8 +236,8 @@ class SlurmPlatform:
             )
 
     def _own_address(self) -> str:
-        """From which this machine reaches the nodes; a loopback address only where all of them have
-        one. Raises InfrastructureError.
+        """This machine's address on the route to the nodes; a loopback address only if there is no
+        other. Raises InfrastructureError.
         """
         states = map(self._watch.state, self._found.hosts)
         found = [_way_to(state.address) for state in states if state is not None]
@@ -250,7 +250,7 @@ class SlurmPlatform:
         )
 
     def _say(self) -> None:
-        """What a reader of the log has to know of the allocation."""
+        """Print which nodes of the allocation the run uses."""
         job, spare = self._found.job, ", ".join(self._free)
         lines = [
             f"Slurm job {job}: nodes"
@@ -265,8 +265,8 @@ class SlurmPlatform:
 
 
 class SlurmMachines:
-    """Implements ``harness.launch.nodes.platform.MachineControl``: a job can end what it runs on a
-    node, nothing else.
+    """Implements ``harness.launch.launcher.MachineControl``: a job can only end its own work on a
+    node.
     """
 
     can_pause = False
@@ -277,32 +277,32 @@ class SlurmMachines:
         self._platform = platform
 
     def kill(self, node: int) -> Mapping[str, Any]:
-        """Its step is killed."""
+        """Kill its step."""
         return self._platform.kill(node)
 
     def seen(self, node: int) -> Mapping[str, Any]:
-        """Slurm's and srun's words."""
+        """Slurm's and srun's view of the node."""
         return self._platform.seen(node)
 
     def pause(self, node: int) -> None:
-        """Not offered."""
+        """Raises OSError: a job cannot do that."""
         raise _never("stop a node")
 
     def resume(self, node: int) -> None:
         """Nothing to undo."""
 
     def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Not offered."""
+        """Raises OSError, except to lift a limit."""
         if spare_mib is not None:
             raise _never("limit a node's memory")
 
     def limit_cores(self, node: int, cores: float | None) -> None:
-        """Not offered."""
+        """Raises OSError, except to lift a limit."""
         if cores is not None:
             raise _never("limit a node's processor time")
 
     def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Not offered."""
+        """Raises OSError: a job cannot do that."""
         raise _never("cut a node off")
 
     def rejoin(self, node: int) -> None:
@@ -314,7 +314,7 @@ def _never(what: str) -> OSError:
 
 
 def _way_to(address: str) -> str:
-    """The local address from which a host is reached; "": none."""
+    """The local address of the route to a host; "" if there is no route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, PROBE_PORT))

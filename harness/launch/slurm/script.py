@@ -1,4 +1,4 @@
-"""The batch script that asks Slurm for a scenario's nodes and runs it there."""
+"""The batch script that requests a scenario's nodes from Slurm and runs it there."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from harness.launch.launcher import Launcher
 from harness.launch.requirements import refuse_impossible
 
 SLACK = 3.0
-"""The time limit over the estimate, which is good to a factor of two."""
+"""Factor of the time limit over the estimate, which is accurate to a factor of two."""
 LEAST_S = 600.0
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationOptions:
-    """What the script asks for beside nodes; the parameters of launcher ``slurm`` of the same
-    names.
+    """What the script requests besides nodes; each field is the parameter of the same name of
+    launcher ``slurm``.
     """
 
     partition: str = ""
@@ -39,10 +39,9 @@ class AllocationOptions:
 
 
 def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
-    """The script for a planned run. ``choices``: the options that ``chaos run`` is to be given too,
-    by name.
+    """The script for a planned run. ``choices``: options to pass on to ``chaos run``, by name.
 
-    Raises ScenarioError when a fault needs what no Slurm job can do.
+    Raises ScenarioError if a fault needs something that a Slurm job cannot do.
     """
     launcher = plugins.load("harness.launchers", Launcher)["slurm"]()
     for each in planned.cells:
@@ -86,8 +85,8 @@ def batch_script(
 ) -> str:
     """The script.
 
-    ``nodes``: the most that any cell has, spare ones included; ``estimate_s``: expected seconds of
-    the whole run; ``command``: what follows ``chaos``; ``directory``: where it runs, on a file
+    ``nodes``: the maximum over the cells, including spare nodes; ``estimate_s``: expected seconds
+    of the whole run; ``command``: what follows ``chaos``; ``directory``: where it runs, on a file
     system that all nodes share.
     """
     spare = sum(not scenario.topology.ranks_on(node) for node in range(scenario.launcher.nodes))
@@ -123,16 +122,16 @@ def _options(
     yield f"--cpus-per-task={cpus}"
     if asked.gpus_per_node:
         yield f"--gpus-per-node={asked.gpus_per_node}"
-    yield "--no-kill"  # the loss of a node is what is tested: the job goes on
+    yield "--no-kill"  # the loss of a node is under test: the job must continue
     yield f"--signal=B:TERM@{asked.grace_s}"
     yield f"--time={_limit(estimate_s)}"
     yield "--output=%x-%j.out"
-    yield "--open-mode=append"  # a requeued job goes on in the same file
+    yield "--open-mode=append"  # a requeued job continues the same file
     if asked.partition:
         yield f"--partition={asked.partition}"
     if asked.account:
         yield f"--account={asked.account}"
-    yield from asked.extra  # last: what is said twice counts as said last
+    yield from asked.extra  # last, so that the user's option overrides ours
 
 
 def _limit(estimate_s: float) -> str:

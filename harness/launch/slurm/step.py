@@ -1,4 +1,4 @@
-"""One job step: an agent on one node, and the srun that holds it."""
+"""One job step: an agent on one node, and the srun that controls it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ KEPT = frozenset(
         "SLURM_DEBUG",
     }
 )
-"""What srun is given of the batch script's SLURM variables: the rest are defaults for the user's
-own steps (tasks, memory, binding ...) that an agent must not be subject to.
+"""SLURM variables of the batch script that srun inherits. The others are defaults for the user's
+own steps (tasks, memory, binding ...) that must not affect an agent.
 """
 
 
 class SlurmStep:
-    """Begins at once. ``name``: of the step; ``log``: what srun and the agent print."""
+    """Starts at once. ``name``: of the step; ``log``: output of srun and the agent."""
 
     def __init__(
         self,
@@ -50,8 +50,7 @@ class SlurmStep:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as out:
-                # A session of its own: Ctrl-C is for chaos to answer, and srun would end the step
-                # by it.
+                # A new session: chaos must handle Ctrl-C, by which srun would end the step.
                 self._srun = subprocess.Popen(
                     words,
                     stdin=subprocess.DEVNULL,
@@ -67,17 +66,17 @@ class SlurmStep:
 
     @property
     def pid(self) -> int:
-        """Of srun."""
+        """Pid of srun."""
         return self._srun.pid
 
     def ended(self) -> int | None:
-        """srun's exit code, which is the agent's, or 128 and the signal that ended it; None: it
+        """srun's exit code, which is the agent's, or 128 plus the signal that ended it; None if it
         runs.
         """
         return self._srun.poll()
 
     def ends(self, limit_s: float) -> bool:
-        """Wait for srun's end; whether it ended: then nothing of the step is left."""
+        """Wait for srun to end. True means that nothing of the step is left."""
         try:
             self._srun.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -85,13 +84,13 @@ class SlurmStep:
         return self._srun.returncode >= 0
 
     def kill(self) -> None:
-        """End srun, which holds a step that nobody can end, such as on a lost node."""
+        """End srun if it waits for a step that cannot be ended, such as on a lost node."""
         if not self.ends(SRUN_LIMIT_S):
             self._srun.kill()
             self._srun.wait(timeout=END_LIMIT_S)
 
     def words(self) -> str:
-        """How it ended, for people."""
+        """How the step ended, for people."""
         code, said = self.ended(), last_line(self._tail())
         if self.unreachable():
             return f"Slurm has lost {self.host}: {said}"
@@ -103,7 +102,7 @@ class SlurmStep:
         return f"its job step on {self.host} ended {how}" + (f": {said}" if said else "")
 
     def unreachable(self) -> bool:
-        """Whether it ended because the node could not be reached, rather than by what ran there."""
+        """Whether it ended because the node could not be reached, not because of the agent."""
         tail = self._tail()
         return self.ended() is not None and any(word in tail for word in UNREACHABLE)
 
@@ -117,7 +116,7 @@ class SlurmStep:
 
 
 def step_environment(own: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Of srun, and by it of the agent."""
+    """The environment of srun, which passes it on to the agent."""
     kept = {
         key: value
         for key, value in own.items()

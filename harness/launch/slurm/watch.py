@@ -1,6 +1,4 @@
-"""What Slurm says of the nodes and the job, looked up on a thread of its own and only while
-somebody asks.
-"""
+"""Slurm's state of the nodes and the job, read on a separate thread and only while it is needed."""
 
 from __future__ import annotations
 
@@ -12,18 +10,18 @@ from chaos.errors import InfrastructureError
 from harness.host.slurm_commands import Commands, SlurmJob, SlurmNodeState
 
 EVERY_S = 1.0
-"""Between two looks while somebody asks; the controller of a large cluster has others to answer."""
+"""Time between two looks; the controller of a large cluster serves others too."""
 TRIED_AFTER_S = 3.0
-"""How long a node is asked about before it is tried: Slurm takes minutes to notice that one is
-lost.
+"""How long a node must be in doubt before it is tried: Slurm itself takes minutes to notice
+a loss.
 """
 END_LIMIT_S = 1.0
 
 
 class AllocationWatch:
-    """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look
-    again. ``name``: of the steps that try a node whose agent is silent: a lost node is told from
-    one whose agent is slow.
+    """Watches one allocation. Queries are cheap: they answer from the last look and trigger
+    another. ``name``: of the test steps on nodes whose agent is silent, which tell a lost node from
+    a slow agent.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class AllocationWatch:
         self._nodes: Mapping[str, SlurmNodeState] = {}
         self._of_job: SlurmJob | None = SlurmJob(state="RUNNING")
         self._looked_s = -every_s
-        # silent nodes: asked about from when until when
+        # silent nodes: time of the first and the last query
         self._doubted: dict[str, tuple[float, float]] = {}
         self._dead: dict[str, str] = {}
         self._asked = threading.Event()
@@ -54,9 +52,9 @@ class AllocationWatch:
         self._thread.start()
 
     def lost(self, host: str, *, silent: bool = False) -> str | None:
-        """Why a node is lost, or the whole job; None: it is not so far as is known. ``silent``: its
-        agent should speak and does not: asked about for some seconds, it is tried whether the node
-        runs anything at all.
+        """Why a node, or the whole job, is lost; None if neither is known to be lost. ``silent``:
+        the node's agent is silent; after some seconds of that, the thread tries whether the node
+        runs anything.
         """
         now_s = self._clock_s()
         if silent:
@@ -72,12 +70,12 @@ class AllocationWatch:
         return self._dead.get(host)
 
     def usable(self, host: str) -> bool:
-        """Whether a step can begin there, so far as is known."""
+        """Whether a step can start there, as far as is known."""
         node = self._nodes.get(host)
         return host not in self._dead and not (node is not None and node.lost)
 
     def ask(self) -> bool:
-        """Have the thread look, if what is known is older than a second; whether it will."""
+        """Make the thread look if the last look is too old; returns whether it will."""
         due = self._clock_s() - self._looked_s >= self._every_s
         if due:
             self._asked.set()
@@ -96,30 +94,30 @@ class AllocationWatch:
         return f"job {self._job} is {job.state}{why}"
 
     def state(self, host: str) -> SlurmNodeState | None:
-        """The last that is known of a node."""
+        """The last known state of a node."""
         return self._nodes.get(host)
 
     def look(self) -> None:
-        """Look now, here. Raises InfrastructureError."""
+        """Look now, on the calling thread. Raises InfrastructureError."""
         self._looked_s = self._clock_s()
         self._of_job = self._slurm.job(self._job)
         self._nodes = self._slurm.nodes(self._hosts)
 
     def try_doubted(self) -> None:
-        """Try those that have been silent for a while. Raises InfrastructureError when the
-        controller is silent.
+        """Try nodes that have been silent for a while. Raises InfrastructureError if the controller
+        does not answer.
         """
         now_s = self._clock_s()
         for host, (since_s, last_s) in list(self._doubted.items()):
             if now_s - last_s > 2 * self._every_s:
-                del self._doubted[host]  # nobody asks any more
+                del self._doubted[host]  # no longer queried
             elif now_s - since_s >= TRIED_AFTER_S and host not in self._dead:
                 why = self._slurm.unreachable(self._job, host, name=self._name)
                 if why:
                     self._dead[host] = f"{host} runs nothing any more: {why}"
 
     def close(self) -> None:
-        """End the thread; one that waits for a silent controller ends when its command does."""
+        """End the thread; if it waits for a silent controller, it ends when its command does."""
         self._closed = True
         self._asked.set()
         self._thread.join(END_LIMIT_S)
@@ -135,6 +133,7 @@ class AllocationWatch:
                 self.look()
                 self.try_doubted()
             except InfrastructureError:
-                # The controller is away: what was known stays, and a running job does not need it.
+                # The controller is away: keep the last state; a running job does not need the
+                # controller.
                 self._looked_s = self._clock_s()
             self._asked.clear()

@@ -1,9 +1,9 @@
-"""What the injector has given one rank to do, and in which order it is done: the fault agent of a
-rank, without a clock, a thread or a body.
+"""A rank's agenda: the injector's commands to it, and the order to carry them out; the fault agent
+without a clock, a thread or a body.
 
-``harness.rank.fault_agent`` goes through it on a training thread and ``harness.sim.rank.faults`` in
-a simulated rank. Both wait where it says so (``Wait``), and do at once what it asks of them
-(``AgendaRank``); everything else is decided here.
+``harness.rank.fault_agent`` runs it on a training thread, and ``harness.sim.rank.faults`` in a
+simulated rank. Both wait where it yields a ``Wait``, and carry out the calls of ``AgendaRank`` at
+once; everything else is decided here.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from chaos.schedule.plan import NEXT_STEP
 from harness.arm.in_force import InForce
 
 HOLD_LIMIT_S = 30.0
-"""For which a rank holds for an injector that does not answer; as ``chaos.beacon``'s. An injector
-that lives answers long before that (``chaos.schedule.trigger.PATIENCE_S``).
+"""How long a rank holds for an injector that does not answer; as in ``chaos.beacon``. A live
+injector answers long before that (``chaos.schedule.trigger.PATIENCE_S``).
 """
 LOOK_S = 0.05
 NS_PER_S = 1_000_000_000
 
 Command = Mapping[str, Any]
-"""What the injector says of an occurrence (``harness.inject.occurrence.command_of``), or of a point
-to hold at.
+"""A command of the injector for an occurrence (``harness.inject.occurrence.command_of``), or a
+point to hold at.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class HoldAnswer:
-    """Wait until ``Agenda.answered``, at most so long, and show every ``look_s`` that the rank is
-    not hung: only the fault itself may look like that.
+    """Wait until ``Agenda.answered``, at most ``limit_s``, and show a sign of life every
+    ``look_s``: only the fault itself may look like a hang.
     """
 
     limit_s: float
@@ -43,41 +43,43 @@ class HoldAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """Wait so long without a sign of life, as in a call that does not return."""
+    """Wait without a sign of life, as in a call that does not return."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Acted:
-    """A fault acted: wait for what keeps the rank from going on, where the act itself could not."""
+    """A fault acted: wait for an effect that blocks the rank, if the act itself could not block."""
 
 
 Wait = HoldAnswer | Stall | Acted
 
 
 class AgendaRank(Protocol):
-    """Who goes through an agenda; faults act on it, as their ``chaos.fault.targets.RankTarget``."""
+    """The rank that runs an agenda; faults act on it as their
+    ``chaos.fault.targets.RankTarget``.
+    """
 
     def now_ns(self) -> int:
-        """By its own clock."""
+        """Time of its own clock."""
 
     def say(self, topic: str, payload: dict[str, Any]) -> None:
-        """Tell the injector; on any thread."""
+        """Send to the injector; from any thread."""
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
-        """Write down what was seen of an act (``fault_effect``)."""
+        """Record evidence of an act (``fault_effect``)."""
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
-        """Do it, and return what it changed of the stored tensors (of ``surface``, if it has one)
-        by ``before`` and ``after``; None: nothing is measured. LookupError: what it acts on does
-        not exist yet.
+        """Do it, and return the digests ``before`` and ``after`` of the stored tensors (of
+        ``surface``, if given); None if nothing is measured. LookupError: the target does not exist
+        yet.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lasting:
-    """A fault in force, and until when."""
+    """A fault in force, and when it ends."""
 
     fault: Fault
     command: Command
@@ -87,7 +89,7 @@ class _Lasting:
 
 @dataclass(frozen=True, kw_only=True)
 class _Next:
-    """What a fault still has to do, at the same phase of a later step."""
+    """A remaining act of a fault, at the same phase of a later step."""
 
     phase: str
     after_step: int
@@ -97,11 +99,10 @@ class _Next:
 
 
 class Agenda:
-    """Of one rank. ``lock``: where one thread listens and another trains.
+    """The agenda of one rank. ``lock``: needed if one thread receives and another trains.
 
-    ``rank``, ``step``, ``seed``: of the rank at the last point that it had something to do at;
-    ``command``: the one that it carries out, or did last; ``data_delay_s``: how much longer the
-    data phase of each step takes.
+    ``rank``, ``step``, ``seed``: of the rank at the last point with something to do; ``command``:
+    the current one, or the last; ``data_delay_s``: extra time of the data phase of each step.
     """
 
     def __init__(
@@ -121,12 +122,12 @@ class Agenda:
         self._next: list[_Next] = []
         self._acting: Fault | None = None
         self._wanted = InForce()
-        self._holds = ""  # at a point for this fault, until the injector answers
+        self._holds = ""  # the fault that it holds for, until the injector answers
         self._answer: Command | None = None
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to do at some point."""
+        """Whether anything is due at some point."""
         return bool(self._armed or self._standing or self._lasting or self._next)
 
     @property
@@ -135,9 +136,10 @@ class Agenda:
         return self._answer is not None
 
     def hear(self, topic: str, payload: Mapping[str, Any]) -> bool:
-        """``arm``: {"points": [...], "standing": [...]} replaces what is armed; ``go``: act now (or
-        not, ``act`` False); ``over``: end what is in force, the rank may wait for one that hangs;
-        all else is not for it. Whether whoever holds is answered by that.
+        """Handle a message. ``arm``: {"points": [...], "standing": [...]} replaces what is armed;
+        ``go``: act now (or not, if ``act`` is False); ``over``: end a fault in force, since the
+        rank may wait for one that hangs; other topics are ignored. Returns whether it answers the
+        rank that holds.
         """
         if topic == "over":
             self._end(lambda lasting: _names(lasting.command) == dict(payload))
@@ -157,11 +159,11 @@ class Agenda:
             self._miss(payload)
         return mine
 
-    # ---- by whoever trains
+    # ---- called by the training code
 
     def at(self, step: int, phase: str, *, rank: int) -> Generator[Wait, None, None]:
-        """The rank is in this phase of this step: does what is due there, between the waits. To be
-        closed by whoever cannot go on with it, as the generation is lost.
+        """The rank is at this phase of this step: do what is due there, between the waits. If the
+        rank cannot continue, since its generation is lost, it must close the generator.
         """
         for command in self._take_standing():
             if (command["fault"], command["occurrence"]) not in self._installed:
@@ -185,7 +187,7 @@ class Agenda:
             yield Acted()
 
     def committed(self, step: int) -> None:
-        """End faults whose time is over."""
+        """End faults whose duration is over."""
         if self._lasting:
             now_ns = self._hands.now_ns()
             self._end(lambda one: step >= one.until_step or now_ns >= one.until_ns)
@@ -216,8 +218,8 @@ class Agenda:
         )
 
     def wanted(self, what: str, value: Any) -> list[Any]:
-        """What all faults want now of something that they set, the newest last. ``value``: what the
-        one wants that acts or ends at this moment, None: nothing any more.
+        """Values that all faults now want for something that they set, newest last. ``value``: the
+        value of the fault that acts or ends now; None removes it.
         """
         by = (self.command.get("fault"), self.command.get("occurrence"))
         if value is None:
@@ -225,13 +227,13 @@ class Agenda:
         return self._wanted.begin(what, "", by, value)
 
     def effect(self, command: Command, evidence: Mapping[str, Any]) -> None:
-        """Log what was seen of an act, whenever it is seen."""
+        """Log evidence of an act, whenever it is found."""
         self._hands.log(step=self.step, evidence=dict(evidence), **_names(command))
 
     # ---- one point
 
     def _take_standing(self) -> list[Command]:
-        """What acts in all ranks acts in this one too, though it joined later."""
+        """Faults that act in all ranks act in this one too, even if it joined later."""
         with self._lock:
             standing, self._standing = self._standing, []
         return standing
@@ -247,7 +249,7 @@ class Agenda:
         try:
             yield HoldAnswer(limit_s=HOLD_LIMIT_S, look_s=LOOK_S)
         except GeneratorExit:
-            # What it was told in the moment in which its generation was lost, it will not do.
+            # A command that arrives at the moment its generation is lost is not carried out.
             self._miss(self._leave() or {"act": False})
             raise
         answer = self._leave()
@@ -256,13 +258,13 @@ class Agenda:
         return answer
 
     def _leave(self) -> Command | None:
-        """It does not hold any more; the answer, which may have come at the last moment."""
+        """Stop holding; returns the answer, which may have arrived at the last moment."""
         with self._lock:
             answer, self._answer, self._holds = self._answer, None, ""
         return answer
 
     def _miss(self, go: Command) -> None:
-        """The word to act came too late: the injector is to arm the fault again."""
+        """The command to act came too late: make the injector arm the fault again."""
         if go["act"]:
             self._hands.say("missed", _names(go))
 
@@ -276,7 +278,7 @@ class Agenda:
         done: dict[str, Any] = {}
         try:
             measured = self._hands.do(lambda: done.update(fault.act(self._hands)), fault.changes())
-        # as an optimizer's state before its first step: it does not land
+        # for example an optimizer's state before its first step: the fault does not land
         except LookupError as error:
             self.effect(command, {"nothing": str(error)})
             return

@@ -1,4 +1,4 @@
-"""What faults do to a rank's own process and device, from inside it."""
+"""Acts of faults on a rank's own process and device, from inside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_S = 0.02
 
 
 class DeviceError(RuntimeError):
-    """What an operation raises on a device that emulates a sticky error."""
+    """Raised by operations on a device that emulates a sticky error."""
 
 
 class BodyShim:
@@ -26,7 +26,7 @@ class BodyShim:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._skipping = 0  # generation in which collectives are left out
+        self._skipping = 0  # generation whose collectives are skipped
         self.broken = False
 
     def check(self) -> None:
@@ -50,8 +50,8 @@ class BodyShim:
             libc.poll(None, 0, max(1, int(left * 1000)))
 
     def block(self, seconds: float) -> None:
-        """See chaos.fault.targets.Body: a kernel that spins, where there is CUDA; else a C call
-        without the lock.
+        """See chaos.fault.targets.Body: a spinning kernel with CUDA, otherwise a C call without the
+        lock.
         """
         if self._on_cuda():
             _spin(seconds, self._job.device)
@@ -61,9 +61,7 @@ class BodyShim:
             time.sleep(left)
 
     def hang(self, how: str, seconds: float) -> str:
-        """See chaos.fault.targets.Body. What is done is logged afterwards only, if there is an
-        afterwards.
-        """
+        """See chaos.fault.targets.Body. The act can only be logged afterwards, if it ends."""
         if how == "kernel" and self._on_cuda():
             _spin(seconds, self._job.device)
             return "kernels that spin"
@@ -81,8 +79,8 @@ class BodyShim:
         return None
 
     def break_device(self) -> str:
-        """See chaos.fault.targets.Body. Never by a device assert: that would hit other users of the
-        GPU under MPS.
+        """See chaos.fault.targets.Body. Never by a device assert: with MPS that would hit other
+        users of the GPU.
         """
         self.broken = True
         return "emulated"
@@ -99,7 +97,9 @@ class BodyShim:
         raise torch.OutOfMemoryError("emulated: the device has no memory left")
 
     def hog(self, at_most_mib: int) -> None:
-        """Have a thread take memory until the kernel ends the process, or it has that much."""
+        """Start a thread that allocates up to ``at_most_mib``, or until the kernel kills the
+        process.
+        """
         threading.Thread(target=_take, args=(at_most_mib,), name="memory-hog", daemon=True).start()
 
     def _on_cuda(self) -> bool:
@@ -109,17 +109,13 @@ class BodyShim:
 
 
 class NeverWork:
-    """Stands for a collective that was never begun: waiting for it ends only with the
-    generation.
-    """
+    """Replaces a collective that never started: waiting for it ends only with the generation."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait. Raises RuntimeError when the time is up, GenerationLost when the generation is
-        aborted.
-        """
+        """Wait. Raises RuntimeError at the timeout, GenerationLost if the generation is aborted."""
         deadline = time.monotonic() + (
             timeout.total_seconds() if timeout is not None else float("inf")
         )
@@ -136,16 +132,16 @@ class NeverWork:
 def _take(at_most_mib: int) -> None:
     taken = []
     for _ in range(at_most_mib):
-        taken.append(bytearray(1 << 20))  # written to, so that the kernel has to find it
+        taken.append(bytearray(1 << 20))  # written to, so that the kernel must provide the memory
 
 
 def _spin(seconds: float, device: str) -> None:
-    """Keep a device's stream busy for so long, in slices so that no kernel runs for minutes, and
-    wait.
+    """Keep a device's stream busy for ``seconds``, in slices so that no kernel runs for minutes,
+    and wait.
     """
     import torch
 
-    # Not every torch for CUDA 13 says how fast it is: a slice is then of about the length.
+    # Not every torch for CUDA 13 gives the clock rate; slices then have roughly the right length.
     khz = getattr(torch.cuda.get_device_properties(device), "clock_rate", CLOCK_KHZ)
     deadline = time.monotonic() + seconds
     with torch.cuda.device(device):

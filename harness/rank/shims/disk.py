@@ -1,7 +1,7 @@
-"""The disk as a rank's saves see it: errors, slowness, and a process or a machine that dies in the
-middle of one.
+"""The disk as a rank's saves see it: errors, slowness, and the death of a process or machine during
+a save.
 
-The same code serves real ranks and simulated ones; how to sleep and how to die is theirs.
+Real and simulated ranks share this code and supply their own ways to sleep and to die.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from chaos.fault.targets import DiskTrouble
 from recovery.checkpoint.files.manifest import MANIFEST
 
 RECORD_SUFFIX = ".json"
-"""Of a part of a checkpoint, whose record is to it what the manifest is to the whole."""
+"""Suffix of the record of a part of a checkpoint: the part's manifest."""
 
 
 class DiskShim:
     """Implements ``recovery.checkpoint.files.checkpoints.Disk``.
 
-    ``sleep``: let so many seconds pass; ``die``: end this process at once; ``say``: log what was
-    done, before.
+    ``sleep``: let time pass, in seconds; ``die``: end this process at once; ``say``: log an act
+    before it happens.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DiskShim:
         return bool(self._troubles) or self._breakage is not None
 
     def set_troubles(self, troubles: Sequence[tuple[DiskTrouble, int]]) -> None:
-        """All that there are from now on, each with its seed; those that there were go on."""
+        """Replace all troubles, each with its seed; those present before continue."""
         before = self._troubles
         self._troubles = [
             next((one for one in before if one[0] is each), (each, random.Random(seed)))
@@ -57,13 +57,13 @@ class DiskShim:
         ]
 
     def break_next_save(self, command: Mapping[str, Any]) -> None:
-        """Die in the next save. ``command``: fault, occurrence, stage, and whether to lose what is
-        not synced.
+        """Die in the next save. ``command``: fault, occurrence, stage, and whether to lose unsynced
+        data.
         """
         self._breakage = command
 
     def delay_s(self, operations: Sequence[str]) -> float:
-        """How much longer these take, seconds."""
+        """How much longer these operations take, in seconds."""
         return sum(
             one.delay_s
             for what in operations
@@ -88,8 +88,8 @@ class DiskShim:
             raise OSError(number, os.strerror(number))
 
     def _follow(self, what: str, path: Path) -> None:
-        """Keep book of what is on the disk and what only in memory. It hears before, so a sync is
-        done by the next.
+        """Track what is on the disk and what only in memory. It is called before each operation, so
+        a sync is complete at the next call.
         """
         if what == "mkdir":
             self._written, self._synced, self._syncing = {}, set(), None
@@ -103,7 +103,7 @@ class DiskShim:
     def _is_due(self, stage: str, what: str, path: Path) -> bool:
         manifest = path.name == MANIFEST or path.suffix == RECORD_SUFFIX
         return {
-            # at its second write, when the first part is there
+            # at its second write, when the first part exists
             "data": what == "write" and not manifest and path.is_file() and path.stat().st_size > 0,
             "manifest": what == "write" and manifest,
             "rename": what == "rename",
@@ -121,8 +121,8 @@ class DiskShim:
         self._die()
 
     def _lose(self, path: Path) -> list[str]:
-        """What a power failure leaves of files that were never synced: their names, and nothing in
-        them.
+        """Truncate files that were never synced, as a power failure would: their names stay,
+        without content.
         """
         lost = []
         for name, where in self._written.items():
@@ -133,6 +133,6 @@ class DiskShim:
         return lost
 
     def _renamed(self, directory: Path, name: str) -> Path | None:
-        """A file of the save in the checkpoint it has become."""
+        """A file of the save in the checkpoint it was renamed to."""
         places = sorted(directory.glob(f"step-*/{name}")) if directory.is_dir() else []
         return places[-1] if places else None

@@ -1,6 +1,4 @@
-"""What the outside sees of a rank, and what the rank sees of the outside: its marks, and its wall
-clock.
-"""
+"""A rank's heartbeat marks, which the outside sees, and its wall clock."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ _TIME_NS = time.time_ns
 
 
 class SignsShim:
-    """Implements ``chaos.fault.targets.Signs`` for a real rank. ``wanted``:
-    ``harness.rank.shims.agenda.Agenda``'s.
+    """Implements ``chaos.fault.targets.Signs`` for a real rank. ``wanted``: the method of
+    ``harness.rank.shims.agenda.Agenda``.
     """
 
     def __init__(self, marks: MarkPage, wanted: Callable[[str, Any], list[Any]]) -> None:
@@ -31,8 +29,8 @@ class SignsShim:
             self._marks.show()
 
     def set_wall_offset(self, seconds: float) -> None:
-        """See chaos.fault.targets.Signs. Code that took ``time.time`` itself at its import keeps
-        the true clock.
+        """See chaos.fault.targets.Signs. Code that took a reference to ``time.time`` at its import
+        keeps the true clock.
         """
         offsets = self._wanted("clock", seconds or None)
         time.time, time.time_ns = _shifted(offsets[-1]) if offsets else (_TIME, _TIME_NS)

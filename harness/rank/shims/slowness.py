@@ -1,4 +1,4 @@
-"""Ways to make a rank compute slowly: sleeping, real competition for its core or its GPU, a real
+"""Ways to slow a rank's computation: sleeping, real contention for its core or GPU, a real
 quota.
 """
 
@@ -20,10 +20,10 @@ JOIN_LIMIT_S = 5.0
 
 
 class Slowness:
-    """Of one rank. ``sleep``: shows progress meanwhile; ``group``: name of the arm's control
+    """Slows one rank. ``sleep``: must show progress meanwhile; ``group``: name of the arm's control
     groups, if it has any.
 
-    The training thread calls everything but ``began``.
+    The training thread calls everything except ``began``.
     """
 
     def __init__(self, *, process: str, group: str | None, sleep: Callable[[float], None]) -> None:
@@ -36,11 +36,11 @@ class Slowness:
         self._since = (time.process_time(), time.monotonic())
 
     def began(self) -> None:
-        """A generation begins: what the rank uses is counted from here."""
+        """A generation starts: measure the rank's processor time from here."""
         self._since = (time.process_time(), time.monotonic())
 
     def set(self, factor: float, mode: str) -> str:
-        """Slow down to ``factor`` times as long (1: not at all); says how."""
+        """Make computation take ``factor`` times as long (1: full speed); returns how."""
         self._release()
         if factor <= 1:
             return "full speed"
@@ -54,7 +54,7 @@ class Slowness:
         return "sleeps"
 
     def ended(self, phase: str, seconds: float) -> None:
-        """A phase took so long."""
+        """A phase took ``seconds``."""
         if self._factor > 1 and phase in COMPUTE:
             self._sleep((self._factor - 1) * seconds)
 
@@ -70,8 +70,8 @@ class Slowness:
             self._groups.release(self._process)
 
     def _compete(self, factor: float) -> str:
-        """Threads that burn one core, and the training thread bound to the same one. Twice as many
-        as the factor asks for: where ranks share cores already, fewer would hardly be noticed.
+        """Burn one core with threads, and bind the training thread to it. Uses twice the threads
+        that ``factor`` needs: if ranks share cores already, fewer would hardly be noticed.
         """
         self._cores = os.sched_getaffinity(0)
         core = sorted(self._cores)[os.getpid() % len(self._cores)]
@@ -81,7 +81,7 @@ class Slowness:
         return f"{count} threads on core {core}"
 
     def _ration(self, factor: float) -> str:
-        """A quota of what it used until now, divided by the factor."""
+        """Set a quota: its processor time so far, divided by the factor."""
         if self._groups is None:
             return "nothing: there are no control groups here"
         used, wall = time.process_time() - self._since[0], time.monotonic() - self._since[1]
@@ -99,7 +99,7 @@ class Slowness:
 
 
 class _Burner:
-    """A thread that does a piece of work again and again until it is stopped."""
+    """A thread that repeats a piece of work until it is stopped."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -126,7 +126,7 @@ def _gpu_work(device: Any) -> Callable[[], None]:
 
     stream = torch.cuda.Stream(device)
     matrix = torch.randn(4096, 4096, device=device)
-    stream.wait_stream(torch.cuda.current_stream(device))  # which makes the matrix
+    stream.wait_stream(torch.cuda.current_stream(device))  # that stream makes the matrix
 
     def work() -> None:
         with torch.cuda.stream(stream):

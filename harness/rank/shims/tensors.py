@@ -1,5 +1,5 @@
-"""Tensors of a rank as faults reach them: stored ones by name, passing ones by hooks, the seed of
-random numbers.
+"""A fault's access to a rank's tensors: stored ones by name, passing ones by hooks, and the random
+seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 class TensorShim:
-    """``say`` logs what was measured of an effect."""
+    """``say`` logs the measured effect."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -34,20 +34,20 @@ class TensorShim:
         if surface == "optimizer_state":
             found = {n: t for n, t in state.parts().items() if n.startswith("optimizer.")}
             return {name: part for name, part in found.items() if part.numel()}
-        # Of what the optimizer trains: in the midst of a pass a sharded model shows what it has
-        # gathered.
+        # Only what the optimizer trains: during a pass a sharded model exposes its gathered
+        # parameters.
         trained = state.trained
         if surface == "parameter":
             parts = {name: local(parameter.data) for name, parameter in trained.items()}
             return {name: part for name, part in parts.items() if part.numel()}
         if surface == "gradient":
-            # Not through torch's account of changes, as memory that fails does not keep it either.
+            # Bypasses torch's change tracking, as failing memory would.
             parts = {name: local(p.grad).data for name, p in trained.items() if p.grad is not None}
             return {name: part for name, part in parts.items() if part.numel()}
         raise KeyError(surface)
 
     def digest(self, surface: str | None) -> str | None:
-        """Of everything stored on a surface; None where it is none."""
+        """Digest of all tensors of a surface; None if it is not a stored one."""
         if surface not in ("parameter", "gradient", "optimizer_state"):
             return None
         return digest(list(self.stored(surface).values()))
@@ -55,7 +55,7 @@ class TensorShim:
     def change_forward(
         self, surface: str, change: Callable[[Any], None], seed: int, say: Say
     ) -> None:
-        """Change what goes into the model, or comes out of one module, once."""
+        """Change an input of the model, or the output of one module, once."""
         hooks: list[Any] = []
 
         def once(value: Any) -> Tensor | None:
@@ -81,7 +81,7 @@ class TensorShim:
         hooks.append(chosen.register_forward_hook(lambda module, inputs, output: once(output)))
 
     def change_rng(self, change: Callable[[int], int], say: Say) -> None:
-        """Seed the step's random numbers otherwise."""
+        """Change the seed of the step's random numbers."""
         before = torch.initial_seed()
         after = change(before)
         torch.manual_seed(after)
@@ -90,7 +90,7 @@ class TensorShim:
         say({"before": f"{before:x}", "after": f"{after:x}"})
 
     def shift_samples(self, by: int, say: Say) -> None:
-        """Have the rank load other samples than it was given."""
+        """Make the rank load samples other than those assigned to it."""
         step, size = self._job.current, self._job.config.samples
         shifted = [(sample + by) % size for sample in step.samples]
         say({"before": digest_of_ids(step.samples), "after": digest_of_ids(shifted)})
@@ -106,5 +106,5 @@ def digest(tensors: Sequence[Tensor]) -> str:
 
 
 def digest_of_ids(samples: Sequence[int]) -> str:
-    """The same of sample ids."""
+    """The same for sample ids."""
     return hashlib.sha256(repr(list(samples)).encode()).hexdigest()[:16]

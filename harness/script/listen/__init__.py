@@ -1,1 +1,1 @@
-"""What a command says: its output, its beacon, and what they mean."""
+"""Reads a command's output and beacon, and interprets them."""

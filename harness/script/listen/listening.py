@@ -1,6 +1,4 @@
-"""Hears what a command says: its output and its beacon, and holds reports back until it is known
-who is there.
-"""
+"""Reads a command's output and beacon, and holds reports back until its ranks are known."""
 
 from __future__ import annotations
 
@@ -18,13 +16,15 @@ from harness.script.listen.progress import (
 )
 from harness.script.processes.environment import PreparedCommand
 
-PENDING_S = 3.0  # reports wait so long for all ranks to be found
-LOOKS_AT_ONCE = 8  # a flood of output must not keep the arm from its other work
+PENDING_S = 3.0  # how long reports wait for all ranks to be found
+LOOKS_AT_ONCE = 8  # a flood of output must not block the arm's other work
 NS = 1e9
 
 
 class CommandListener:
-    """The voices of one arm's command. ``hints``: pid -> rank, as the processes themselves say."""
+    """Output and beacon of one arm's command. ``hints``: pid -> rank, as reported by the
+    processes.
+    """
 
     def __init__(
         self, spec: WorkloadSpec, prepared: PreparedCommand, now_ns: Callable[[], int]
@@ -40,7 +40,7 @@ class CommandListener:
         self.hints: dict[int, int] = {}
         self._knows_itself = (
             spec.ranks == 1 or spec.group is not None
-        )  # whoever speaks is the one, of its group
+        )  # every reporter is the only rank of its group
         self._pending: list[ProgressReport] = []
         self._pending_ns = 0
         self._look_ns = now_ns()
@@ -52,7 +52,7 @@ class CommandListener:
 
     @property
     def refused(self) -> int:
-        """Reports that made no sense."""
+        """Number of malformed reports."""
         return self._reader.refused
 
     @property
@@ -66,23 +66,21 @@ class CommandListener:
         return tuple(self._output.last)
 
     def raised(self) -> list[str]:
-        """Lines of output since the last call that tell of an exception raised at a point."""
+        """Lines of output since the last call about an exception raised at a point."""
         lines = list(self._output.raised)
         self._output.raised.clear()
         return lines
 
     @property
     def waiting(self) -> bool:
-        """Whether there are reports that nobody took yet."""
+        """Whether there are reports that have not been taken."""
         return bool(self._pending)
 
     def listen(self, *, to_end: bool = False) -> None:
-        """Take in what was said since the last time, of a flood a part. ``to_end``: all that is
-        there now.
-        """
+        """Read new output; of a flood only a part. ``to_end``: read everything there is now."""
         if self._reader.source == "beacon":
             for _ in self._looks(self._output, to_end):
-                for _ in self._output.read():  # its last lines are kept, for when it goes wrong
+                for _ in self._output.read():  # keeps its last lines for error messages
                     pass
         lines = self._reports if self._reader.source == "beacon" else self._output
         found = self._timed(
@@ -105,9 +103,9 @@ class CommandListener:
     def take(
         self, pids: Set[int] | None = None, *, beyond: int | None = None
     ) -> Sequence[ProgressReport]:
-        """The reports that waited, in the order in which they were made. ``pids``: of these
-        processes only, and with ``beyond`` of those that say not whose they are the first, as long
-        as each is of a later step than the last.
+        """The waiting reports, in the order in which they were made. ``pids``: only reports of
+        these processes, plus, with ``beyond``, the first reports without a pid for as long as their
+        steps increase beyond it.
         """
         waiting, self._pending = self._pending, []
         if pids is None:
@@ -131,8 +129,8 @@ class CommandListener:
         return range(lines.looks_left() if to_end else min(lines.looks_left(), LOOKS_AT_ONCE))
 
     def _timed(self, found: list[ProgressReport]) -> list[ProgressReport]:
-        """Lines of the output bear no time: those of one look were written one after the other
-        since the last.
+        """Give lines of output a time: they have none, so those of one look are spread evenly over
+        the time since the previous look.
         """
         before, now = self._look_ns, self._now_ns()
         self._look_ns = now

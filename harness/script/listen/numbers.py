@@ -1,9 +1,9 @@
-"""Numbers as programs print them: what a group of an expression, or a word of the beacon, says, or
-that it says none.
+"""Parses numbers as programs print them, from a group of a regular expression or a word of the
+beacon.
 
 A loss is read from ``4.47``, ``4.47,``, ``tensor(4.47, device='cuda:0')``, ``np.float32(4.47)``,
-``'nan'``, ``-nan(ind)``, ``1,234.5``. ``4,47`` is not read: it may be 4.47 or two numbers; nor are
-two values, a percentage, or a number with its unit.
+``'nan'``, ``-nan(ind)``, ``1,234.5``. ``4,47`` is not read: it may be 4.47 or two numbers. Neither
+are two values, a percentage, or a number with its unit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 TEXT_LIMIT = 400
-SHOWN = 40  # characters kept of what could not be read
+SHOWN = 40  # characters kept of an unreadable text
 _NAN = r"[+-]?(?:nan(?:\((?:ind|snan)\))?|1\.\#(?:qnan|snan|ind))"
 _INF = r"(?P<sign>[+-]?)(?:inf(?:inity)?|1\.\#inf)"
 _PLAIN = r"[+-]?(?:\d{1,3}(?:,\d{3})+\.\d*|\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
@@ -29,8 +29,8 @@ MOST_DIGITS = 19
 
 @dataclass(frozen=True, kw_only=True)
 class Real:
-    """``value``: None where there is none; ``unread``: what was there instead of a number, empty
-    where nothing was.
+    """``value``: None if there is none; ``unread``: the text that was not a number, empty if there
+    was none.
     """
 
     value: float | None = None
@@ -38,7 +38,7 @@ class Real:
 
 
 def real(text: str | None) -> Real:
-    """A loss. No text, or an empty one, says nothing."""
+    """Parse a loss. None or an empty text gives an empty result."""
     if text is None or not text.strip():
         return Real()
     found = _REAL.fullmatch(text.strip()) if len(text) <= TEXT_LIMIT else None
@@ -52,8 +52,8 @@ def real(text: str | None) -> Real:
 
 
 def whole(text: str | None, limit: int) -> int | None:
-    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``; else
-    None.
+    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``;
+    otherwise None.
     """
     found = _WHOLE.fullmatch((text or "")[:TEXT_LIMIT].strip())
     digits = re.sub("[,_]", "", found[1]) if found else ""

@@ -1,20 +1,20 @@
-"""What a command's processes and reports mean: generations, failures, how far training is.
+"""Interprets a command's processes and reports: generations, failures, and progress.
 
-An observer decides nothing and steers nothing. A *generation* is an uninterrupted stretch of
-progress by one set of rank processes; a new one begins when
+An observer only observes; it controls nothing. A *generation* is an uninterrupted stretch of
+progress by one set of rank processes. A new one starts when
 
 - rank processes are found for the first time (``start``) or some are new (``restart``);
 - steps are reported again after a hang, by the same processes (``resumed``);
-- steps beyond the interrupted one are reported after a rank was lost: the others go on without it
-  (``shrunk``);
-- the same after a rank's script said that it raised, or any step of that rank, if all live on
-  (``resumed``);
-- a rank reports a step below its last one: the script went back by itself (``rollback``).
+- steps beyond the interrupted one are reported after a rank was lost: the others continue without
+  it (``shrunk``);
+- the same after a rank's script reported that it raised, or on any step of that rank, if all ranks
+  are alive (``resumed``);
+- a rank reports a step below its last one: the script itself went back (``rollback``).
 
-A failure is what can be seen from outside: a rank that ends with an error, one whose script said at
-its point that it raises, or no step for longer than the bound learned from the steps so far. What
-follows within a generation from the first (peers that fail as well) is no failure of its own, but
-for ranks killed within ``SAME_BLOW_S`` of it.
+A failure must be visible from outside: a rank that exits with an error, a rank whose script
+reported at its point that it raises, or no step for longer than the bound learned from the steps so
+far. Later failures in the same generation (peers that fail as well) are not counted, except for
+ranks killed within ``SAME_BLOW_S`` of the first.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from harness.arm.fault_context import RecordEvent
 from harness.script.listen.progress import ProgressReport
 
 NS = 1e9
-STALL_FLOOR_S = 5.0  # a shared machine may well stand still for some seconds
+STALL_FLOOR_S = 5.0  # a shared machine may well pause for some seconds
 STALL_MEDIANS = 20.0
 STALL_LONGEST = 4.0
 LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
-MOST_STEPS = 100  # times the steps announced; no count of steps
+MOST_STEPS = 100  # multiple of the announced steps; larger numbers are not step counts
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
 class Observer:
     """One arm's job as seen from outside. ``record``: writes events; ``state_of``: the kernel's
-    word on a process.
+    state of a process.
     """
 
     def __init__(
@@ -76,23 +76,23 @@ class Observer:
         self._failed_ns = self._failed_step = 0
         self._failed_rank: int | None = None
         self._failures = 0
-        # who ended badly after the last step
+        # ranks that exited with an error after the last step
         self._late: list[tuple[str, int | None, int | None, int]] = []
         self._zero_based = False
-        # rank -> until when it says that it does something else
+        # rank -> end of the other work that it has announced
         self._busy: dict[int | None, int] = {}
-        self._doing: dict[int | None, tuple[str, int]] = {}  # what that is, and since when
-        # somebody was busy since the last step: the time to the next is no step's
+        self._doing: dict[int | None, tuple[str, int]] = {}  # that work, and when it began
+        # a process was busy since the last step: the gap to the next step is not a step time
         self._paused = False
 
     @property
     def failing(self) -> bool:
-        """Whether a failure was seen that nothing has followed yet."""
+        """Whether a failure was seen and no new generation has started since."""
         return bool(self._cause)
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was reported, as far as the reports' spacing tells."""
+        """Whether the last step was reported, as far as the reports' spacing shows."""
         return self.reports > 0 and self.committed + self._stride > self._steps
 
     @property
@@ -107,12 +107,12 @@ class Observer:
 
     @property
     def last_said(self) -> int | None:
-        """The same, as the command counts it: from 0 or 1."""
+        """As ``committed_here``, in the command's own count: from 0 or 1."""
         return None if self._last_step is None else self._last_step - self._zero_based
 
     @property
     def resumed_after(self) -> int:
-        """The step this generation began with, as far as the reports' spacing tells; 0 in the
+        """The step this generation began with, as far as the reports' spacing shows; 0 in the
         first.
         """
         return (
@@ -122,31 +122,31 @@ class Observer:
         )
 
     def process_of(self, rank: int) -> str | None:
-        """Who holds a rank and lives."""
+        """The live process of a rank, or None."""
         name = self.members.get(rank)
         return None if name in self._lost else name
 
     def rank_of(self, process: str) -> int | None:
-        """Which rank a process holds in this generation."""
+        """The rank that a process holds in this generation."""
         return next((rank for rank, name in self.members.items() if name == process), None)
 
     def on_ranks(self, members: Mapping[int, str], now_ns: int) -> None:
-        """All ranks there are were found; ``members``: rank -> process."""
+        """All present ranks have been found; ``members``: rank -> process."""
         if dict(members) != self.members:
             new = set(members.values()) - set(self.members.values())
             if new:
                 self._begin("start" if self.generation == 0 else "restart", members, now_ns)
 
     def on_exit(self, process: str, exit_code: int | None, signum: int | None, now_ns: int) -> None:
-        """A rank is gone. One that ends well has not failed."""
+        """A rank has exited. With exit code 0 it has not failed."""
         if process not in self.members.values():
             return
         self._lost.add(process)
         if (rank := self.rank_of(process)) is not None:
             self._end_busy(rank, now_ns)
         if exit_code == 0 or not self.reports:
-            return  # before the first step there is nothing that could recover
-        if self.finished:  # whether it was needed for the rest is known when the command ends
+            return  # before the first step there is nothing to recover
+        if self.finished:  # the end of the command shows whether the rest needed it
             self._late.append((process, exit_code, signum, now_ns))
             return
         same_blow = (
@@ -158,8 +158,8 @@ class Observer:
             self._fail("exit", process, self.rank_of(process), _how(exit_code, signum), now_ns)
 
     def on_error(self, process: str, detail: str, now_ns: int) -> None:
-        """A rank's script said that it raises: whatever becomes of its process, that step has
-        failed.
+        """A rank's script reported that it raises: the step has failed, whatever happens to the
+        process.
         """
         if (
             process in self.members.values()
@@ -170,9 +170,9 @@ class Observer:
             self._fail("error", process, self.rank_of(process), detail, now_ns)
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
-        """The command itself ended with an error; a failure unless a rank's was seen. After the
-        last step the first rank that was killed, or else failed, is to blame for that, if there is
-        one.
+        """The command itself ended with an error; a failure unless a rank's failure was seen. After
+        the last step it is attributed to the first rank that was killed, or else failed, if there
+        is one.
         """
         if self._cause or not self.reports:
             return
@@ -236,7 +236,7 @@ class Observer:
             self._paused = bool(self._busy)
 
     def tick(self, now_ns: int) -> None:
-        """Notice a hang."""
+        """Detect a hang."""
         if now_ns < self.busy_until_ns:
             return
         bound = self.stall_bound_s()
@@ -259,20 +259,20 @@ class Observer:
 
     @property
     def busy_until_ns(self) -> int:
-        """Until when a process says that it does something else than training; 0: none says so."""
+        """Until when a process has announced work other than training; 0 if none has."""
         return max(self._busy.values(), default=0)
 
     def _on_busy(self, progress: ProgressReport, limit_s: float, now_ns: int) -> None:
         rank = progress.rank
         self._paused = True
-        self._busy[rank] = now_ns + int(limit_s * NS)  # from its end on a step is waited for
+        self._busy[rank] = now_ns + int(limit_s * NS)  # a step is expected from then on
         self._end_busy(rank, now_ns)
         if limit_s:
             self._doing[rank] = progress.what, now_ns
             self._record(Kind.BUSY, rank=rank, what=progress.what, limit_s=limit_s)
 
     def _end_busy(self, rank: int | None, now_ns: int) -> None:
-        """What it was at, if anything, is over."""
+        """Record that the rank's other work, if any, is over."""
         if (doing := self._doing.pop(rank, None)) is not None:
             seconds = round((now_ns - doing[1]) / NS, 6)
             self._record(Kind.BUSY_ENDED, rank=rank, what=doing[0], seconds=seconds)
@@ -291,7 +291,7 @@ class Observer:
         return min(learned, self._deadline_s)
 
     def _turn_page(self, step: int, rank: int | None, now_ns: int) -> None:
-        """Begin a new generation where a report shows that one has begun."""
+        """Start a new generation if a report shows that one has started."""
         last = self._last_step
         if last is None:
             return
@@ -351,8 +351,8 @@ class Observer:
         )
 
     def _suspect(self) -> int | None:
-        """Who hangs: the one the kernel shows stopped, or the one whose reports are behind all
-        others'.
+        """The rank that hangs: the one stopped according to the kernel, or the one whose reports
+        are behind all others.
         """
         stopped = [
             rank for rank, name in self.members.items() if self._state_of(name) in ("T", "t")
@@ -370,9 +370,9 @@ def _how(exit_code: int | None, signum: int | None) -> str:
     """How a process ended, for people."""
     if signum is not None:
         return f"signal {signum}"
-    return "gone, and its parent did not say how" if exit_code is None else f"exit code {exit_code}"
+    return "gone, with an unknown exit status" if exit_code is None else f"exit code {exit_code}"
 
 
 def _plain(loss: float | None) -> float | str | None:
-    """As JSON has it: a loss that is no number is said in words."""
+    """A loss in JSON; non-finite values as text."""
     return repr(loss) if loss is not None and not math.isfinite(loss) else loss

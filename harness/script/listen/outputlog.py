@@ -1,8 +1,8 @@
 """Keeps a command's output log small: its beginning and end stay, and the space between is freed.
 
-The command writes to the file itself, so it cannot be cut while the command lives: what has been
-read is punched out of it, which leaves its length as it is, and at the end the file is written anew
-without the hole.
+The command writes to the file itself, so the file cannot be cut while the command lives. Instead,
+the part already read is punched out, which keeps the file's length; at the end the file is
+rewritten without the hole.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OutputLog:
         self._refused = False
 
     def cut(self, taken: int) -> None:
-        """Give back what lies between beginning and end; ``taken``: bytes read, beyond which
-        nothing is touched.
+        """Free the space between beginning and end; ``taken``: bytes read, beyond which nothing is
+        freed.
         """
         end = taken - KEPT_TAIL
         if self._refused or end - self._hole_end < CUT_AT_ONCE:
@@ -36,14 +36,14 @@ class OutputLog:
         try:
             _punch(self._path, self._hole_end, end - self._hole_end)
             self._hole_end = end
-        except OSError:  # a file system that knows no holes: the log is cut at the end only
+        except OSError:  # a file system without holes: the log is cut only at the end
             self._refused = True
 
     def close(self) -> None:
-        """Nobody writes any more: leave beginning, end, and a line between them that says how much
-        is missing.
+        """The writers are gone: keep beginning and end, and a line between them with the number of
+        missing bytes.
 
-        Where there is no room for that, the log stays as it is.
+        If there is no space for that, the log stays unchanged.
         """
         try:
             size = self._path.stat().st_size

@@ -1,5 +1,5 @@
-"""What a command says of its progress: lines of the beacon's file, or its output read with a
-regular expression.
+"""Progress reports of a command: lines of the beacon's file, or output matched by a regular
+expression.
 
 Both come from a program that is not ours: lines are bounded, numbers are checked, nothing is
 evaluated.
@@ -19,8 +19,8 @@ from chaos.beacon import SAID, VERSION
 from harness.script.listen import numbers
 from harness.script.processes.tree import group_number
 
-READ_LIMIT = 1 << 20  # bytes taken in one look
-LINE_LIMIT = 4096  # of a longer line only the beginning is looked at
+READ_LIMIT = 1 << 20  # bytes read in one look
+LINE_LIMIT = 4096  # of a longer line only the beginning is read
 KEPT_LINES = 12
 STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
@@ -32,9 +32,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressReport:
-    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock,
-    None: not said; ``busy_s``: no step, but for how long at most the process does something else
-    (0: not any more), ``what``: as it calls that; ``unread``: name -> what was said of it and is no
+    """One report. ``step``: in the program's count; ``time_ns``: the reporter's monotonic clock,
+    None if not given; ``busy_s``: not a step, but the maximum time that the process does other work
+    (0: that is over), ``what``: its name for that work; ``unread``: name -> text that was not a
     number; ``group``: the replica group that ``rank`` counts in.
     """
 
@@ -57,15 +57,14 @@ class ProgressReader(Protocol):
     refused: int
 
     def read(self) -> list[ProgressReport]:
-        """What was said since the last look."""
+        """Reports since the last look."""
 
 
 class GrowingFile:
-    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how
-    many there were.
+    """The whole lines of a growing file. ``last``: the newest lines, for people; ``count``: lines
+    so far.
 
-    ``taken``: bytes read so far; ``raised``: the newest that tell of an exception that a point
-    raised.
+    ``taken``: bytes read so far; ``raised``: the newest lines about an exception raised by a point.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,12 +77,12 @@ class GrowingFile:
         self.raised: deque[str] = deque(maxlen=KEPT_LINES)
 
     def read(self) -> Iterator[str]:
-        """New lines, without their ends, each cut to ``LINE_LIMIT`` bytes."""
+        """New lines, without line ends, each cut to ``LINE_LIMIT`` bytes."""
         data = os.read(self._fd, READ_LIMIT)
         self.taken += len(data)
         *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
-            if self._cut:  # the rest of a line whose beginning was too long
+            if self._cut:  # the rest of an overlong line
                 self._cut = False
                 continue
             text = line[:LINE_LIMIT].decode(errors="replace")
@@ -100,7 +99,7 @@ class GrowingFile:
         self._rest = rest
 
     def looks_left(self) -> int:
-        """How many reads it takes to the end of what is there now, at least one."""
+        """How many reads reach the present end of the file, at least one."""
         return max(1, -(-(os.fstat(self._fd).st_size - self.taken) // READ_LIMIT))
 
     def close(self) -> None:
@@ -120,7 +119,7 @@ class BeaconReader:
         self.refused = 0
 
     def read(self) -> list[ProgressReport]:
-        """Every well-formed line; others are counted and forgotten."""
+        """Every well-formed line; others are counted and dropped."""
         found = []
         for line in self._lines.read():
             progress = parse_beacon(line)
@@ -155,7 +154,7 @@ class RegexReader:
 
 
 def parse_beacon(line: str) -> ProgressReport | None:
-    """A line of the beacon, or None when it is not one: ``version time pid rank step loss
+    """A line of the beacon, or None if it is malformed: ``version time pid rank step loss
     samples``, or ``version time pid rank busy seconds word``.
     """
     words = line.split(" ")
@@ -187,12 +186,12 @@ def parse_beacon(line: str) -> ProgressReport | None:
 
 
 def _given(word: str) -> numbers.Real:
-    """A word of the beacon, where a dash says that nothing was given."""
+    """A word of the beacon; a dash stands for no value."""
     return numbers.Real() if word == "-" else numbers.real(word)
 
 
 def _word(text: str, limit: int) -> int | None:
-    """A whole number as the beacon writes it."""
+    """A whole number in the beacon's format."""
     return (
         int(text)
         if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit

@@ -1,1 +1,1 @@
-"""The processes of a command: started, found, named, signalled, and seen to end."""
+"""The processes of a command: started, found, named, signalled, and observed to exit."""

@@ -1,6 +1,4 @@
-"""A command under way: started through its guard, asked how it goes, ended with everything it
-started.
-"""
+"""A running command: started through its guard, observed, and ended with everything it started."""
 
 from __future__ import annotations
 
@@ -34,18 +32,18 @@ class CommandEnded:
 
     @property
     def well(self) -> bool:
-        """Whether it says that all went well."""
+        """Whether it exited with code 0."""
         return self.exit_code == 0
 
     @property
     def how(self) -> str:
-        """For people."""
+        """How it ended, for people."""
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
 
 
 class Command:
-    """One start of a command. Use ``start``; ``close`` always. ``lost``: its guard was killed, and
-    it with it.
+    """One start of a command. Use ``start``; always ``close``. ``lost``: its guard was killed, and
+    the command with it.
     """
 
     def __init__(self, holder: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -66,8 +64,8 @@ class Command:
     ) -> Command:
         """Start it with standard output and error appended to ``output``.
 
-        ``error`` of the result says why it could not be started. Raises InfrastructureError when
-        not even the guard could.
+        ``error`` of the result says why it could not be started. Raises InfrastructureError if the
+        guard could not be started.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -95,7 +93,7 @@ class Command:
 
     @property
     def guard_pid(self) -> int:
-        """The process below which everything of the command lives."""
+        """The process that all the command's processes descend from."""
         return self._holder.pid
 
     def fileno(self) -> int:
@@ -103,7 +101,7 @@ class Command:
         return self._control.fileno()
 
     def look(self) -> None:
-        """Take in what the guard says, without waiting."""
+        """Process the guard's messages, without waiting."""
         while self.left is None and readable(self._control.fileno()):
             try:
                 data = self._control.recv(_MESSAGE_LIMIT)
@@ -117,13 +115,13 @@ class Command:
                 self._take(json.loads(line))
 
     def terminate(self) -> None:
-        """SIGTERM to the command's process group, as a cluster scheduler asks a job to end."""
+        """SIGTERM to the command's process group, as a cluster scheduler ends a job."""
         self._tell(b"t")
 
     def close(self, mark: str) -> int:
-        """Kill all that is left of it, reap, and say how many processes could not be killed.
+        """Kill and reap everything left of it; returns how many processes could not be killed.
 
-        ``mark``: in its environment, by which what escaped a guard that was itself killed is found.
+        ``mark``: in its environment, to find processes that escaped a guard that was itself killed.
         """
         self._tell(b"k")
         deadline = time.monotonic() + END_LIMIT_S
@@ -137,7 +135,7 @@ class Command:
         return len(self._end_marked(mark))
 
     def _end_marked(self, mark: str) -> list[int]:
-        """Kill what still carries the mark; those that stay."""
+        """Kill processes that still have the mark; returns those that stay."""
         entry = f"{MARK}={mark}"
         found = [
             row for row in processes.since(self._since) if processes.environment_has(row[0], entry)
@@ -182,7 +180,9 @@ class Command:
             self.left, self.killed = int(str(message["left"])), int(str(message["killed"]))
 
     def _guard_gone(self) -> None:
-        """Without its guard the command has been killed by the kernel; others of it may live."""
+        """Without its guard the kernel has killed the command; other processes of it may be
+        alive.
+        """
         self.lost = self.ended is None
         self.ended = self.ended or CommandEnded(exit_code=None, signal=9)
         self.left = 0
@@ -190,5 +190,5 @@ class Command:
     def _tell(self, order: bytes) -> None:
         try:
             self._control.sendall(order)
-        except OSError:  # it is gone, and with it what it held
+        except OSError:  # it is gone, with everything it held
             pass

@@ -1,4 +1,4 @@
-"""What a command finds in its environment, beside what its scenario gives it."""
+"""Prepares a command's environment: the harness's variables, and those of its scenario."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OURS = re.compile(r"\$(CHAOS_[A-Z]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCommand:
-    """A command ready to be started. ``scratch``: an empty directory of the arm, kept over
+    """A command ready to start. ``scratch``: an empty directory of the arm, kept across
     restarts.
     """
 
@@ -37,7 +37,7 @@ class PreparedCommand:
 
 
 def prepare(setup: ArmSetup) -> PreparedCommand:
-    """Work out what to start. ``$CHAOS_...`` is replaced in the command, in ``env`` and in the
+    """Prepare the command. ``$CHAOS_...`` is replaced in the command, in ``env`` and in the
     checkpoint directory.
     """
     spec: WorkloadSpec = setup.cell.scenario.workload
@@ -52,7 +52,7 @@ def prepare(setup: ArmSetup) -> PreparedCommand:
         "CHAOS_SCRATCH": str(scratch),
         beacon.VARIABLE: str(logs / "beacon.txt"),
     } | ({beacon.POINTS: str(logs / "points.txt")} if spec.points else {})
-    # a harness that itself runs in a job must not make everything below it rank 0 of that job
+    # A harness that itself runs in a job must not make every process below it rank 0 of that job.
     foreign = {*RANK_NAMES, *WORLD_NAMES, beacon.POINTS, *([spec.group] if spec.group else ())}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     env |= (
@@ -75,7 +75,7 @@ def prepare(setup: ArmSetup) -> PreparedCommand:
 
 
 def checkpoint_directory(setup: ArmSetup) -> Path | None:
-    """Where the command keeps its checkpoints, as far as the scenario says."""
+    """The command's checkpoint directory, if the scenario names it."""
     spec = setup.cell.scenario.workload
     if spec.checkpoint.directory is None:
         return None
@@ -88,8 +88,8 @@ def checkpoint_directory(setup: ArmSetup) -> Path | None:
 
 
 def search_path(env: Mapping[str, str]) -> str:
-    """Where the program is looked for: PATH, then beside the Python that runs the harness (torchrun
-    lies there).
+    """Where the program is searched: PATH, then the directory of the harness's Python (which has
+    torchrun).
     """
     return os.pathsep.join(
         [env.get("PATH") or os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]

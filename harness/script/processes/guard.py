@@ -1,12 +1,11 @@
-"""Holds a command for the harness: starts it, collects all its descendants, and kills them when
-told, or when the harness is gone.
+"""Guards a command for the harness: starts it, adopts all its descendants, and kills them on
+command or when the harness is gone.
 
-Runs as a process of its own (``python guard.py <control fd> <output fd> <program> ...``), with the
-standard library only. It is a child subreaper: whatever the command leaves behind, in whatever
-session, becomes a child of this process. On the control socket it says, one JSON line each:
-``{"started": pid}`` or ``{"error": text}``, ``{"ended": wait status}`` and ``{"left": n, "killed":
-n}``. It is told ``term`` (SIGTERM to the command's process group) and ``kill`` (all of it, at
-once); the end of the socket means ``kill``.
+Runs as a separate process (``python guard.py <control fd> <output fd> <program> ...``) with only
+the standard library. It is a child subreaper: any orphan of the command, in any session, becomes
+its child. It sends one JSON line each on the control socket: ``{"started": pid}`` or ``{"error":
+text}``, ``{"ended": wait status}`` and ``{"left": n, "killed": n}``. It receives ``t`` (SIGTERM to
+the command's process group) and ``k`` (kill everything at once); the end of the socket means ``k``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class CommandGuard:
-    """One command and all that comes of it."""
+    """One command and all its descendants."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -73,7 +72,7 @@ class CommandGuard:
             self._say({"error": getattr(error, "strerror", None) or str(error)})
             return False
         os.close(output)
-        child.returncode = 0  # reaped here, with everything else
+        child.returncode = 0  # reaped here, with all other children
         self._pid = child.pid
         self._say({"started": child.pid})
         return True
@@ -97,7 +96,7 @@ class CommandGuard:
             pass
 
     def _kill_all(self) -> None:
-        """Kill until no process is left: a process may fork while it is looked for."""
+        """Kill until no process is left: a process may fork during the search."""
         deadline, killed = time.monotonic() + KILL_LIMIT_S, set()
         while time.monotonic() < deadline:
             self._reap()
@@ -114,12 +113,12 @@ class CommandGuard:
     def _say(self, message: dict[str, object]) -> None:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:  # nobody listens any more; what is to be done is the same
+        except OSError:  # the harness is gone; the work to do is the same
             pass
 
 
 def stat(pid: int) -> tuple[str, int, int] | None:
-    """State, parent and start time of a process, or None when it is gone."""
+    """State, parent and start time of a process, or None if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -145,7 +144,7 @@ def descendants() -> list[tuple[int, int]]:
 
 
 def kill(pid: int, started: int) -> bool:
-    """SIGKILL to exactly that process; False when it is gone already."""
+    """SIGKILL exactly that process; False if it is gone already."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

@@ -1,5 +1,5 @@
-"""Measures threads of a command that report a hang, by the kernel's counts: a witness other than
-their own word.
+"""Measures threads of a command that report a hang, by the kernel's counts, as independent
+evidence.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from recovery.process.starvation import Thread, threads_of
 
 WATCH_S = 0.2
 LEAST_S = 0.03
-"""A stack that kills who hangs sooner leaves less to see: three clock ticks of the kernel, with
-which it counts. Below the shortest time-out that any stack is swept with (50 ms).
+"""Shortest useful measurement: three clock ticks of the kernel, in which it may count. A stack that
+kills hung ranks early leaves little to measure; this is below the shortest time-out that any stack
+is swept with (50 ms).
 """
 NS = 1e9
 Key = tuple[str, int, int]
@@ -42,7 +43,7 @@ class HangWitness:
         self._watched: list[_Watched] = []
 
     def watch(self, key: Key, *, pid: int, tid: int, now_ns: int) -> None:
-        """Follow a thread; its process's main one where it is not known (0, or of another
+        """Follow a thread; its process's main thread if it is unknown (0, or of another
         namespace).
         """
         found = self._threads(pid)
@@ -56,8 +57,8 @@ class HangWitness:
             )
 
     def seen(self, now_ns: int) -> list[tuple[Key, dict[str, Any]]]:
-        """(fault, occurrence, step) and the processor time of those watched for long enough, or
-        until they ended.
+        """(fault, occurrence, step) and the processor time of threads watched long enough, or until
+        they ended.
         """
         rows, still = [], []
         for row in self._watched:

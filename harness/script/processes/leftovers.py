@@ -1,10 +1,10 @@
-"""Finds what a command leaves behind when it ends: processes that live on, and shared memory that
-no process uses any more.
+"""Finds what a command leaves behind when it ends: processes that outlive it, and shared memory
+that is no longer used.
 
-Only what is known to be the command's counts. Its processes are those below its guard, in any
-session: the guard collects what detaches. A file in /dev/shm, or a System V segment, that was not
-there before is the command's when one of its processes was seen to have it open or mapped, or made
-it, or gave it its number; other programs make such files too.
+Counts only what is known to belong to the command. Its processes are those below its guard, in any
+session: the guard adopts detached ones. A new file in /dev/shm, or System V segment, is the
+command's if one of its processes had it open or mapped, made it, or has its pid in the file's name;
+other programs make such files too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from harness.script.processes.tree import ProcessRow
 
 SHM = Path("/dev/shm")
 SEGMENTS = Path("/proc/sysvipc/shm")
-LINGER_S = 5.0  # so long a process may take to end after its command
+LINGER_S = 5.0  # how long a process may outlive its command
 LOOK_S = 0.05
-TRIES = 10  # looks for whose a new file is
+TRIES = 10  # attempts to find the owner of a new file
 SEGMENT = "segment "
 OF_COMMAND = "the command"
-"""Whose it is, where it is no rank's."""
+"""Owner of what belongs to no rank."""
 _IPC_RMID = 0
 _SESSION = 3
 NameOf = Callable[[int], str | None]
@@ -38,8 +38,8 @@ NameOf = Callable[[int], str | None]
 
 @dataclass(kw_only=True)
 class _Found:
-    """A new file or segment. ``by``: processes of the command that were seen to have it; ``tries``:
-    looks without an answer.
+    """A new file or segment. ``by``: processes of the command that had it; ``tries``: looks that
+    found no owner.
     """
 
     by: set[str] = field(default_factory=set)
@@ -55,8 +55,8 @@ class CommandLeftovers:
         self._found: dict[str, _Found] = {}
 
     def look(self, root: int, name_of: NameOf) -> None:
-        """Take note of what is new, and who of the processes below ``root`` has it. Cheap where
-        nothing is.
+        """Record new files and segments, and which processes below ``root`` have them. Cheap if
+        nothing is new.
         """
         ids = self._ids()
         for new in (*self._names(), *ids):
@@ -75,8 +75,8 @@ class CommandLeftovers:
             one.by |= {_owner(pid, rows, name_of) for pid in holders}
 
     def processes(self, root: int, session: int) -> list[dict[str, Any]]:
-        """Those that live on although their command has ended well; they have a moment. One that is
-        stopped does not count: that was done to it. ``session``: the command's.
+        """Processes that outlive a command that ended well, after a grace period. Stopped ones do
+        not count: a fault stopped them. ``session``: the command's.
         """
         deadline = time.monotonic() + LINGER_S
         while True:
@@ -90,8 +90,8 @@ class CommandLeftovers:
         ]
 
     def memory(self) -> list[dict[str, Any]]:
-        """Shared memory of the command that is still there and that no living process has; it is
-        removed.
+        """Remove shared memory of the command that no living process uses; returns what was
+        there.
         """
         kept = [name for name, one in self._found.items() if one.by]
         paths = [self._shm / name for name in kept if (self._shm / name).exists()]
@@ -141,7 +141,7 @@ class CommandLeftovers:
                     found.add(line.split(maxsplit=5)[-1])
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 found.add(os.readlink(entry.path))
-        except OSError:  # it is gone, or was in between
+        except OSError:  # it is gone, or went meanwhile
             pass
         return {
             path[len(str(self._shm)) + 1 :] for path in found if path.startswith(f"{self._shm}/")

@@ -1,4 +1,4 @@
-"""The rank processes of a command, held by pidfd: found, named, signalled, and seen to end."""
+"""The rank processes of a command, held by pidfd: found, named, signalled, and observed to exit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harness.script.processes import tree
 from harness.script.processes.tree import FoundRank
 
 WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
-"""Signals for a rank with all that it started; others are for those it stands for, who may tell
-their children.
+"""Signals for a rank and all its descendants; other signals go only to the rank's own processes,
+which may pass them on.
 """
-BLINK_S = 0.2  # who lives shorter is a helper of a wrapper, and no rank
-ROUNDS = 10  # until nobody new is found: a process may fork while it is looked for
+BLINK_S = 0.2  # a process that lives shorter is a wrapper's helper, not a rank
+ROUNDS = 10  # until no new process is found: a process may fork during the search
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """A process that was found to be a rank. ``name``: in events; ``pidfd`` -1: gone and closed."""
+    """A process found to be a rank. ``name``: in events; ``pidfd`` -1: exited and closed."""
 
     name: str
     found: FoundRank
@@ -30,7 +30,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Gone:
-    """A rank process that ended; exit code and signal are both None where nobody could tell."""
+    """A rank process that exited; exit code and signal are both None if unknown."""
 
     name: str
     pid: int
@@ -44,14 +44,14 @@ class Ranks:
     def __init__(self) -> None:
         self._ranks: dict[str, Rank] = {}
         self._known: dict[tuple[int, int], str] = {}
-        # those not held, by when they were seen first
+        # processes that are not held, by when they were first seen
         self._seen_s: dict[tuple[int, int], float] = {}
         self._poll = select.poll()
         self.world: int | None = None
 
     def hold(self, found: Mapping[int, FoundRank]) -> tuple[dict[int, str], list[Rank]]:
-        """Take hold of what was found: rank -> process name for those that live, and those that are
-        new.
+        """Open pidfds of the found processes. Returns rank -> process name for the living, and the
+        new ones.
         """
         members: dict[int, str] = {}
         new: list[Rank] = []
@@ -70,11 +70,11 @@ class Ranks:
     def settled(
         self, found: Mapping[int, FoundRank], now_s: float, *, spoken: bool
     ) -> tuple[dict[int, FoundRank], bool]:
-        """Those of the found that are ranks beyond doubt, and whether there are others.
+        """The found processes that are certainly ranks, and whether there are others.
 
-        Known ones are; new ones behind a wrapper when they have lived for longer than a blink, and
-        where nothing says that they are ranks, when a step has been reported. ``spoken``: one has,
-        so that whoever is there now is meant.
+        Known ones are certain. New ones behind a wrapper are once they have lived longer than
+        BLINK_S; ones whose environment names no rank are once a step has been reported. ``spoken``:
+        a step has been reported, so all present processes are ranks.
         """
         keys = {one: (one.pid, one.started) for one in found.values()}
         self._seen_s = {key: self._seen_s.get(key, now_s) for key in keys.values()}
@@ -92,11 +92,11 @@ class Ranks:
         self._poll.register(fd, select.POLLIN)
 
     def unregister(self, fd: int) -> None:
-        """No longer."""
+        """Stop waking up for this descriptor."""
         self._poll.unregister(fd)
 
     def wait(self, timeout_s: float) -> list[Gone]:
-        """Wait for an end or another descriptor; the processes that ended."""
+        """Wait for an exit or another descriptor; returns the processes that exited."""
         ready = {fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)}
         return [
             self._end(rank)
@@ -105,9 +105,9 @@ class Ranks:
         ]
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal a rank, never a wrapper in front of it alone; one that is gone is no error.
+        """Signal a rank, never only the wrapper in front of it; no error if it is gone.
 
-        Who is to be killed is stopped first, so that nobody escapes by a fork or by losing its
+        Processes to be killed are stopped first, so that none escapes by forking or losing its
         parent.
         """
         rank = self._ranks.get(name)
@@ -132,7 +132,7 @@ class Ranks:
                 os.close(fd)
 
     def state(self, name: str) -> str:
-        """The kernel's word on it, X when gone; T when all that is hit with it is stopped."""
+        """The kernel's state of it, X if gone; T once everything that is hit with it is stopped."""
         rank = self._ranks.get(name)
         row = tree.process(rank.found.pid) if rank is not None and rank.pidfd >= 0 else None
         if rank is None or row is None or row.started != rank.found.started:
@@ -143,27 +143,29 @@ class Ranks:
         return next((other.state for other in others if other.state not in "TtZX"), row.state)
 
     def pid_of(self, name: str) -> int:
-        """Of a rank, the one that is signalled first; 0: there is none of that name that lives."""
+        """Pid of a living rank, the process that is signalled first; 0 if there is none with that
+        name.
+        """
         rank = self._ranks.get(name)
         return rank.found.pid if rank is not None and rank.pidfd >= 0 else 0
 
     def name_of(self, pid: int) -> str | None:
-        """The rank that is, or was the last to be, the process ``pid``; None: it is none."""
+        """The rank that last had the pid ``pid``, or None."""
         return next(
             (rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None
         )
 
     def ended(self, names: Iterable[str]) -> frozenset[int]:
-        """Those of these that were seen to end, by their pids."""
+        """Pids of those of the ranks that have exited."""
         known = (self._ranks[name] for name in names if name in self._ranks)
         return frozenset(rank.found.pid for rank in known if rank.pidfd < 0)
 
     def living(self) -> list[str]:
-        """Names of those not seen to end."""
+        """Names of the ranks that have not exited."""
         return [rank.name for rank in self._ranks.values() if rank.pidfd >= 0]
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all pidfds."""
         for rank in self._ranks.values():
             if rank.pidfd >= 0:
                 os.close(rank.pidfd)
@@ -188,7 +190,7 @@ class Ranks:
 
 
 def _hold(pid: int, started: int) -> int | None:
-    """A pidfd of exactly that process, None when it is gone."""
+    """A pidfd of exactly that process, None if it is gone."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

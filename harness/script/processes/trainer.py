@@ -1,10 +1,10 @@
-"""Which process of a command of one rank trains: the command itself, or one that it started.
+"""Finds the training process of a command of one rank: the command itself, or one that it started.
 
-Who says so by its beacon is it, and nobody asks here. Of a command that prints its progress, a
-process that has not even written as much as was printed is a launcher: what it started, and has
-written most, trains. One that has may still pass on what another program prints into a pipe that it
-reads; then that works at least half as much as it does. Whatever a process starts beside that (a
-tracker, the workers of a data loader) neither prints nor computes so much.
+A process that reports through its beacon needs no search. For a command that prints its progress, a
+process that has written less than was printed is a launcher: of the processes it started, the one
+that has written most trains. A process that has written enough may still forward the output of
+another program through a pipe; then that program uses at least half as much processor time. Other
+children (a tracker, the workers of a data loader) neither print nor compute so much.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from harness.script.processes.tree import PLUMBING, ProcessRow
 
 HELPERS = ("multiprocessing", "compile_worker")
-"""In the command lines of processes that Python starts for a program."""
+"""Words in the command lines of helper processes that Python starts for a program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a process with all below it did. ``written``: bytes, of files too; ``ticks``: of
+    """Work of a process and all its descendants. ``written``: bytes, including files; ``ticks``: of
     processor time.
     """
 
@@ -32,8 +32,8 @@ class Work:
 
 
 class Trainer:
-    """Finds it once and stays with it; when it has ended, the next one that its launcher starts is
-    meant.
+    """Finds the training process once and keeps it; after it has ended, finds the next one of its
+    launcher.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class Trainer:
     def of(
         self, top: int, rows: Mapping[int, ProcessRow], printed: int, *, settled: bool
     ) -> int | None:
-        """The process, ``top`` or one below it, or None while a launcher has none. ``printed``:
-        bytes of output so far; ``settled``: steps are reported, so that whoever is there now is
-        meant from now on.
+        """The training process, ``top`` or a descendant; None while a launcher has none.
+        ``printed``: bytes of output so far; ``settled``: steps are reported, so keep the process
+        found now.
         """
         known = self._chosen
         if known is not None and known.pid in rows and rows[known.pid].started == known.started:
@@ -70,8 +70,8 @@ class Trainer:
 def _below(
     row: ProcessRow, rows: Mapping[int, ProcessRow], printed: int, *, launches: bool
 ) -> int | None:
-    """The child that trains instead of a process; None: it trains itself, or, as a launcher, has
-    nobody.
+    """The child that trains in place of a process; None if the process itself trains, or if a
+    launcher has no training child.
     """
     children = [
         child for child in rows.values() if child.parent == row.pid and child.name not in PLUMBING
@@ -93,7 +93,7 @@ def _below(
 
 
 def _passes_on(reader: int, writer: int) -> bool:
-    """Whether a process reads what another program prints."""
+    """Whether a process forwards another program's output."""
     pipe = _link(f"/proc/{writer}/fd/1")
     if not pipe.startswith("pipe:") or _is_helper(writer) or _words(reader) == _words(writer):
         return False
@@ -130,7 +130,7 @@ def _link(path: str) -> str:
 
 
 def _all_work(top: int, rows: Mapping[int, ProcessRow]) -> Work:
-    """Of a process and those below it, as far as they show it."""
+    """Work of a process and its descendants, as far as it is readable."""
     found, waiting = [], [top]
     while waiting:
         pid = waiting.pop()
@@ -140,7 +140,7 @@ def _all_work(top: int, rows: Mapping[int, ProcessRow]) -> Work:
 
 
 def _work(pid: int) -> Work | None:
-    """None where it is somebody else's, or gone."""
+    """Work of one process; None if it is gone or belongs to another user."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

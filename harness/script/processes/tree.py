@@ -18,7 +18,7 @@ MOST_RANKS = 1 << 16
 WRAPPERS = frozenset(
     {"sh", "bash", "dash", "zsh", "env", "nice", "numactl", "taskset", "timeout", "stdbuf", "time"}
 )
-"""Programs that stand in front of a rank; what they started is meant."""
+"""Programs that stand in front of a rank; the rank is their child."""
 PLUMBING = frozenset(
     {
         "tee",
@@ -37,14 +37,14 @@ PLUMBING = frozenset(
         "cut",
     }
 )
-"""What a shell puts beside a rank, to see to its output or to wait."""
+"""Programs that a shell runs beside a rank, to process its output or to wait."""
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info) with its first 64 bytes
 _PIDFD_INFO_EXIT = 1 << 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRow:
-    """One row of the kernel's process table. ``started`` with ``pid`` names it for ever."""
+    """One row of the kernel's process table. ``pid`` and ``started`` together are unique."""
 
     pid: int
     parent: int
@@ -55,13 +55,12 @@ class ProcessRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRank:
-    """A process that is a rank. ``world``: how many there are, by its environment; None: it does
-    not say.
+    """A process that is a rank. ``world``: number of ranks in its environment; None if not given.
 
-    ``top``: the wrapper in front of it that has its rank, if there is one, else itself. ``sure``:
-    it, or its environment, says which rank it is; else it is only the one that a command of one
-    rank has. ``direct``: no wrapper is involved, whose helpers could be taken for it. ``size``:
-    ranks in its replica group, where there are groups.
+    ``top``: the wrapper in front of it that has its rank, or else the process itself. ``sure``: its
+    environment or its reports name its rank; otherwise it is only the one rank of a command.
+    ``direct``: there is no wrapper, whose helpers could be mistaken for it. ``size``: ranks in its
+    replica group, if there are groups.
     """
 
     rank: int
@@ -75,12 +74,13 @@ class FoundRank:
 
 
 Choose = Callable[[int, Mapping[int, ProcessRow]], int | None]
-"""(a process, all there are) -> the one at or below it that is the only rank; see
-``harness.script.processes.trainer``."""
+"""(a process, all processes) -> the one at or below it that is the only rank; see
+``harness.script.processes.trainer``.
+"""
 
 
 def process(pid: int) -> ProcessRow | None:
-    """The row of a process, or None when it is gone."""
+    """The row of a process, or None if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -97,7 +97,7 @@ def process(pid: int) -> ProcessRow | None:
 
 
 def below(root: int) -> dict[int, ProcessRow]:
-    """All living processes below ``root``, itself left out, parents before children."""
+    """All living descendants of ``root``, parents before children."""
     rows = {
         p.pid: p for name in os.listdir("/proc") if name.isdigit() and (p := process(int(name)))
     }
@@ -118,7 +118,7 @@ def below(root: int) -> dict[int, ProcessRow]:
 
 
 def environment(pid: int) -> Mapping[str, str]:
-    """The environment a process was started with; empty when it is gone or somebody else's."""
+    """The initial environment of a process; empty if it is gone or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             raw = stream.read(ENVIRONMENT_LIMIT)
@@ -137,21 +137,21 @@ def find_ranks(
     group: str | None = None,
     choose: Choose | None = None,
 ) -> dict[int, FoundRank]:
-    """Rank -> its process, among those below ``root``.
+    """Rank -> its process, among the descendants of ``root``.
 
-    A rank is the topmost process with that rank in its environment, or what a wrapper that is
-    started. ``hints``: pid -> rank, as the processes said themselves: who says so is the one. A
-    command of one rank whose environment names none is that rank itself, or who ``choose`` says;
-    ``command``: its process, whose death leaves none. Of two processes with one rank (an old one on
-    its way out) the younger counts. ``group``: variable that says which replica group a process is
-    in, where each group counts its ranks from 0.
+    A rank is the topmost process with that rank in its environment, or the child of a wrapper that
+    is. ``hints``: pid -> rank, from the processes' own reports, which take precedence. If a command
+    of one rank names none in its environment, its process, or the one that ``choose`` returns, is
+    the rank; ``command``: its process, whose death leaves no rank. Of two processes with one rank
+    (an old one is exiting) the younger counts. ``group``: variable with a process's replica group,
+    if each group counts its ranks from 0.
     """
     rows = below(root)
     said = {pid: _said(pid, group) for pid in rows}
     found: dict[int, FoundRank] = {}
     for row in rows.values():
         rank, world, size = said[row.pid]
-        if rank is None or rank == said.get(row.parent, _NOBODY)[0]:
+        if rank is None or rank == said.get(row.parent, _NO_RANK)[0]:
             continue
         _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid, size=size)
     tops = [row for row in rows.values() if row.parent == root and command in (None, row.pid)]
@@ -163,7 +163,7 @@ def find_ranks(
             _take(found, 0, 1, rows[trains], top=top if trains == front else trains, sure=False)
     spoken: dict[int, FoundRank] = {}
     for pid, word in hints.items():
-        rank = said.get(pid, _NOBODY)[0] if group is not None else word
+        rank = said.get(pid, _NO_RANK)[0] if group is not None else word
         if rank is None or pid not in rows:
             continue
         known = found.get(rank)
@@ -179,11 +179,11 @@ def find_ranks(
     return found | spoken
 
 
-_NOBODY: tuple[int | None, int | None, int] = (None, None, 1)
+_NO_RANK: tuple[int | None, int | None, int] = (None, None, 1)
 
 
 def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
-    """(rank, how many there are, ranks in its group) by a process's environment."""
+    """(rank, number of ranks, ranks in its group) from a process's environment."""
     env = environment(pid)
     rank, world = next(
         (
@@ -197,29 +197,27 @@ def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
         return rank, world, 1
     index, size = group_number(env.get(group)), world or 1
     if index is None or (whole := index * size + (rank or 0)) >= MOST_RANKS:
-        return _NOBODY
+        return _NO_RANK
     return whole, None, size
 
 
 def group_number(text: str | None) -> int | None:
-    """The number of a replica group, with which its name ends: ``3``, ``replica_3``; None for a
-    name without one.
+    """The number at the end of a replica group's name: ``3``, ``replica_3``; None if there
+    is none.
     """
     digits = re.search(r"[0-9]+$", (text or "").strip())
     return number(digits[0]) if digits else None
 
 
 def number(text: str | None) -> int | None:
-    """A rank or a count of ranks written in an environment, None when it is none."""
+    """A rank or a count of ranks from an environment, None if it is malformed."""
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 6:
         return None
     return value if (value := int(text)) < MOST_RANKS else None
 
 
 def behind(pid: int, rows: Mapping[int, ProcessRow]) -> list[int]:
-    """The processes that a wrapper stands in front of, oldest first; a process that is none stands
-    for itself.
-    """
+    """The processes that a wrapper runs, oldest first; for any other process, itself."""
     if not _is_wrapper(rows[pid]):
         return [pid]
     children = sorted((row.started, row.pid) for row in rows.values() if row.parent == pid)
@@ -228,10 +226,9 @@ def behind(pid: int, rows: Mapping[int, ProcessRow]) -> list[int]:
 
 
 def struck_with(found: FoundRank, *, whole: bool) -> dict[int, ProcessRow]:
-    """The processes that are hit with a rank: all that its wrapper started, never the wrapper
-    alone.
+    """The processes that are hit with a rank: all that its wrapper started, never only the wrapper.
 
-    ``whole``: with all that they started in turn.
+    ``whole``: with all their descendants.
     """
     top = process(found.top)
     rows = below(found.top) | ({found.top: top} if top else {})
@@ -250,7 +247,7 @@ def struck_with(found: FoundRank, *, whole: bool) -> dict[int, ProcessRow]:
 
 
 def _is_wrapper(row: ProcessRow) -> bool:
-    """By its name, or, for a script, by the program that runs it."""
+    """Whether it is a wrapper by its name or, for a script, by its interpreter."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{row.pid}/exe"))
     except OSError:
@@ -289,11 +286,10 @@ def _take(
 
 
 def wait_status(pid: int, started: int, pidfd: int) -> int | None:
-    """How a process that is no child of this one ended, as ``wait`` would say; None when nobody can
-    tell.
+    """Wait status of a process that is not our child; None if unknown.
 
-    While its parent has not reaped it, its row says; afterwards the kernel (6.15 and later) still
-    tells those who hold a pidfd.
+    Its row has the status until its parent reaps it; afterwards the kernel (6.15 and later) still
+    gives it to holders of a pidfd.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -313,7 +309,7 @@ def wait_status(pid: int, started: int, pidfd: int) -> int | None:
 
 
 def how(status: int | None) -> tuple[int | None, int | None]:
-    """(exit code, signal) of a wait status; both None when it is not known."""
+    """(exit code, signal) of a wait status; both None if it is unknown."""
     if status is None:
         return None, None
     return (

@@ -1,1 +1,1 @@
-"""A simulated rank: its steps, its state, its saves, and what faults do to it."""
+"""A simulated rank: its steps, its state, its saves, and the effects of faults on it."""

@@ -1,5 +1,5 @@
-"""How a simulated rank comes by its state when it joins a generation: it keeps, restores or copies
-it. The counterpart of ``recovery.rank.acquire_state``.
+"""How a simulated rank gets its state when it joins a generation: it keeps, restores or copies it.
+The counterpart of ``recovery.rank.acquire_state``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sleeping = Generator[float | None, Any, None]
 
 
 class StateAcquisition:
-    """For one join. ``group``: formed."""
+    """State acquisition of one join. ``group``: already formed."""
 
     def __init__(self, job: SimRank, group: Group, order: Join) -> None:
         self._job = job
@@ -30,7 +30,7 @@ class StateAcquisition:
         self._order = order
 
     def run(self) -> Generator[float | None, Any, str | None]:
-        """Acquire it; returns the checkpoint that it is from, if it is from one. Raises Lost,
+        """Acquire the state; returns the checkpoint that it comes from, if any. Raises Lost,
         TrainingError.
         """
         if self._order.finish:
@@ -38,22 +38,22 @@ class StateAcquisition:
         return (yield from self._take())
 
     def _finish(self) -> Sleeping:
-        """A rank that has applied the step tells all others the end of it; those that only lack
-        that apply it too.
+        """A rank that has applied the step sends its outcome to all others; those that lack only
+        that apply the step too.
         """
         job, finish = self._job, self._order.finish
         mine = job.told if job.told and job.told[0] == finish == job.state.step else None
         self._group.meet(job.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
-        told = yield None
+        outcome = yield None
         job.check()
-        if told is None:
-            raise AssertionError(f"nobody can tell the end of step {finish}")
+        if outcome is None:
+            raise AssertionError(f"no rank knows the outcome of step {finish}")
         if job.member.holding.pending == finish and job.state.step == finish - 1:
             assert job.attempt is not None and job.attempt.number == finish
-            # those who tell it have parked and saved for it
-            done = replace(told[1], pause=False, save=False)
+            # the ranks that send it have already parked and saved for it
+            done = replace(outcome[1], pause=False, save=False)
             job.attempt.commit(done)
-        job.told = told
+        job.told = outcome
 
     def _take(self) -> Generator[float | None, Any, str | None]:
         job, order = self._job, self._order
@@ -84,15 +84,15 @@ class StateAcquisition:
         return name
 
     def _copy(self) -> Sleeping:
-        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is
-        over.
+        """A broadcast among the holders of a shard; until it is complete, a receiver has no valid
+        state.
         """
         job, order = self._job, self._order
         receives, shard = order.receives, job.layout.shard_of(job.rank)
         sent = job.behaviour.snapshot(job) if job.rank == order.source else None
         if receives:
             job.state = job.state.torn()
-            # of a step that others may have done otherwise
+            # of a step whose outcome may differ on other ranks
             job.told = job.told if order.finish else None
         transfer_ns = job.about(job.config.timings.transfer_ms * MS)
         job.check()
@@ -103,8 +103,8 @@ class StateAcquisition:
             job.state = received[order.source]
 
     def _restore(self) -> Generator[float | None, Any, str | None]:
-        """Load the newest good checkpoint, all ranks of a replica the same; without one, training
-        begins anew, as in fresh processes.
+        """Load the newest good checkpoint, the same on all ranks of a replica. Without one,
+        training starts anew, as in new processes.
         """
         job = self._job
         found = job.told = None

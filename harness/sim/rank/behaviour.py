@@ -1,4 +1,4 @@
-"""The points at which a simulated rank could go wrong, each with the right way to do it.
+"""The points at which a simulated rank could go wrong, each implemented correctly.
 
 Tests replace single methods to get an implementation with one known defect; a scenario cannot.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Behaviour:
-    """The right way."""
+    """The correct behaviour."""
 
     def writer(self, directory: Path, name: str, clock_ns: Callable[[], int]) -> EventWriter:
         """A process's event log."""
         return EventWriter(directory, name, clock_ns)
 
     def versions(self, rank: SimRank) -> dict[str, str]:
-        """Of a process's software."""
+        """Versions of a process's software."""
         return {"torch": "simulated"}
 
     def batch(self, rank: SimRank, step: int) -> list[int]:
@@ -37,13 +37,13 @@ class Behaviour:
         return order.batch(step, config.global_batch, config.samples, config.seed)
 
     def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
-        """What the rank's random generators give in a step: derivable from seed, micro-batch (the
+        """Output of the rank's random generators in a step, derived from seed, micro-batch (the
         rank) and step.
         """
         return digest("rng", rank.state.seed, micro, step)
 
     def learning_rate(self, rank: SimRank, lr: float) -> float:
-        """The learning rate that the scheduler says."""
+        """The scheduler's learning rate."""
         return lr
 
     def combine(self, rank: SimRank, parts: dict[int, Part]) -> Reduced:
@@ -55,11 +55,11 @@ class Behaviour:
         return reduced.finite
 
     def blamed(self, rank: SimRank, ranks: list[int]) -> list[int]:
-        """Which ranks to report for non-finite values."""
+        """The ranks to report for non-finite values."""
         return ranks
 
     def survives_failed_save(self, rank: SimRank) -> bool:
-        """Whether training goes on after a save that failed."""
+        """Whether training continues after a failed save."""
         return True
 
     def snapshot(self, rank: SimRank) -> State:
@@ -67,7 +67,7 @@ class Behaviour:
         return rank.state
 
     def held(self, rank: SimRank) -> str:
-        """What it says of its state as it joins; empty: nothing."""
+        """The digest of its state that it reports when it joins; empty for no report."""
         return "".join(rank.state.digests().values())
 
     def restore(
@@ -82,5 +82,5 @@ class Behaviour:
         return True
 
     def stops(self, rank: SimRank) -> bool:
-        """Whether the rank ends when told to."""
+        """Whether the rank ends on a stop order."""
         return True

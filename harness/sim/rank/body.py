@@ -1,4 +1,4 @@
-"""What faults do to a simulated rank's own process and device, from inside it."""
+"""Acts of faults on a simulated rank's own process and device, from inside."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LOOK_NS = NS_PER_S // 100
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's."""
+    """The counterpart of torch's."""
 
 
 class DeviceError(RuntimeError):
-    """As that of ``harness.rank.shims.body``."""
+    """The counterpart of the one in ``harness.rank.shims.body``."""
 
 
 class SimBody:
@@ -34,7 +34,7 @@ class SimBody:
 
     @property
     def active(self) -> bool:
-        """Whether collectives are left out."""
+        """Whether collectives are skipped."""
         return self._skipping > 0
 
     def check(self) -> None:
@@ -75,16 +75,16 @@ class SimBody:
         """See chaos.fault.targets.Body."""
         raise OutOfMemoryError("the device has no memory left")
 
-    # ---- for the step
+    # ---- called by the step
 
     def blocked(self) -> Generator[float | None, Any, None]:
-        """Wait for what blocks the training thread, if anything does."""
+        """Wait while the training thread is blocked, if it is."""
         ns, self._blocked_ns = self._blocked_ns, 0.0
         if ns:
             yield ns
 
     def before_collective(self) -> Generator[float | None, Any, None]:
-        """Wait for a collective that is left out: until the generation is aborted."""
+        """Wait in place of a skipped collective, until the generation is aborted."""
         while self._skipping == self._job.generation:
             yield LOOK_NS
             self._job.check()

@@ -1,6 +1,6 @@
-"""The fault injector's hand inside a simulated rank: how that waits, and what its body does.
+"""The fault injector's agent inside a simulated rank: its waits, and the acts of its body.
 
-What is due when is ``harness.rank.shims.agenda``'s, as in a real rank
+``harness.rank.shims.agenda`` decides what is due when, as in a real rank
 (``harness.rank.fault_agent``).
 """
 
@@ -42,7 +42,7 @@ class TrainingError(Exception):
 
 
 class SimFaultAgent:
-    """Holds its rank at armed points, acts when told to, and implements
+    """Holds its rank at armed points, acts on command, and implements
     ``chaos.fault.targets.RankTarget``.
     """
 
@@ -52,7 +52,7 @@ class SimFaultAgent:
         self._holding: int | None = None
         self._look_ns = 0.0
         self._slowdown = 1.0
-        self.rationed = 1.0  # as many times as long for want of processor time
+        self.rationed = 1.0  # slowdown factor from a limit on processor time
         self._rate = 0.0
         self._latency_s = 0.0
         self._free_at_ns = 0.0
@@ -65,7 +65,7 @@ class SimFaultAgent:
 
     @property
     def active(self) -> bool:
-        """Whether anything may happen at a point, or has to be looked at in each phase."""
+        """Whether anything may be due at a point, or must be checked in each phase."""
         return self._agenda.active or self.body.broken
 
     @property
@@ -86,7 +86,7 @@ class SimFaultAgent:
     # ---- called by the agent
 
     def on_command(self, topic: str, payload: dict[str, Any]) -> None:
-        """What the injector says to this rank."""
+        """Handle a message of the injector to this rank."""
         if topic == "disk":
             self.disk.break_next_save(payload)
         elif topic == "pace":
@@ -96,7 +96,7 @@ class SimFaultAgent:
             self._job.process.wake(self._holding)
 
     def aborted(self) -> None:
-        """The generation was aborted: a rank that holds notices within a look."""
+        """The generation was aborted: a rank that holds notices at its next look."""
         if self._holding is not None:
             process = self._job.process
             delay = process.rng.uniform(0, self._look_ns)
@@ -131,7 +131,7 @@ class SimFaultAgent:
             self._holding = None
 
     def _still_held(self, ticket: int) -> None:
-        """Whoever is held for a fault is not hung."""
+        """A rank that holds for a fault is not hung."""
         process = self._job.process
         if self._holding == ticket and process.running:
             if not process.stopped and not process.frozen:
@@ -152,7 +152,7 @@ class SimFaultAgent:
             yield from self._sleep(self._free_at_ns - now + self._latency_s * NS_PER_S)
 
     def committed(self, step: int) -> None:
-        """End faults whose time is over."""
+        """End faults whose duration is over."""
         self._agenda.committed(step)
 
     # ---- RankTarget
@@ -233,28 +233,28 @@ class SimFaultAgent:
         self._job.attempt.change_loss = changed
 
     def _say(self) -> Callable[[Mapping[str, Any]], None]:
-        """Logs what is seen of the act under way, whenever it is seen."""
+        """Logs evidence of the current act, whenever it is found."""
         return partial(self._agenda.effect, self._agenda.command)
 
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
-        """See Hands."""
+        """See AgendaRank."""
         return self._job.process.clock.now_ns
 
     def say(self, topic: str, payload: dict[str, Any]) -> None:
-        """See Hands."""
+        """See AgendaRank."""
         self._job.send(Extra(topic=topic, payload=payload))
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
-        """See Hands."""
+        """See AgendaRank."""
         self._job.write(
             Kind.FAULT_EFFECT, step=step, evidence=evidence, fault=fault, occurrence=occurrence
         )
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any]:
-        """See Hands: has what it changed of the stored tensors follow into the state. Raises
-        TrainingError for what would end training.
+        """See AgendaRank: also applies changes of the stored tensors to the state. Raises
+        TrainingError for errors that would end training.
         """
         attempt = self._job.attempt
         assert attempt is not None
@@ -268,7 +268,7 @@ class SimFaultAgent:
         except Exception as error:
             raise TrainingError(error) from error
         after = self.model.surfaces()
-        # By digest, as a NaN is not even equal to itself.
+        # Compare digests, since a NaN does not even equal itself.
         changed = sorted(name for name in before if _digest(before[name]) != _digest(after[name]))
         for name in changed:
             attempt.corrupted(name, after[name])
@@ -287,7 +287,7 @@ class SimFaultAgent:
             self._job.check()
 
     def _sleep(self, ns: float) -> Sleeping:
-        """Sleep in slices, showing progress and noticing an abort."""
+        """Sleep in slices, showing progress and checking for an abort."""
         until = self._job.process.clock.now_ns + int(ns)
         while (left := until - self._job.process.clock.now_ns) > 0:
             yield min(left, SLICE_NS)
@@ -296,7 +296,7 @@ class SimFaultAgent:
 
 
 def _at_once(seconds: float) -> None:
-    """A save is one moment here; what it takes longer was waited for before."""
+    """No wait: a save is instantaneous here, and its extra time has been waited for before."""
 
 
 def _die() -> None:

@@ -1,6 +1,4 @@
-"""Simulated keepers of checkpoints in memory: they outlive ranks, and a lost node takes its own
-with it.
-"""
+"""Simulated keepers of in-memory checkpoints: they outlive ranks, but not their own node."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 FIRST_PID = 50
 KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.keeper_store keeps
-COPY_MS = 0.3  # training stands still
+COPY_MS = 0.3  # training waits
 KEEP_MS = 4.0  # checksums, and the copy on another node
 END_MS = 3.0
 PLACE = "memory"
@@ -42,7 +40,7 @@ class _Keeper:
 
 class SimKeepers:
     """Implements ``harness.launch.launcher.KeeperControl``. ``every``: steps between saves;
-    ``replicate``: the next node has a copy.
+    ``replicate``: the next node keeps a copy.
     """
 
     def __init__(self, clock: Clock, *, nodes: int, every: int, replicate: bool) -> None:
@@ -61,16 +59,16 @@ class SimKeepers:
     # ---- the supervisor's side
 
     def look(self) -> list[KeeperStarted | Exited]:
-        """Starts and ends since the last look."""
+        """Starts and exits since the last look."""
         news, self._news = self._news, []
         return news
 
     def keeper_of(self, node: int) -> str:
-        """Its name now."""
+        """Name of the node's current keeper."""
         return self._keepers[node].process
 
     def signal(self, process: str, signum: int) -> None:
-        """Kill it, stop it or let it go on; no other signal is known here."""
+        """SIGKILL, SIGSTOP or SIGCONT; other signals are ignored."""
         keeper = self._named(process)
         if keeper is None or process in self._gone:
             return
@@ -93,7 +91,7 @@ class SimKeepers:
         return next((k for k in self._keepers.values() if k.process == process), None)
 
     def end(self) -> list[Exited]:
-        """Kill all."""
+        """Kill all keepers."""
         for keeper in self._keepers.values():
             self._ended(keeper, follows=False)
         return [news for news in self.look() if isinstance(news, Exited)]
@@ -114,8 +112,8 @@ class SimKeepers:
     # ---- the ranks' side
 
     def take(self, node: int, key: Key, state: State) -> Copies | None:
-        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own
-        keeper is stopped, or the part is of what was to be forgotten, and came too late.
+        """Keep a part, and a copy on the next node; returns the nodes with a copy. None: the node's
+        own keeper is stopped, or the part was to be forgotten and came too late.
         """
         if self._keepers[node].stopped or in_doubt(
             self._doubts, generation=key.generation, step=key.step
@@ -133,12 +131,12 @@ class SimKeepers:
         return copies
 
     def newest(self) -> Moment | None:
-        """The newest complete checkpoint, of what keepers hold that answer."""
+        """The newest complete checkpoint that running keepers hold."""
         whole = complete([key for keeper in self._answering() for key in keeper.held])
         return whole[-1] if whole else None
 
     def states(self, moment: Moment) -> list[State]:
-        """Of all its shards, in order."""
+        """The states of all its shards, in order."""
         shards = shards_at(self._keys(), moment)
         held = {
             key.shard: state
@@ -149,8 +147,8 @@ class SimKeepers:
         return [held[shard] for shard in range(shards)]
 
     def forget(self, step: int, before: int) -> list[int]:
-        """Let go of what generations ``before`` this one saved after ``step``, and take no more of
-        it: those steps. One that is stopped does it before it answers anything else.
+        """Drop what generations ``before`` this one saved after ``step``, and refuse more of it;
+        returns the dropped steps. A stopped keeper does so before it answers anything else.
         """
         self._doubts = together([*self._doubts, (before, step)])
         gone = {key for key in self._keys() if key.step > step and key.generation < before}
@@ -166,7 +164,7 @@ class SimKeepers:
 
 
 class SimRemembering:
-    """One rank's checkpoints in memory, as ``recovery.checkpoint.memory_checkpointer``."""
+    """One rank's in-memory checkpoints, as in ``recovery.checkpoint.memory_checkpointer``."""
 
     def __init__(self, keepers: SimKeepers, node: int, job: SimRank) -> None:
         self._keepers = keepers
@@ -175,7 +173,7 @@ class SimRemembering:
         self._done: list[Callable[[], None]] = []
 
     def after_commit(self, number: int) -> Generator[float | None, Any, None]:
-        """Save if it is time, and say what became of earlier saves."""
+        """Save if a save is due, and report the results of earlier saves."""
         job = self._job
         for tell in self._done:
             tell()
@@ -193,8 +191,8 @@ class SimRemembering:
         )
 
     def restored(self, newer_than: int) -> tuple[str, bytes, dict[str, Any]] | None:
-        """Name, data and scalars of the newest one, as those on disk have them, unless the disk has
-        a newer one.
+        """Name, data and scalars of the newest checkpoint, as for those on disk; None if the disk
+        has a newer one.
         """
         moment = self._keepers.newest()
         if moment is None or moment[1] < newer_than:
@@ -203,7 +201,7 @@ class SimRemembering:
         return name_of(moment[1]), b"".join(state.data() for state in states), states[0].scalars()
 
     def distrust(self, step: int, before: int) -> None:
-        """Have the keepers let go of what is doubtful."""
+        """Make the keepers drop doubtful checkpoints."""
         for gone in self._keepers.forget(step, before):
             self._job.write(
                 Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE
@@ -212,7 +210,7 @@ class SimRemembering:
     def _keep(self, key: Key, state: State, began: int, part: dict[str, Any]) -> None:
         job = self._job
         if job.process.state in ("X", "Z"):
-            return  # it was killed before its keeper had it
+            return  # killed before its keeper had it
         if state.bad:
             error = "RuntimeError: the state is not finite, so it is not saved"
             self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
@@ -227,6 +225,6 @@ class SimRemembering:
         self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_COMMITTED, **data))
 
     def _tell(self, key: Key, kind: Kind, **data: Any) -> None:
-        """Of a generation that is over nobody is promised anything."""
+        """Report nothing for a generation that is over."""
         if key.generation == self._job.generation:
             self._job.write(kind, step=key.step, **data)

@@ -1,6 +1,6 @@
-"""A simulated rank: what ``recovery.rank.job``, ``recovery.rank.agent`` and ``harness.rank.rank``
-do, event by event. What it says to the supervisor, and when, is ``recovery.rank.membership``'s, as
-theirs is.
+"""A simulated rank: the counterpart of ``recovery.rank.job``, ``recovery.rank.agent`` and
+``harness.rank.rank``, event by event. As for real ranks, ``recovery.rank.membership`` decides what
+it sends to the supervisor, and when.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Sleeping = Generator[float | None, Any, None]
 
 
 class SimRank:
-    """One rank. ``group_of``: the group of a generation and its size; ``send``: to the
+    """One rank. ``group_of``: the group of a generation and its size; ``send``: sends to the
     supervisor.
     """
 
@@ -62,12 +62,12 @@ class SimRank:
         self.behaviour = behaviour
         self.send = send
         self.state = State.initial(config.seed)
-        self.started_ns = 0  # when its log begins
+        self.started_ns = 0  # when its log starts
         self.rank = -1
         self.world = 0
         self.layout = Layout(world=1)
         self.member = Membership(SupervisorOrders(), steps=config.steps)
-        # the last step applied, to tell others the end of it
+        # the last step applied, with its outcome, which other ranks may lack
         self.told: tuple[int, Reduced] | None = None
         self.group: Group | None = None
         self.writer: EventWriter | None = None
@@ -81,14 +81,14 @@ class SimRank:
         self._group_of = group_of
         self._orders: deque[Order] = deque()
         self._awaiting: int | None = None
-        self._announced = False  # it listens from then on; what was sent before waits
+        self._announced = False  # it listens from then on; earlier messages wait
         self._asked: list[int] = []
         self._shard: int | None = None
         self._retired: Group | None = None
         process.on_message = self._on_message
         process.on_term = lambda: self.send(Notice())
 
-    # ---- the agent's side
+    # ---- called by the agent
 
     def _on_message(self, message: Any) -> None:
         order = self.member.heard.take(message)
@@ -111,12 +111,12 @@ class SimRank:
 
     @property
     def generation(self) -> int:
-        """The one it is in, or was in last."""
+        """The current or last generation."""
         return self.member.generation
 
     @property
     def replica(self) -> range:
-        """The ranks that hold one copy of the model together with this one."""
+        """The ranks that together with this one hold one copy of the model."""
         return self.layout.replica(self.layout.replica_of(self.rank))
 
     def commit(self, number: int, reduced: Reduced, lr: float) -> None:
@@ -130,10 +130,10 @@ class SimRank:
         if self._awaiting is not None:
             self.process.wake(self._awaiting)
 
-    # ---- the training thread's side
+    # ---- called by the training thread
 
     def body(self, mode: str) -> Body:
-        """Everything from birth to exit code."""
+        """Everything from the start to the exit code."""
         yield self.about(BOOT_MS * MS)
         self.writer = self.behaviour.writer(
             self.config.events, self.process.name, self.process.clock.read
@@ -145,7 +145,7 @@ class SimRank:
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
         self._announced = True
-        self._answer()  # whoever listens may come to that before the training thread says anything
+        self._answer()  # the agent may answer before the training thread sends anything
         self.send(Ready(versions=self.behaviour.versions(self)))
         try:
             while (yield from self._running()):
@@ -157,12 +157,12 @@ class SimRank:
         return 0
 
     def write(self, kind: Kind, /, *, step: int | None = None, **data: Any) -> None:
-        """Write an event and note that in the mark."""
+        """Write an event and record it in the mark."""
         assert self.writer is not None
         self.mark.wrote(self.writer.write(kind, step=step, **data).seq)
 
     def about(self, ns: float) -> float:
-        """That long, give or take."""
+        """``ns`` with jitter."""
         return ns * (1 + self.config.timings.jitter * self.process.rng.uniform(-1, 1))
 
     def check(self) -> None:
@@ -193,7 +193,7 @@ class SimRank:
                 return False
 
     def _refuse_end(self) -> None:
-        """As ``recovery.rank.job`` refuses it."""
+        """Refuse to finish, as ``recovery.rank.job`` does."""
         self.write(
             Kind.NONFINITE_CAUGHT,
             step=self.state.step,
@@ -236,7 +236,7 @@ class SimRank:
             self._park("nonfinite", blamed=blamed, samples=samples)
 
     def _evaluate(self) -> Sleeping:
-        """What code of the user's does between steps; nothing ends it early."""
+        """User code between steps; it is never cut short."""
         spec = self.config.evaluate
         if spec is None or self.rank or self.state.step % spec.every:
             return
@@ -286,7 +286,7 @@ class SimRank:
         self.member.joined()
 
     def _take_seat(self, layout: Layout) -> None:
-        """A process is told its shard once, and holds it for life."""
+        """A process gets its shard once, and keeps it for life."""
         shard = layout.shard_of(self.rank)
         if self._shard is None and layout.shards > 1:
             self.state = self.state.of_shard(shard)
@@ -325,7 +325,7 @@ class SimRank:
         self.mark.enter(progress_counters.IDLE)
 
     def disconnect(self) -> None:
-        """Close the connections of the group, as the kernel does too for a process that is gone."""
+        """Close the connections of the group, as the kernel does for a dead process."""
         for group in (self.group, self._retired):
             if group is not None:
                 group.leave(self.rank)

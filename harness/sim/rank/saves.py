@@ -1,6 +1,6 @@
-"""The checkpoints of one simulated rank, small but real. Who writes, what may be restored and what
-goes is decided as for a real rank: ``recovery.checkpoint.files.custody``,
-``recovery.checkpoint.files.saving``.
+"""The checkpoints of one simulated rank, small but real. As for a real rank,
+``recovery.checkpoint.files.custody`` and ``recovery.checkpoint.files.saving`` decide who writes,
+what may be restored and what is deleted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ JOB = "simulated"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one rank has written, or why it could not."""
+    """A part that one rank has written, or why it could not."""
 
     state: State
     error: str = ""
 
 
 class SimSaves:
-    """``since``: the step from which this generation went on."""
+    """``since``: the step from which this generation continued."""
 
     def __init__(self, job: SimRank) -> None:
         self.since = -1
@@ -67,12 +67,12 @@ class SimSaves:
 
     @property
     def ranks(self) -> range:
-        """Who writes a part of each; rank 0 commits."""
+        """The ranks that write a part of each checkpoint; rank 0 commits."""
         return writers(self._job.layout, sharded=self._job.config.checkpoint_sharded)
 
     def joining(self, order: Join) -> None:
-        """A new generation; what may hold a corrupted state is put out of the way by rank 0. Raises
-        TrainingError where somebody newer writes.
+        """A new generation: rank 0 puts checkpoints aside that may hold a corrupted state. Raises
+        TrainingError if a newer generation writes.
         """
         try:
             self._custody.joined(self._job.rank, self._job.generation)
@@ -92,35 +92,35 @@ class SimSaves:
         return True
 
     def newest(self) -> tuple[Checkpoint, dict[str, Any]] | None:
-        """The one to restore, with its manifest."""
+        """The checkpoint to restore, with its manifest."""
         self._custody.restoring()
         return self._job.behaviour.restore(self._job, self._custody.refused)
 
     def restored(self) -> None:
-        """Training goes on from a checkpoint, or from the beginning."""
+        """Training continues from a checkpoint, or from the start."""
         self.timetable.restored(self._job.process.clock.now_ns / 1e9)
 
     def require(self, *, anew: bool) -> None:
-        """Nothing was restored: see whether initial values will do. Raises RuntimeError."""
+        """Nothing was restored: check whether initial values are allowed. Raises RuntimeError."""
         error = self._custody.nothing_left(anew=anew, fresh=self._job.member.holding.fresh)
         if error is not None:
             raise RuntimeError(error)
 
     def begin(self, step: int) -> float:
-        """A save begins, at this time in seconds."""
-        self._put_aside()  # the disk may take it now
+        """A save begins; returns the time in seconds."""
+        self._put_aside()  # the disk may accept it now
         return self._saving.begin(step)
 
     def begin_part(self, step: int) -> float:
-        """This rank's part of a save begins, at this time in seconds."""
+        """This rank's part of a save begins; returns the time in seconds."""
         return self._saving.begin(step, whole=False)
 
     def part(self) -> Part:
-        """What this rank holds, as if it were written."""
+        """This rank's part, as if it were written."""
         return Part(state=self._job.state)
 
     def write_part(self, step: int, since_s: float) -> Part:
-        """Write what another rank commits, and say how it went."""
+        """Write the part that another rank commits, and report the result."""
         outcome = self._saving.tried(step, self._try_part, since_s=since_s)
         self._saving.report(outcome, whole=False)
         return Part(state=self._job.state, error=outcome.error)
@@ -148,8 +148,8 @@ class SimSaves:
                 stream.flush()
 
     def commit(self, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
-        """Write it, and delete what retention says; False: it failed. ``parts``: of all that save,
-        by rank; where the ranks hold the same, that of rank 0 is the whole state.
+        """Write it, and delete checkpoints beyond retention; False if it failed. ``parts``: of all
+        ranks that save, by rank; if all ranks hold the same, rank 0's is the whole state.
         """
         config = self._job.config
         if not self._saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
@@ -194,7 +194,7 @@ class SimSaves:
         )
 
     def _disk(self, what: str, path: Path) -> None:
-        """The simulated disk's voice, and then a fault's in this rank."""
-        for voice in (self._job.config.disk, self._job.faults.disk):
-            if voice is not None:
-                voice(what, path)
+        """Consult the simulated disk, and then this rank's faults."""
+        for disk in (self._job.config.disk, self._job.faults.disk):
+            if disk is not None:
+                disk(what, path)

@@ -1,4 +1,4 @@
-"""Marks and wall clock of a simulated rank, as faults get at them."""
+"""A fault's access to a simulated rank's heartbeat marks and wall clock."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class SimSigns:
         self._offset_s = offsets[-1] if offsets else 0.0
 
     def wall_ns(self) -> int:
-        """See chaos.fault.targets.Signs; counted from the log's beginning."""
+        """See chaos.fault.targets.Signs; counted from the start of the log."""
         since_ns = self._job.process.clock.now_ns - self._job.started_ns
         return self._job.config.wall_ns + since_ns + int(self._offset_s * NS_PER_S)

@@ -1,10 +1,10 @@
-"""What a simulated rank trains: a rolling hash in place of tensors, in which anything done
-differently shows.
+"""The state that a simulated rank trains: a rolling hash in place of tensors, so that every
+difference shows.
 
 ``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a
 hash of its parameters, samples and random numbers. The loss is a smooth curve plus noise of the
-samples, summed in rank order, so that another partition of the same batch gives another rounding
-and no more, as in real training.
+samples, summed in rank order, so that another partition of the same batch changes only the
+rounding, as in real training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCALE = float(1 << 64)
 
 
 def digest(*parts: object) -> bytes:
-    """16 bytes of hash."""
+    """A hash of 16 bytes."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
@@ -34,7 +34,7 @@ def uniform(raw: bytes) -> float:
 
 @lru_cache(maxsize=65536)
 def sample_noise(sample: int) -> float:
-    """How much harder than others a sample is."""
+    """How much harder than average a sample is."""
     return 0.4 * uniform(digest("sample", sample))
 
 
@@ -46,8 +46,8 @@ def learning_rate(scheduler_step: int, steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one rank brings to the all-reduce, of its last micro-batch; ``before``: loss and
-    gradient of those before it. ``bad``: not finite; ``huge``: finite, and too large to be squared.
+    """One rank's input to the all-reduce, for its last micro-batch; ``before``: loss and gradient
+    of the earlier ones. ``bad``: not finite; ``huge``: finite, but too large to be squared.
     """
 
     loss_sum: float
@@ -61,7 +61,7 @@ class Part:
 
 
 def after_each_other(parts: Sequence[Part]) -> Part:
-    """Several micro-batches of one rank."""
+    """Combine several micro-batches of one rank."""
     before = tuple((part.loss_sum, part.gradient) for part in parts[:-1])
     count, bad = sum(part.count for part in parts), any(part.bad for part in parts)
     huge = any(part.huge for part in parts)
@@ -70,7 +70,7 @@ def after_each_other(parts: Sequence[Part]) -> Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduced:
-    """What all ranks know after it, as ``recovery.collectives.reduce.Reduced``."""
+    """The result of the all-reduce, as ``recovery.collectives.reduce.Reduced``."""
 
     loss: float
     samples: int
@@ -82,18 +82,18 @@ class Reduced:
 
     @property
     def grad_norm(self) -> float:
-        """Around 1, or not a number, or infinite: then nobody's own values need have been."""
+        """About 1, or NaN, or infinite, which does not require a non-finite value on any rank."""
         usual = float("inf") if self.huge else 1.0 + 0.2 * uniform(self.gradient)
         return float("nan") if self.blamed else usual
 
     @property
     def finite(self) -> bool:
-        """As the real one."""
+        """As in the real one."""
         return not self.blamed and math.isfinite(self.grad_norm)
 
 
 def combine(parts: dict[int, Part]) -> Reduced:
-    """Sum over the ranks, in their order, or over the micro-batches in theirs, which is
+    """Sum over the ranks in their order, or over the micro-batches in theirs, which gives
     the same.
     """
     each = [
@@ -129,19 +129,19 @@ class State:
 
     @classmethod
     def initial(cls, seed: int) -> State:
-        """As built from the seed, the same on every rank."""
+        """The state built from the seed, the same on every rank."""
         return cls(
             seed=seed, parameters=digest("parameters", seed), optimizer=digest("optimizer", seed)
         )
 
     def of_shard(self, shard: int) -> State:
-        """What one of several ranks holds of the initial state."""
+        """One shard of the initial state."""
         return replace(
             self, parameters=digest(self.parameters, shard), optimizer=digest(self.optimizer, shard)
         )
 
     def torn(self) -> State:
-        """Half overwritten: what a receiver holds until it has received all."""
+        """Half overwritten: a receiver's state until it has received everything."""
         return replace(
             self,
             parameters=digest("torn", self.parameters),
@@ -152,7 +152,7 @@ class State:
         self, samples: list[int], random_word: bytes, *, pause: bool, others: Sequence[State] = ()
     ) -> Part:
         """This rank's share of the batch, forward and backward. ``others``: all shards, in order,
-        if there are any.
+        if there are several.
         """
         parameters: object = [state.parameters for state in others] if others else self.parameters
         bad = any(state.bad for state in (self, *others))
@@ -177,7 +177,7 @@ class State:
         )
 
     def digests(self) -> dict[str, str]:
-        """Of each part, as ``TrainState.digests``."""
+        """Digest of each part, as in ``TrainState.digests``."""
         return {
             "parameters": digest(self.parameters, self.bad).hex()[:16],
             "optimizer": digest(self.optimizer).hex()[:16],
@@ -186,11 +186,13 @@ class State:
         }
 
     def data(self) -> bytes:
-        """What a checkpoint's data file holds: the hashes first, then as much again of nothing."""
+        """Content of a checkpoint's data file: the hashes, then as many zero bytes to fill
+        it up.
+        """
         return (self.parameters + self.optimizer).ljust(STATE_BYTES, b"\0")
 
     def scalars(self) -> dict[str, Any]:
-        """What its manifest holds."""
+        """Content of its manifest."""
         return {
             "step": self.step,
             "seed": self.seed,
@@ -202,8 +204,8 @@ class State:
 
     @classmethod
     def restored(cls, data: bytes, scalars: dict[str, Any], shard: int = 0) -> State:
-        """Put back what ``data`` and ``scalars`` gave; of several shards, one after the other, only
-        one.
+        """Rebuild a state from its ``data`` and ``scalars``; if ``data`` has several shards in
+        sequence, take only ``shard``.
         """
         mine = data[shard * STATE_BYTES :]
         return cls(

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from harness.sim.rank.rank import SimRank
 
 Sleeping = Generator[float | None, Any, None]
-COPY_SHARE = 0.1  # of a save, the copy in memory that training waits for
-PARTS_LOOK_MS = 5  # between two looks for the parts of a save
+COPY_SHARE = 0.1  # share of a save that training waits for: the copy in memory
+PARTS_LOOK_MS = 5  # between checks for the parts of a save
 # of a save
 OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")
 
@@ -47,8 +47,8 @@ class NonFinite(Exception):
 
 
 class Attempt:
-    """``part``: this rank's share of the all-reduce, from backward on; ``change_loss``: set by a
-    fault.
+    """One attempt at a step. ``part``: this rank's input to the all-reduce, from backward on;
+    ``change_loss``: set by a fault.
     """
 
     def __init__(self, job: SimRank) -> None:
@@ -60,7 +60,7 @@ class Attempt:
             digest("seed", job.state.seed, job.rank, self.number)[:4], "big"
         )
         self.seed = self._usual_seed  # of the step's random numbers
-        # what the optimizer will do with a state that a fault changed
+        # values of optimizer state that a fault changed, to be applied by the optimizer
         self._late: list[list[float]] = []
         self.part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
         self._job = job
@@ -88,7 +88,7 @@ class Attempt:
         shards = (yield from self._gather()) if job.layout.shards > 1 else ()
         yield job.about(timings.phase_ns("forward"))
         yield from self._enter("backward")
-        # The parameters as forward saw them, faults at its beginning included.
+        # The parameters as forward saw them, including faults at its start.
         self.part = self._compute(micros, shards)
         if job.faults.poisoned.intersection(self.samples):
             self.part = replace(self.part, loss_sum=float("nan"), bad=True)
@@ -110,7 +110,7 @@ class Attempt:
         yield from self._apply(reduced)
 
     def examined(self, blamed: tuple[int, ...]) -> Generator[float | None, Any, list[int]]:
-        """Which samples are non-finite by themselves; see recovery.rank.examine."""
+        """Samples that are non-finite by themselves; see recovery.rank.examine."""
         job = self._job
         if job.config.nonfinite == "skip" and self.number != job.examine:
             names = (
@@ -125,7 +125,7 @@ class Attempt:
         return [sample for sample in self.samples if sample in job.faults.poisoned]
 
     def corrupted(self, surface: str, values: list[float]) -> None:
-        """A fault changed tensor values; what follows from it shows in the digests from here on."""
+        """A fault changed tensor values; from here on the digests show it."""
         bad = not finite(values)
         if surface == "gradient":
             self.part = replace(
@@ -144,7 +144,7 @@ class Attempt:
             self._late.append(values)
 
     def _compute(self, micros: Sequence[MicroBatch], shards: Sequence[State]) -> Part:
-        """Forward and backward of each of them."""
+        """Forward and backward of each micro-batch."""
         job, done, parts = self._job, 0, []
         for micro in micros:
             word = job.behaviour.random_word(job, self.number, micro.number)
@@ -186,7 +186,7 @@ class Attempt:
             yield from job.faults.at(self.number, phase)
 
     def _corrupt_forward(self) -> None:
-        """What passed through the model was changed on its way."""
+        """Apply faults to the values that pass through the model."""
         for surface, change in self.change_forward:
             source = digest(surface, self.part.gradient)
             values = [uniform(digest(source, index)) for index in range(ELEMENTS)]
@@ -211,8 +211,8 @@ class Attempt:
             yield from job.faults.body.before_collective()
         job.collectives += 1
         job.mark.collective(job.collectives)
-        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.collectives.reduce
-        # counts it.
+        # A ring all-reduce sends each element 2 (n - 1) / n times; recovery.collectives.reduce
+        # counts the same.
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
@@ -238,8 +238,9 @@ class Attempt:
         return list(states.values())
 
     def _agree(self) -> Sleeping:
-        """The last collective, which tells all ranks that all hold their part of the gradients: it
-        may end on some ranks only, and the others then hold gradients that they have not applied.
+        """The last collective, which confirms to all ranks that all have their part of the
+        gradients. It may end on some ranks only; the others then have gradients that they have not
+        applied.
         """
         self._job.member.holding.pending = self.number
         yield from self._meet(None, ())
@@ -258,9 +259,9 @@ class Attempt:
         return result
 
     def commit(self, reduced: Reduced) -> bool:
-        """Let the optimizer use the reduced gradients, as ``recovery.rank.complete_step``; whether
-        the step counts as one at which all save. Called too late, by a rank that lacked the others'
-        word, it is all that is done of the step.
+        """Apply the reduced gradients, as ``recovery.rank.complete_step``; returns whether all
+        ranks save at this step. For a rank that applies the step later, with the others' result,
+        this is all that is done of it.
         """
         job, number = self._job, self.number
         lr = job.behaviour.learning_rate(
@@ -325,8 +326,8 @@ class Attempt:
         return self._job.process.clock.now_ns / 1e9
 
     def _save(self) -> Sleeping:
-        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards. Each other
-        rank that saves writes its part, of which only that it came whole goes into the checkpoint.
+        """Write a small but real checkpoint: rank 0 writes it, for all shards. The other ranks that
+        save write their parts; the checkpoint only uses that they succeeded.
         """
         job, number = self._job, self.number
         job.mark.enter(progress_counters.CHECKPOINT)
@@ -339,9 +340,8 @@ class Attempt:
         parts = {0: job.checkpoints.part()}
         if len(job.checkpoints.ranks) > 1:
             parts |= yield from self._parts_of_others()
-        held_up = (
-            COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
-        )  # there the rest costs nothing here
+        # In async mode the rest of the save costs nothing here.
+        held_up = COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
         yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
         yield from self._disk_takes()
         job.checkpoints.timetable.saved(since_s, self._now_s - since_s)
@@ -350,8 +350,8 @@ class Attempt:
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
 
     def _parts_of_others(self) -> Generator[float | None, Any, dict[int, Any]]:
-        """Wait for the other writers' parts. Who waits looks for them, and is seen to; they go on
-        with the next step meanwhile (``recovery.checkpoint.saves.sharded.gather``).
+        """Wait for the other writers' parts, with signs of life; those ranks meanwhile continue
+        with the next step (``recovery.checkpoint.saves.sharded.gather``).
         """
         job = self._job
         assert job.group is not None
@@ -363,8 +363,8 @@ class Attempt:
         return parts
 
     def _save_part(self) -> Sleeping:
-        """What a rank does that does not commit: its own part, which it leaves for the one that
-        does.
+        """Save on a rank that does not commit: write its part, and leave it for the rank
+        that does.
         """
         job, number = self._job, self.number
         since_s = job.checkpoints.begin_part(number)
@@ -375,16 +375,16 @@ class Attempt:
         job.group.leave_part(job.rank, job.checkpoints.write_part(number, since_s))
 
     def _disk_takes(self) -> Sleeping:
-        """The time that a fault adds to what a save asks of the disk."""
+        """Wait for the time that a fault adds to the disk operations of a save."""
         job = self._job
         for operation in OPERATIONS if job.faults.disk.active else ():
             yield job.faults.disk.delay_s([operation]) * NS_PER_S
-            job.mark.touch()  # a slow disk is no hang
+            job.mark.touch()  # a slow disk is not a hang
 
 
 def rings_of(layout: Layout) -> tuple[range, ...]:
-    """The ranks that send each other gradients: the holders of each shard, and each replica, where
-    they are more than one (``recovery.collectives.group``).
+    """The rings that exchange gradients: the holders of each shard, and each replica, if they have
+    more than one rank (``recovery.collectives.group``).
     """
     holders = [layout.holders(shard) for shard in range(layout.shards)]
     replicas = [layout.replica(number) for number in range(layout.replicas)]

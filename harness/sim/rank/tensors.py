@@ -1,4 +1,4 @@
-"""A few numbers that look like a model's tensors to a fault that overwrites elements of them."""
+"""A few numbers that a fault can overwrite like a model's tensors."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from harness.sim.rank.state import digest, uniform
 
 ELEMENTS = 8
 LARGEST = 3.4e38
-"""In single precision."""
+"""Largest finite value in single precision."""
 NAMES = ("embedding.weight", "block.weight", "head.weight")
 
 
 class SimTensor:
-    """A flat row of numbers with as much of a tensor's face as faults need."""
+    """A flat row of numbers with the tensor methods that faults need."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = values
 
     def numel(self) -> int:
-        """How many."""
+        """Number of elements."""
         return len(self.values)
 
     def view(self, *_: int) -> SimTensor:
-        """Itself: it is flat."""
+        """Itself, as it is flat."""
         return self
 
     def __getitem__(self, index: int) -> float:
@@ -48,7 +48,7 @@ class SimParameter:
 
 
 class SimModel:
-    """Parameters, gradients and the optimizer's state drawn from the hashes that stand for them."""
+    """Parameters, gradients and optimizer state, drawn from their hashes."""
 
     def __init__(self, parameters: bytes, gradient: bytes, optimizer: bytes = b"") -> None:
         self._named = {
@@ -69,7 +69,7 @@ class SimModel:
         }[surface]
 
     def surfaces(self) -> dict[str, list[float]]:
-        """Everything a fault may have changed."""
+        """All values that a fault may have changed."""
         return {
             "parameter": [v for p in self._named.values() for v in p.data.values],
             "gradient": [v for p in self._named.values() for v in p.grad.values],
@@ -90,19 +90,17 @@ class SimLoss:
         return SimLoss(self.value * factor)
 
     def detach(self) -> SimLoss:
-        """Itself: there is no graph."""
+        """Itself, as there is no graph."""
         return self
 
 
 def finite(values: list[float]) -> bool:
-    """Whether all are."""
+    """Whether all values are finite."""
     return all(map(math.isfinite, values))
 
 
 def huge(values: list[float]) -> bool:
-    """Whether a norm over them, in single precision as they are, is infinite though they
-    are not.
-    """
+    """Whether their norm in single precision is infinite although they are finite."""
     return finite(values) and sum(value * value for value in values) > LARGEST
 
 

@@ -1,1 +1,1 @@
-"""What simulated ranks live in: clock, processes, groups, links, storage."""
+"""The world of simulated ranks: clock, processes, groups, links, storage."""

@@ -11,21 +11,21 @@ from harness.sim.world.links import SimLinks
 from harness.sim.world.process import Process
 from harness.sim.world.settings import MS
 
-NOTICE = 0.6  # of a lost member's peers that are its neighbours and see the connection close
+NOTICE = 0.6  # share of the peers that are a lost member's neighbours and see the connection close
 NOTICE_MS = (0.1, 4.0)
 ABORT_MS = 2.0
 BLOCKED_LOOK_MS = 5
 
 
 class Lost(Exception):
-    """This generation cannot go on: a peer is gone, the link broke, or the supervisor
+    """This generation cannot continue: a peer is gone, a link broke, or the supervisor
     aborted it.
     """
 
 
 @dataclass(kw_only=True)
 class _Waiter:
-    """``among``: whom it waits for, itself included; empty: everybody."""
+    """``among``: the ranks it waits for, including itself; empty: all."""
 
     process: Process
     ticket: int
@@ -37,7 +37,7 @@ class _Waiter:
 
 
 class Group:
-    """The group of one generation; every call is made by a member's body, which then yields None to
+    """The group of one generation. Every call is made by a member's body, which then yields None to
     wait.
     """
 
@@ -69,8 +69,8 @@ class Group:
         if self._storeless:
             self._cannot_form(rank)
         if len(self._members) == self._size:
-            everybody = (range(self._size),)
-            self._finish_when_open(dict(self._waiting), self._form_ns, None, 0, everybody)
+            rings = (range(self._size),)
+            self._finish_when_open(dict(self._waiting), self._form_ns, None, 0, rings)
 
     def meet(
         self,
@@ -83,16 +83,16 @@ class Group:
         among: Iterable[int] = (),
         rings: Sequence[Sequence[int]] = (),
     ) -> None:
-        """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are
-        here.
+        """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members have
+        arrived.
 
         ``size``: bytes over each link; ``among``: the ranks that take part, if not all; ``rings``:
-        those that send each other something, if they do not all do so in one.
+        the groups of ranks that exchange data, if not all ranks in one ring.
 
-        They have it at slightly different times, and it may break in between: some have it, others
-        never.
+        Members get the result at slightly different times, and the group may break in between: then
+        some have it, and others never get it.
         """
-        self._formed = True  # whoever is here has formed it
+        self._formed = True  # a member that is here has formed the group
         ranks = frozenset(among)
         parts = self._parts.setdefault(ranks, {})
         parts[rank] = part
@@ -105,11 +105,11 @@ class Group:
             self._finish_when_open(waiters, takes_ns, result, size, rings)
 
     def leave_part(self, rank: int, part: Any) -> None:
-        """Leave something for another member to take, and wait for nobody."""
+        """Leave something for another member to take, without waiting."""
         self._left[rank] = part
 
     def take_parts(self, ranks: Iterable[int]) -> dict[int, Any] | None:
-        """What these ranks have left, by rank; None while one has not."""
+        """The parts that these ranks have left, by rank; None until all have."""
         wanted = sorted(ranks)
         if any(rank not in self._left for rank in wanted):
             return None
@@ -140,8 +140,8 @@ class Group:
             )
 
     def leave(self, rank: int) -> None:
-        """This member closes its connections, willingly or by dying; whoever waits for it may see
-        that.
+        """This member closes its connections, willingly or by dying; members that wait for it may
+        notice.
         """
         if rank in self._gone:
             return
@@ -158,7 +158,7 @@ class Group:
             self._maybe_notice(rank)
 
     def _maybe_notice(self, rank: int) -> None:
-        """A neighbour of the lost member sees the connection close; the others hear of it from
+        """A neighbour of the lost member sees the connection close; other members learn of it
         elsewhere.
         """
         waiter = self._waiting[rank]
@@ -177,7 +177,7 @@ class Group:
         size: int,
         rings: Sequence[Sequence[int]],
     ) -> None:
-        """Let them have it, once no link in a ring is blocked."""
+        """Complete the waits, once no link in a ring is blocked."""
         names = [[self._members[rank].name for rank in ring] for ring in rings]
         waiting = [rank for rank in sorted(waiters) if self._waiting.get(rank) is waiters[rank]]
         if self._links is not None and waiting:

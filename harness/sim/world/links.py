@@ -1,4 +1,4 @@
-"""Links between simulated processes: what a shaped one costs a collective."""
+"""Links between simulated processes: the cost of a shaped link to a collective."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MBIT_PER_S = 10_000.0
 
 class SimLinks:
     """Implements ``harness.launch.launcher.LinkControl``. Collectives go around a ring of ranks, as
-    gloo's do: a message one way and its answer the other, so that a shaped link hurts whichever way
-    it leads, between neighbours.
+    in gloo: a message in one direction and its answer in the other. So a link shaped in either
+    direction slows its neighbours.
     """
 
     def __init__(self, clock: Clock, seed: str) -> None:
@@ -29,15 +29,15 @@ class SimLinks:
         self._probes: list[Mapping[str, Any]] = []
 
     def refuses(self, link: Link) -> str | None:
-        """It knows them all."""
+        """None: every link can be shaped."""
         return None
 
     def over(self, link: Link) -> Link:
-        """Itself."""
+        """The link itself."""
         return link
 
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
-        """From now on."""
+        """Shape the links from now on."""
         for link in links:
             if shape == OPEN:
                 self._rules.pop(link, None)
@@ -46,7 +46,7 @@ class SimLinks:
         return "simulated"
 
     def probe(self, link: Link) -> int:
-        """Known at once."""
+        """Measure a link; the result is known at once."""
         rule = self._rules.get(link)
         shape = rule.shape if rule else OPEN
         if rule is not None and rule.opens_s(self._now_s) == math.inf:
@@ -59,15 +59,15 @@ class SimLinks:
         return len(self._probes) - 1
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """What it measured."""
+        """The result of a probe."""
         return self._probes[number]
 
     def blocked(self, ring: Sequence[str]) -> bool:
-        """Whether a collective of these processes cannot go on now."""
+        """Whether a collective of these processes cannot proceed now."""
         return any(rule.opens_s(self._now_s) > self._now_s for rule in self._hit(ring))
 
     def extra_ns(self, ring: Sequence[str], size: int) -> float:
-        """By how much a collective that sends ``size`` bytes over each link takes longer."""
+        """Extra time of a collective that sends ``size`` bytes over each link."""
         worst_s = 0.0
         for rule in self._hit(ring):
             shape = rule.shape

@@ -1,9 +1,9 @@
 """A simulated process: a body that sleeps and waits, signals that stop and kill it, and its
 progress mark.
 
-The body is a generator. It yields nanoseconds to sleep, or None to wait until somebody wakes it.
-Whoever is to wake it is given the process's ``ticket`` of that moment, void as soon as the body
-goes on otherwise.
+The body is a generator. It yields nanoseconds to sleep, or None to wait until it is woken. A waker
+must hold the process's ``ticket`` of that wait, which becomes void as soon as the body continues
+for another reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Body = Generator[float | None, Any, int]
 
 
 class SimMark:
-    """What ``recovery.transport.progress_counters.MarkPage`` is to a real rank."""
+    """The counterpart of ``recovery.transport.progress_counters.MarkPage``."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,11 +31,11 @@ class SimMark:
         self._last_seq = -1
         self._busy_s = 0
         self._hidden: Mark | None = None
-        # as it was read last, until it changes: it is read far more often
+        # the last mark read, until it changes: reads are far more frequent
         self._read: Mark | None = None
 
     def hide(self, hidden: bool) -> None:
-        """Whether a reader sees nothing new."""
+        """Set whether readers see nothing new."""
         self._hidden = (self._hidden or self.read()) if hidden else None
 
     def read(self) -> Mark:
@@ -56,49 +56,49 @@ class SimMark:
         return self._read
 
     def enter(self, phase: int) -> None:
-        """Note a phase and the time."""
+        """Record a phase and the time."""
         self._phase, self._time = phase, self._clock.now_ns
         self._read = None
 
     def begin(self, generation: int, step: int) -> None:
-        """Note which step of which generation is being computed."""
+        """Record the step and generation being computed."""
         self._generation, self._step = generation, step
         self._read = None
 
     def collective(self, number: int) -> None:
-        """Note the number of the collective about to be entered, and the time."""
+        """Record the number of the collective about to be entered, and the time."""
         self._collective, self._time = number, self._clock.now_ns
         self._read = None
 
     @property
     def phase(self) -> str:
-        """The current one, hidden or not."""
+        """The current phase, hidden or not."""
         return PHASES[self._phase]
 
     def touch(self) -> None:
-        """Note that work goes on."""
+        """Record a sign of life."""
         self._time = self._clock.now_ns
         self._read = None
 
     def busy(self, seconds: int) -> None:
-        """Note that the rank is busy with something else, for so long at most."""
+        """Record that the rank does other work, for at most ``seconds``."""
         self._busy_s, self._time = seconds, self._clock.now_ns
         self._read = None
 
     def commit(self, step: int) -> None:
-        """Note a committed step."""
+        """Record a committed step."""
         self._committed = step
         self._read = None
 
     def wrote(self, seq: int) -> None:
-        """Note the sequence number of the last event written."""
+        """Record the sequence number of the last event written."""
         self._last_seq = seq
         self._read = None
 
 
 class Killed(BaseException):
-    """The body kills its own process by a signal. Not an Exception: nothing in the body may handle
-    it.
+    """The body kills its own process with a signal. Not an Exception, so that nothing in the body
+    can catch it.
     """
 
     def __init__(self, signum: int) -> None:
@@ -107,8 +107,9 @@ class Killed(BaseException):
 
 
 class Process:
-    """One process. ``on_message`` takes its messages, ``on_end`` hears that it executes no more,
-    ``on_term`` handles SIGTERM."""
+    """One process. ``on_message`` handles its messages, ``on_end`` is called once it stops
+    executing, ``on_term`` handles SIGTERM.
+    """
 
     def __init__(self, *, name: str, role: str, pid: int, clock: Clock, seed: str) -> None:
         self.name = name
@@ -118,7 +119,7 @@ class Process:
         self.rng = random.Random(seed)
         self.mark = SimMark(clock)
         self.ticket = 0
-        self.running = True  # it executes, or would if it were not stopped
+        self.running = True  # executing, or only stopped
         self.stopped = self.frozen = False
         self.reaped = False
         self.on_message: Callable[[Any], None] = lambda _: None
@@ -129,14 +130,14 @@ class Process:
         self._last_delivery_ns = 0
 
     def start(self, body: Body) -> None:
-        """Begin to execute, a moment from now."""
+        """Start to execute, a moment from now."""
         self._body = body
         self.clock.after(0, partial(self.wake, self.ticket))
 
-    # ---- the outside
+    # ---- called from outside
 
     def deliver(self, message: Any, latency_ns: float) -> bool:
-        """Send it a message, which arrives after those sent before; False when it is gone."""
+        """Send a message, which arrives after those sent before; False if the process is gone."""
         if not self.running:
             return False
         self._last_delivery_ns = max(self._last_delivery_ns, self.clock.now_ns + int(latency_ns))
@@ -145,8 +146,8 @@ class Process:
         return True
 
     def signal(self, signum: int) -> None:
-        """SIGSTOP, SIGCONT, SIGKILL and SIGTERM, which it handles; a process that is gone does not
-        care.
+        """SIGSTOP, SIGCONT, SIGKILL, and SIGTERM, which it handles; no effect on a process that is
+        gone.
         """
         if not self.running:
             return
@@ -161,7 +162,7 @@ class Process:
             self._go_on()
 
     def freeze(self, ns: float) -> None:
-        """Execute nothing for so long, though the kernel does not call it stopped."""
+        """Execute nothing for ``ns``, without being stopped in the kernel's sense."""
         self.frozen = True
         self.clock.after(ns, self._thaw)
 
@@ -177,7 +178,7 @@ class Process:
 
     @property
     def state(self) -> str:
-        """As the kernel would put it: S, T, Z (dead, not reaped) or X."""
+        """The kernel's state letter: S, T, Z (dead, not reaped) or X."""
         if self.reaped:
             return "X"
         if not self.running:
@@ -187,18 +188,18 @@ class Process:
     # ---- waking
 
     def wake(self, ticket: int, value: Any = None) -> None:
-        """End the wait that ``ticket`` stands for."""
+        """End the wait of this ticket."""
         self._when_executing(partial(self._resume, ticket, value, None))
 
     def fail(self, ticket: int, error: Exception) -> None:
-        """End that wait with an error."""
+        """End the wait of this ticket with an error."""
         self._when_executing(partial(self._resume, ticket, None, error))
 
     def _take(self, message: Any) -> None:
         self.on_message(message)
 
     def _when_executing(self, action: Callable[[], None]) -> None:
-        """At once, or once continued; never when dead."""
+        """Run the action now, or once the process continues; never if it is dead."""
         if not self.running:
             return
         if self.stopped or self.frozen:

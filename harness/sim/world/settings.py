@@ -1,4 +1,4 @@
-"""What a simulated rank is told at birth."""
+"""The configuration that a simulated rank starts with."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "op
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """How long things take, milliseconds.
+    """Durations, in milliseconds.
 
-    ``jitter``: by how much of itself each varies; ``spread_ms``: between the first and the last
-    member to have the result of one collective; ``wire_bytes``: size of the gradients.
+    ``jitter``: relative variation of each; ``spread_ms``: between the first and the last member to
+    get the result of a collective; ``wire_bytes``: size of the gradients.
     """
 
     step_ms: float
@@ -38,7 +38,7 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """As ``recovery.rank.job.JobConfig``, and where the log goes."""
+    """As ``recovery.rank.job.JobConfig``, plus the directory of the log."""
 
     events: Path
     world: int

@@ -1,6 +1,4 @@
-"""The simulated file system of the checkpoints: real files, and a disk that says no when a fault
-wants it.
-"""
+"""The simulated file system of the checkpoints: real files, with write errors on demand."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from pathlib import Path
 
 
 class SimStorage:
-    """Implements ``chaos.fault.targets.StorageTarget``; ranks ask ``disk`` before each operation of
-    a save.
+    """Implements ``chaos.fault.targets.StorageTarget``; ranks call ``disk`` before each operation
+    of a save.
     """
 
     def __init__(self, path: Path) -> None:
@@ -20,19 +18,19 @@ class SimStorage:
         self._read_only = False
 
     def fill(self, *, shrink: bool) -> None:
-        """No write from now on."""
+        """Refuse writes from now on."""
         self._full = True
 
     def free(self) -> None:
-        """Undo it."""
+        """Undo ``fill``."""
         self._full = False
 
     def set_read_only(self, read_only: bool) -> None:
-        """Nothing is changed from now on, or everything again."""
+        """Refuse changes from now on, or allow them again."""
         self._read_only = read_only
 
     def probe(self) -> str | None:
-        """As the kernel would put it."""
+        """The kernel's error for a write, or None."""
         try:
             self.disk("write", self.path)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The simulated key-value store: who is hurt when it ends or is slow."""
+"""The simulated key-value store: the effects of its end, or of a slow one, on groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REQUESTS = 2  # a member's requests for each other member while a group forms
 
 
 class SimStore:
-    """Implements ``harness.launch.launcher.StoreControl``. ``on_end``: told when the store is
+    """Implements ``harness.launch.launcher.StoreControl``. ``on_end``: called when the store is
     killed.
     """
 
@@ -22,7 +22,7 @@ class SimStore:
         self._ended: Mapping[str, Any] | None = None
 
     def signal(self, signum: int) -> None:
-        """Any ends it; the next one is there at once."""
+        """End the store, by any signal; the next one exists at once."""
         name = f"store{self.port}"
         self.port += 1
         self._ended = {
@@ -34,17 +34,17 @@ class SimStore:
         self.on_end()
 
     def set_latency(self, seconds: float) -> None:
-        """From now on."""
+        """Delay requests from now on."""
         self._latency_s = seconds
 
     def ended(self) -> Mapping[str, Any] | None:
-        """How it ended."""
+        """How the last one ended."""
         return self._ended
 
     def round_trip_s(self) -> float | None:
-        """Known at once."""
+        """Round trip; known at once."""
         return ROUND_TRIP_S + self._latency_s
 
     def forming_s(self, size: int) -> float:
-        """By how much a group of that size takes longer to form."""
+        """Extra time for a group of that size to form."""
         return REQUESTS * size * self._latency_s

@@ -45,6 +45,8 @@ from recovery.policy.interval import compared
 
 Tree = Mapping[str, Any]
 NS_PER_S = 1_000_000_000
+UNDER_WAY_NS = 10_000_000
+"""A message sent so shortly before the supervisor is lost may not have been read."""
 PARTS = ("parameters", "optimizer", "scheduler")
 
 
@@ -169,8 +171,8 @@ def _steps_compared(
 
 
 def _unheard(history: History, generation: Generation, step: int) -> bool:
-    """Whether a member's digest after a step was made without a supervisor, and the member had
-    ended before the takeover.
+    """Whether a member's digest after a step reached no supervisor, and the member had ended before
+    the takeover.
     """
     log = history.log
     made = {
@@ -180,7 +182,7 @@ def _unheard(history: History, generation: Generation, step: int) -> bool:
     }
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     return any(
-        adopted.time_ns - adopted.data["down_s"] * NS_PER_S <= made_ns
+        adopted.time_ns - adopted.data["down_s"] * NS_PER_S <= made_ns + UNDER_WAY_NS
         and ended.get(name, adopted.time_ns) < adopted.time_ns
         for adopted in log.of(Kind.COORDINATOR_ADOPTED)
         for name, made_ns in made.items()

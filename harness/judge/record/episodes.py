@@ -178,7 +178,10 @@ def _with_failures(
         for index, episode in enumerate(episodes):
             # Explaining a divergence does not exclude values too large to blame on a rank.
             values_too = not direct and paired.get(index) == states.get(index, [])
-            if (index in paired and not values_too) or episode.injected is None or episode.missed:
+            # Nor does being declared hung exclude that the job seemed stuck before that.
+            stuck_too = not direct and episode.seems_still
+            excluded = index in paired and not (values_too or stuck_too)
+            if excluded or episode.injected is None or episode.missed:
                 continue
             start = episode.injected.time_ns
             ends = _ends(history, episodes, index, seen, same_target=direct)
@@ -188,14 +191,16 @@ def _with_failures(
                 for f in left
                 if start <= seen[id(f)] < min(ends(f), values if _of_values(f) else float("inf"))
                 and not _was_over(episode, f, seen[id(f)])
-                and (_of_values(f) or index not in paired)
+                and (_of_values(f) or index not in paired or (stuck_too and _nameless_stall(f)))
             ]
-            found = (
-                [f for f in due if _explains(history, episode, f)]
-                if direct
-                else _first_of(episode, due)
-            )
-            found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
+            if direct:
+                found = [f for f in due if _explains(history, episode, f)]
+            elif stuck_too:
+                found = [f for f in due if _nameless_stall(f)] or _first_of(episode, due)
+            else:
+                found = _first_of(episode, due)
+            found += paired.get(index, states.get(index, []))
+            found.sort(key=lambda failure: failure.time_ns)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
                 paired[index] = found
@@ -319,7 +324,7 @@ def _ends_of_any(
             newer = partial(_stops, failure=failure, seen_ns=seen[id(failure)])
             stuck = _until(episodes, index, hit, same_target=False, newer=newer)
             stuck = float("-inf") if one.changed else stuck
-            hidden = one.seems_still and failure.data["process"] is None
+            hidden = one.seems_still and _nameless_stall(failure)
             return max(stuck, healed_ns) if hidden else stuck
 
         return until
@@ -379,6 +384,11 @@ def _spoilt_everywhere(episodes: list[Episode], index: int) -> float:
         if other.injected and other.target.get("everywhere")
     )
     return min((other.injected.time_ns for other in later if other.injected), default=float("inf"))
+
+
+def _nameless_stall(failure: Event) -> bool:
+    """Whether the job makes no progress and no process is to blame."""
+    return failure.data["cause"] in _STUCK and failure.data["process"] is None
 
 
 def _of_values(failure: Event) -> bool:

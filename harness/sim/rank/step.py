@@ -222,6 +222,7 @@ class Attempt:
         takes_ns = job.config.timings.phase_ns("collective")
         combine = partial(job.behaviour.combine, job)
         rings = rings_of(job.layout)
+        job.check()
         job.group.meet(job.rank, part, combine, takes_ns, self._wire_bytes, rings=rings)
         reduced: Reduced = yield None
         if job.layout.shards > 1:

@@ -144,6 +144,10 @@ def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tupl
     phases = [PHASES.index(phase) for phase in there if phase in PHASES]
     lost = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.step == step}
     made = [e for e in log.of(Kind.STEP_COMMITTED) if e.step == step and e.data["rank"] in ranks]
+    if there == [SAVE]:  # ranks that do not save never come there
+        saves = log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
+        savers = {e.actor for e in saves if e.step == step}
+        made = [e for e in made if e.actor in savers]
     for event in log.of(Kind.FAULT_INJECTED) if phases else ():
         target, phase = event.data["target"] or {}, event.data.get("phase")
         process = target.get("process")

@@ -101,7 +101,9 @@ class CheckpointCorrupt(Fault):
 
 
 def _largest(path: Path) -> Path:
-    """The largest data file. Raises FileNotFoundError when earlier faults left no data in any file."""
+    """The largest data file. Raises FileNotFoundError when earlier faults left no data
+    in any file.
+    """
     files = [path] if path.is_file() else [p for p in path.iterdir() if p.name != _MANIFEST]
     sizes = {p: p.stat().st_size for p in files}  # a command's checkpoint may be a single file
     if not any(sizes.values()):

@@ -59,7 +59,9 @@ class LinkThrottle(Fault):
             target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Collective bandwidth of the target's first three whole steps under the fault, and before."""
+        """Collective bandwidth of the target's first three whole steps under the fault,
+        and before.
+        """
         commits = [
             e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
         ]

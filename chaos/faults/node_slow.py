@@ -46,7 +46,9 @@ class NodeSlow(Fault):
         target.unration()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Compares the slowest three consecutive steps of any rank on the node with its usual ones."""
+        """Compares the slowest three consecutive steps of any rank on the node with its
+        usual ones.
+        """
         kept = max(
             (effect.get("throttled", 0) for effect in effects_of(occurrence, events)), default=0
         )

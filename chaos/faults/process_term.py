@@ -47,7 +47,9 @@ class ProcessTerm(Fault):
         return self.grace_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The notice as reported by the process, or the exit status of a process without a handler."""
+        """The notice as reported by the process, or the exit status of a process
+        without a handler.
+        """
         for event in events:
             notice = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "notice"
             if notice and event.data["process"] == occurrence.process:

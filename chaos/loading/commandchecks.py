@@ -239,7 +239,7 @@ def _regex(progress: Any) -> Iterator[Problem]:
     try:
         pattern = re.compile(progress["regex"])
     except (re.error, OverflowError, RecursionError) as error:
-        yield Problem(loc=loc, message=f"this is no regular expression: {error}")
+        yield Problem(loc=loc, message=f"not a regular expression: {error}")
         return
     if "step" not in pattern.groupindex:
         yield Problem(

@@ -29,7 +29,7 @@ def complaint(wanted: Any) -> str:
     if not match["limit"]:
         return f"nothing follows {match['op']!r}: write '{match['op']} 30'"
     if match["op"] in _COMPARE and _number(match["limit"]) is None:
-        return f"{match['limit']!r} is no number to compare with"
+        return f"{match['limit']!r} is not a number to compare with"
     return ""
 
 

@@ -43,7 +43,7 @@ def size_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{text!r} is no size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)"
+            f"{text!r} is not a size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)"
         )
     number, prefix, binary = found.groups()
     power = _PREFIXES.index(prefix) + 1 if prefix else 0
@@ -125,7 +125,7 @@ class CheckpointSpec(Strict):
         if isinstance(value, int):
             if value < 1:
                 raise ValueError(
-                    f"{value} is no number of steps: use 1 or more, or a time such as 30s, or auto"
+                    f"{value} is not a number of steps: use 1 or more, or a time such as 30s, or auto"
                 )
         elif value != "auto" and parse_duration(value) <= 0:
             raise ValueError(

@@ -229,7 +229,7 @@ class _Builder:
                 return self._int(node, text, loc) if kind == "int" else self._float(node, text, loc)
             # forms of YAML 1.1, such as 1:30, which a %YAML directive brings back
             except ValueError:
-                return self._problem(node, f"{text} is no number", loc)
+                return self._problem(node, f"{text} is not a number", loc)
         if _halved(text):
             return self._problem(node, "text holds half of a surrogate pair", loc)
         return text

@@ -145,7 +145,7 @@ BAD = [
     (
         "step (?P<step>[0-9]+)",
         "step (?P<step>[0-9+",
-        ["s.yaml:9:21: this is no regular expression"],
+        ["s.yaml:9:21: not a regular expression"],
     ),
     (
         "{regex: 'step (?P<step>[0-9]+)'}",

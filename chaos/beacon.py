@@ -135,7 +135,7 @@ def point(name: str, step: int) -> str | None:
         raise RuntimeError(SAID + answer.removeprefix("raise "))
     if answer.startswith("hang "):
         points.say(f"did {int(step)} hang {threading.get_native_id()} -")
-        _hang_as_told(answer)
+        _hang_as_answered(answer)
     return answer if answer == "nan" else None
 
 
@@ -185,7 +185,7 @@ def hang(how: str, seconds: float) -> str:
     raise ValueError(f"unknown kind of hang: {how}")
 
 
-def _hang_as_told(answer: str) -> None:
+def _hang_as_answered(answer: str) -> None:
     """Hang as the harness's answer says; an answer of another version is ignored."""
     try:
         _, how, seconds = answer.split(" ")

@@ -94,23 +94,23 @@ class Budget:
         return self._names[name]
 
 
-class Told:
+class Problems:
     """Problems of a file: the first ones, and the count of the rest."""
 
     def __init__(self) -> None:
-        self._told: list[str] = []
+        self._first: list[str] = []
         self._more = 0
 
     def add(self, problem: str) -> None:
         """Add a problem."""
-        if len(self._told) < MOST_TOLD:
-            self._told.append(problem)
+        if len(self._first) < MOST_TOLD:
+            self._first.append(problem)
         else:
             self._more += 1
 
     def all(self, name: str) -> tuple[str, ...]:
         """The problems kept, and the count of the rest."""
-        return (*self._told, *([f"{name}: {self._more} more problems"] if self._more else []))
+        return (*self._first, *([f"{name}: {self._more} more problems"] if self._more else []))
 
 
 class _Wholes(dict[str, int]):

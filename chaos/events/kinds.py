@@ -82,7 +82,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # events `first` to `last` of this actor could not be written; why: the system's error text
         Kind.EVENTS_DROPPED: frozenset({"first", "last", "why"}),
         # arm: "faulted"|"control"; cell: cell id; repeat: int; ranks, spares: provisioned; seed: of
-        # this arm order: {"seed", "samples"} of the reference sample order; plus steps,
+        # this arm; order: {"seed", "samples"} of the reference sample order; plus steps,
         # global_batch, strategy, checkpoint_every, launcher, and evaluate: {"every", "takes"},
         # empty without evaluation between steps
         Kind.RUN_STARTED: frozenset(

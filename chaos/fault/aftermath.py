@@ -260,7 +260,7 @@ class NothingSaved(Consequence):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NobodyDecides(Consequence):
+class NothingDecided(Consequence):
     """Between the loss of the coordinator and the takeover, no failure is declared, nothing is
     decided and no generation starts.
     """

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, NobodyDecides
+from chaos.fault.aftermath import Consequence, NothingDecided
 from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.fault.targets import CoordinatorTarget
 
@@ -36,7 +36,7 @@ class CoordinatorKill(Fault):
 
     def follows(self) -> tuple[Consequence, ...]:
         """Nothing is decided until the takeover."""
-        return (NobodyDecides(),)
+        return (NothingDecided(),)
 
     def shows_after_s(self) -> float:
         """The time until the takeover, which makes the loss visible."""

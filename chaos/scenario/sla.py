@@ -1,4 +1,4 @@
-"""Bounds in words: SLA clauses ("median < 2s"), durations ("500ms") and stop conditions.
+"""Parses SLA clauses ("median < 2s"), durations ("500ms") and stop conditions.
 
 Pure, standard library only.
 """
@@ -85,7 +85,7 @@ class StopRule:
         return self.limit
 
 
-MOST_LETTERS = 100  # of a word that may be a slip of the pen
+MOST_LETTERS = 100  # longest word for which a correction is suggested
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -121,8 +121,7 @@ def parse_clause(text: str, metric_unit: str) -> Clause:
 
 
 def samples_needed(aggregate: str) -> int:
-    """Values an aggregate needs to say anything with 95 % confidence (p90: 29, p95: 59, p99: 299,
-    else 1).
+    """Number of values an aggregate needs for 95 % confidence (p90: 29, p95: 59, p99: 299, else 1).
 
     A distribution-free one-sided bound: the largest of n independent values is above the q-quantile
     with probability 1 - q**n (Wilks 1941, order statistics), so n is the smallest with 1 - q**n >=

@@ -55,7 +55,7 @@ def test_what_is_no_size(text: str) -> None:
     ("value", "words"),
     [
         ("{limit: lots}", "'lots' is not a size"),
-        ("{limit: 0B}", "the limit holds nothing"),
+        ("{limit: 0B}", "the limit is zero"),
         ("{every: 0}", "every"),
         ("{evry: 2}", "evry"),
     ],

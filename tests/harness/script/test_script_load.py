@@ -171,7 +171,7 @@ BAD = [
     (
         "at: {step: 57}",
         "at: {step: 57, phase: backward}",
-        ["the phases of a command's steps cannot be told from outside"],
+        ["the phases of a command's steps are unknown from outside"],
     ),
     (
         "at: {step: 57}",

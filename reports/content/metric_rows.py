@@ -1,6 +1,4 @@
-"""Every metric of every cell, and the rates over its arms, as rows of text that all
-reports share.
-"""
+"""Rows of text shared by all reports: every metric of every cell, and the rates over its arms."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def absent(results: Results) -> list[str]:
-    """Why metrics have no value, once for all cells with one reason."""
+    """Why metrics have no value; cells with the same reason share a line."""
     found = (
         f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items()
     )
@@ -131,7 +129,7 @@ def _spares(one: Spares) -> tuple[str, ...]:
 
 
 def _few(cell: CellResult) -> list[str]:
-    """What a terminal says of a cell's metrics beside its table."""
+    """Metrics of a cell that a terminal shows beside its table."""
     parts = []
     for name, words in (
         ("ettr", "ETTR {}"),
@@ -149,9 +147,7 @@ def _few(cell: CellResult) -> list[str]:
 
 
 def short(results: Results) -> list[str]:
-    """A line for each cell, for a terminal: who survived, how often somebody was suspected for
-    nothing, what waits.
-    """
+    """One line per cell for a terminal: survival, false alarms, idle spares."""
     names = labels(results)
     measured = {names[cell.id]: _few(cell) for cell in results.cells}
     lines = []

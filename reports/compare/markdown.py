@@ -44,7 +44,7 @@ def _lines(facts: ComparisonFacts) -> Iterator[str]:
     yield from section("Scorecard")
     yield from _scorecard(facts, facts.counted)
     if facts.apart:
-        yield from section("What a training script checks, apart from its stack")
+        yield from section("Faults that only a training script's own checks can notice")
         yield from _scorecard(facts, facts.apart)
     yield ""
     yield (

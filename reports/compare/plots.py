@@ -165,7 +165,7 @@ def _waterfall_finding(family: str, trials: Sequence[Trial]) -> str:
 
 
 def wall(facts: ComparisonFacts, family: str) -> Chart | None:
-    """Where the wall time of the faulted arms went, by stack: useful first, the rest is badput."""
+    """Wall time of the faulted arms by class and stack: useful time first, the rest is badput."""
     found = {label: split for label in facts.labels if (split := facts.mean_wall(label, family))}
     if not found:
         return None

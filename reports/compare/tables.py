@@ -1,4 +1,4 @@
-"""The tables of a comparison; a cell knows what it is sorted by."""
+"""The tables of a comparison; each cell carries its sort key."""
 
 from __future__ import annotations
 

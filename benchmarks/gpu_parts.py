@@ -99,22 +99,22 @@ def nccl(device: torch.device, size: str) -> Figures:
     with and without the job's reducer.
     """
     store, port = start_store()
-    told = SimpleNamespace(aborted=False)
+    flag = SimpleNamespace(aborted=False)
 
     def check() -> None:
-        if told.aborted:
+        if flag.aborted:
             raise GenerationLost("aborted")
 
     figures: Figures = {"form_s": [], "first_s": [], "abort_s": []}
     values = torch.ones(1 << 20, device=device)
     for generation in range(1, ROUNDS[device.type] + 1):
-        told.aborted = False
+        flag.aborted = False
         group = group_of(device, generation, port, check)
         figures["form_s"].append(timed(device, group.form))
         figures["first_s"].append(timed(device, partial(_all_reduce, group, values)))
-        figures["abort_s"].append(_aborted(device, group, values, told))
+        figures["abort_s"].append(_aborted(device, group, values, flag))
         group.leave()
-    told.aborted = False
+    flag.aborted = False
     group = group_of(device, ROUNDS[device.type] + 1, port, check)
     group.form()
     figures |= _steps(device, size, group)
@@ -127,14 +127,14 @@ def _all_reduce(group: Group, values: Tensor) -> None:
     group.wait(group.start_all_reduce(values))
 
 
-def _aborted(device: torch.device, group: Group, values: Tensor, told: SimpleNamespace) -> float:
+def _aborted(device: torch.device, group: Group, values: Tensor, flag: SimpleNamespace) -> float:
     """Seconds from an abort, while the training thread waits for a busy device, until that thread
     is free.
     """
     free = [0.0]
 
     def abort() -> None:
-        told.aborted, free[0] = True, time.perf_counter()
+        flag.aborted, free[0] = True, time.perf_counter()
         group.abort()
 
     if device.type == "cuda":
@@ -144,7 +144,7 @@ def _aborted(device: torch.device, group: Group, values: Tensor, told: SimpleNam
     with contextlib.suppress(GenerationLost):
         work = group.start_all_reduce(values)
         group.wait(work)
-        while not told.aborted:  # on a CPU no operation takes that long
+        while not flag.aborted:  # on a CPU no operation takes that long
             group.settle()
             timer.join(0.001)
         group.settle()

@@ -115,12 +115,12 @@ def _told(found: Sequence[Row]) -> str:
 def _by_stories(rows: Sequence[Row]) -> str:
     """Number of finds made by stories, and of those still found without them."""
     found = [row for row in rows if row["shown"]]
-    told = [row for row in found if row["told"]]
-    again = [row for row in told if "apart" in row]
-    names = {name for row in told for name in row["told"].split("; ")}
+    ours = [row for row in found if row["told"]]
+    again = [row for row in ours if "apart" in row]
+    names = {name for row in ours for name in row["told"].split("; ")}
     said = (
-        f"{len(found) - len(told)} of {len(found)} finds were made by faults that have nothing to"
-        f" do with each other, {len(told)} by {len(names)} of the {len(STORIES)} stories or by"
+        f"{len(found) - len(ours)} of {len(found)} finds were made by faults that have nothing to"
+        f" do with each other, {len(ours)} by {len(names)} of the {len(STORIES)} stories or by"
         " scenarios near one."
     )
     if again:

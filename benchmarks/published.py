@@ -63,7 +63,7 @@ def pages(root: Path) -> dict[str, str]:
 def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
     """Where pages and register differ, a line each."""
     found: list[str] = []
-    told: dict[tuple[str, str], set[str]] = {}
+    on_page: dict[tuple[str, str], set[str]] = {}
     for name, text in texts.items():
         phrases = [one.says for one in register.excused if one.file == name]
         found += [
@@ -75,10 +75,10 @@ def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
             found += [f"{name}:{block.line}: {what}" for what in _wrong(register, block)]
             for mark in block.marks:
                 for id in register.named(mark):
-                    told.setdefault((name, id), set()).update(block.figures())
+                    on_page.setdefault((name, id), set()).update(block.figures())
     for id, measurement, figure in register.every():
         for name in measurement.pages_of(figure):
-            lacking = [value for value in figure.values if value not in told.get((name, id), ())]
+            lacking = [value for value in figure.values if value not in on_page.get((name, id), ())]
             if lacking:
                 found.append(
                     f"{name} does not state {', '.join(lacking)} of {id}, as the register says"

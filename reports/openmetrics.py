@@ -69,8 +69,8 @@ def text_of(found: Iterable[MetricFamily]) -> str:
             lines.append(f"# UNIT {one.name} {one.unit}")
         lines.append(f"# HELP {one.name} {_escape(one.help)}")
         for labels, value in one.samples.items():
-            told = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
-            lines.append(f"{one.name}{{{told}}} {_number(value)}")
+            shown = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
+            lines.append(f"{one.name}{{{shown}}} {_number(value)}")
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
@@ -169,7 +169,7 @@ def _incidents(results: Results) -> MetricFamily:
 
 def _rates(results: Results) -> list[MetricFamily]:
     """Survival, false alarms and spares, each with its bounds."""
-    told = {
+    by_name = {
         "survival_ratio": MetricFamily(
             f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"
         ),
@@ -218,8 +218,8 @@ def _rates(results: Results) -> list[MetricFamily]:
         ]
         for name, value, more in known:
             if value is not None:
-                told[name].add(value, **labels, **more)
-    return list(told.values())
+                by_name[name].add(value, **labels, **more)
+    return list(by_name.values())
 
 
 def _badput(results: Results) -> MetricFamily:

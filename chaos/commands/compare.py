@@ -45,7 +45,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     type=_SETTINGS,
     default="both",
     show_default=True,
-    help="Settings of stacks named without.",
+    help="Settings of stacks given without any.",
 )
 @click.option(
     "--repeat",

@@ -136,8 +136,8 @@ def settings(facts: ComparisonFacts) -> Table:
     for stack in facts.comparison.stacks:
         chosen = pairs(stack.chosen) or "all defaults"
         versions = pairs(dict(stack.versions)) or MISSING
-        told = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
-        rows.append([text(words) for words in told])
+        row = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
+        rows.append([text(words) for words in row])
     return table("Settings and versions", columns, rows)
 
 

@@ -94,14 +94,14 @@ def _time(cell: CellSummary) -> Markup:
 def _whole(cell: CellSummary) -> Markup:
     """Times to full rate and redundancy, in the words of a run's reports."""
     known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
-    told = [
+    parts = [
         Markup("{} {}").format(name, median(metric, unit=True))
         for name, metric in known
         if metric is not None
     ]
     return (
-        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(told))
-        if told
+        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(parts))
+        if parts
         else Markup("")
     )
 

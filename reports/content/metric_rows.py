@@ -98,12 +98,12 @@ def rates(results: Results) -> Iterator[tuple[str, ...]]:
     names = labels(results)
     for cell in results.cells:
         if cell.reliability is not None:
-            told = cell.reliability
+            reliability = cell.reliability
             yield (
                 names[cell.id],
-                *_survival(told.survival),
-                *alarms(told.false_alarms),
-                *_spares(told.spares),
+                *_survival(reliability.survival),
+                *alarms(reliability.false_alarms),
+                *_spares(reliability.spares),
             )
 
 
@@ -141,8 +141,10 @@ def _few(cell: CellResult) -> list[str]:
             parts.append(words.format(median_of(metric, unit=True)))
     recovery = cell.metrics.get("recovery_time")
     if recovery is not None and recovery.values:
-        told = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
-        parts.append(f"recovery {told} arms" if recovery.p99 is None else f"recovery {told}")
+        quantiles = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
+        parts.append(
+            f"recovery {quantiles} arms" if recovery.p99 is None else f"recovery {quantiles}"
+        )
     return parts
 
 

@@ -38,8 +38,10 @@ class Annotation:
 
     def __str__(self) -> str:
         place = {"file": self.file, "line": self.line, "title": self.title}
-        told = ",".join(f"{key}={_property(str(value))}" for key, value in place.items() if value)
-        return f"::{self.level} {told}::{_data(self.message[:MAX_MESSAGE])}"
+        properties = ",".join(
+            f"{key}={_property(str(value))}" for key, value in place.items() if value
+        )
+        return f"::{self.level} {properties}::{_data(self.message[:MAX_MESSAGE])}"
 
 
 def remarks(results: Results, env: Mapping[str, str]) -> list[Annotation]:
@@ -129,14 +131,14 @@ def _few(found: list[Annotation]) -> list[Annotation]:
         return found
     more = len(found) - MAX_EACH + 1
     last = found[MAX_EACH - 1]
-    told = Annotation(
+    rest = Annotation(
         level=last.level,
         title=f"{more} more",
         message=f"{more} more are in the summary and in the report",
         file=last.file,
         line=None,
     )
-    return [*found[: MAX_EACH - 1], told]
+    return [*found[: MAX_EACH - 1], rest]
 
 
 def _in_repository(source: str, env: Mapping[str, str]) -> str:

@@ -69,7 +69,7 @@ def install(name: str, say: Say, *, base: Path = Path(sys.executable)) -> Enviro
     with _locked(found.directory, say) as lock:
         if environments.look(name).ready:
             return environments.look(name)
-        if _is_of_somebody_else(found.directory):
+        if _is_foreign(found.directory):
             _adopt(name, found.directory, requirements)
         else:
             _make(name, found.directory, requirements, say, base=base, lock=lock)
@@ -316,7 +316,7 @@ def _python_of(directory: Path) -> str:
     return said.get("version", platform.python_version())
 
 
-def _is_of_somebody_else(directory: Path) -> bool:
+def _is_foreign(directory: Path) -> bool:
     return directory.exists() and not (directory / OWNED).exists() and any(directory.iterdir())
 
 
@@ -324,7 +324,7 @@ def _clear(directory: Path) -> None:
     """Remove an environment: the ready mark first, the ownership marker last."""
     if not directory.exists():
         return
-    if _is_of_somebody_else(directory):
+    if _is_foreign(directory):
         raise InfrastructureError(
             f"{directory} was not made by chaos stacks install",
             hint="move it away, or set TRAINCHAOS_STACKS",

@@ -67,8 +67,12 @@ class CommonJob:
         """Variables for ``from_environment``, and those with which ranks find these packages, use
         one thread each and communicate over the loopback interface. Part of every drive's ``env``.
         """
-        told = {f"JOB_{name.upper()}": str(value) for name, value in asdict(self).items()}
-        return told | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        variables = {f"JOB_{name.upper()}": str(value) for name, value in asdict(self).items()}
+        return variables | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CommonJob:

@@ -262,7 +262,7 @@ def code_digest(root: Path) -> str:
 def _commit(root: Path) -> str:
     """The commit, with a + if files differ from it; empty without a commit."""
     try:
-        told = [
+        outputs = [
             subprocess.run(
                 ["git", "-C", str(root), *words],
                 capture_output=True,
@@ -274,7 +274,7 @@ def _commit(root: Path) -> str:
         ]
     except (OSError, subprocess.SubprocessError):
         return ""
-    return told[0] + ("+" if told[1] else "")
+    return outputs[0] + ("+" if outputs[1] else "")
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

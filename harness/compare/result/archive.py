@@ -93,15 +93,15 @@ def _read(path: Path) -> bytes:
 
 def _places(directory: Directory) -> list[tuple[bytes, bytes]]:
     """Paths to replace -> replacements, longest first, so that no shorter one cuts a longer one."""
-    told = {
+    replacements = {
         str(directory.root.absolute()): "/comparison",
         str(ROOT): "/chaos",
         str(environments.root()): "/stacks",
         str(Path.home()): "/home/user",
         socket.gethostname(): "host",
     }
-    longest = sorted(told, key=len, reverse=True)
-    return [(place.encode(), told[place].encode()) for place in longest if len(place) > 3]
+    longest = sorted(replacements, key=len, reverse=True)
+    return [(place.encode(), replacements[place].encode()) for place in longest if len(place) > 3]
 
 
 def unpack(path: Path, into: Path) -> None:

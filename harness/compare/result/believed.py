@@ -47,10 +47,10 @@ class ArmRecord:
     def contradictions(self) -> list[str]:
         """Why the record is not credible; empty: no contradiction was found."""
         found = ((name, check(CHECKERS[name], self._evidence)) for name in CONTRADICTS)
-        told = [
+        failing = [
             f"{name}: {finding.witness}" for name, finding in found if finding.verdict == "fail"
         ]
-        return [*self._of_another(), *told]
+        return [*self._of_another(), *failing]
 
     @property
     def history(self) -> History:

@@ -97,11 +97,11 @@ def _at_rest(plan: Plan, runs: Runs) -> Iterator[AtRest]:
         arms = [
             arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)
         ]
-        told = [
+        histories = [
             (arm.family, record.history) for arm in arms if (record := runs.record(arm)) is not None
         ]
-        controls = [history for family, history in told if family is None]
-        faulted = [history for family, history in told if family is not None]
+        controls = [history for family, history in histories if family is None]
+        faulted = [history for family, history in histories if family is not None]
         one = at_rest(stack.label, controls, faulted, stack.ranks_beside)
         if one is not None:
             yield one
@@ -202,9 +202,9 @@ def _source(arm: Arm, plan: Plan, runs: Runs) -> Source | None:
 
 def _workload(plan: Plan) -> dict[str, object]:
     names = ("size", "ranks", "steps", "global_batch", "checkpoint_every")
-    told = {family.workload for family in plan.families}
-    if len(told) == 1:
-        return {"kind": "gpt", **dict(zip(names, told.pop(), strict=True))}
+    workloads = {family.workload for family in plan.families}
+    if len(workloads) == 1:
+        return {"kind": "gpt", **dict(zip(names, workloads.pop(), strict=True))}
     return {
         family.name: {"kind": "gpt", **dict(zip(names, family.workload, strict=True))}
         for family in plan.families

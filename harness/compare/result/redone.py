@@ -26,16 +26,16 @@ def redone(history: History, injected_ns: int) -> list[int]:
     again: set[int] = set()
     for event in history.log.of(Kind.STEP_REPORTED):
         step, number = event.step or 0, event.generation
-        told = ranks.setdefault((number, step), set())
-        told.add(int(event.data["rank"]))
+        reporters = ranks.setdefault((number, step), set())
+        reporters.add(int(event.data["rank"]))
         world = worlds.get(number, math.inf)
         if (
             event.time_ns > injected_ns
             and whole.get(step, number) < number
-            and 2 * len(told) > world
+            and 2 * len(reporters) > world
         ):
             again.add(step)
-        if len(told) >= world:
+        if len(reporters) >= world:
             whole.setdefault(step, number)
     return sorted(again)
 

@@ -38,7 +38,7 @@ def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> l
     commit = str(plan.provenance.get("commit") or "")
     if not commit or commit.endswith("+"):
         found.append(
-            "the code is not a commit"
+            "the code has no commit"
             if not commit
             else f"files differ from the commit {commit[:9]}: commit them"
         )
@@ -62,8 +62,8 @@ def broken_by(
     noisy = [one for one in arms if one.busy is None or one.busy > BUSY]
     if noisy:
         most = max((one.busy for one in noisy if one.busy is not None), default=None)
-        told = "unknown share" if most is None else f"up to {most:.0%} of the processors"
-        found.append(f"other programs ran before {len(noisy)} of {len(arms)} arms ({told})")
+        share = "share not known" if most is None else f"up to {most:.0%} of the processors"
+        found.append(f"other programs ran before {len(noisy)} of {len(arms)} arms ({share})")
     found += [
         f"the reference differs from itself in {one.family}: {one.says}"
         for one in same

@@ -58,8 +58,8 @@ class Runs:
         known = {
             arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None
         }
-        told = without_twins({name: record for name, (_, record) in known.items()})
-        self.records |= {known[name][0]: record for name, record in told.items()}
+        marked = without_twins({name: record for name, (_, record) in known.items()})
+        self.records |= {known[name][0]: record for name, record in marked.items()}
 
     def _run(self, arm: Arm) -> RunDirectory:
         return RunDirectory(self.directory.root / self.played[arm].run)

@@ -65,8 +65,8 @@ def cells_of(
 
 def worst_of(outcomes: Iterable[OutcomeClass]) -> OutcomeClass:
     """The worst outcome; outcomes that prove nothing count only if there is nothing else."""
-    told = list(outcomes)
-    return max([one for one in told if one not in SAYS_NOTHING] or told, key=FROM_BEST.index)
+    known = list(outcomes)
+    return max([one for one in known if one not in SAYS_NOTHING] or known, key=FROM_BEST.index)
 
 
 def _cell(
@@ -163,17 +163,17 @@ def _empty(label: str, family: str, why: str) -> CellSummary:
 
 def _metric(unit: str, values: Sequence[float | None], better: str = "lower") -> Metric | None:
     """A metric over trials, some of which may have no value; None if none has."""
-    told = [float(value) for value in values if value is not None]
-    if not told:
+    present = [float(value) for value in values if value is not None]
+    if not present:
         return None
     return Metric(
         unit=unit,
-        values=told,
-        n=len(told),
-        median=statistics.median(told),
-        min=min(told),
-        max=max(told),
-        ci95=median_interval(told),
+        values=present,
+        n=len(present),
+        median=statistics.median(present),
+        min=min(present),
+        max=max(present),
+        ci95=median_interval(present),
         better="higher" if better == "higher" else "lower",
         of=len(values),
         of_arms=len(values),
@@ -238,7 +238,7 @@ def _values(
     place = {name: index for index, name in enumerate(sorted({trial.family for trial in trials}))}
     mine = (trial for trial in trials if trial.label == label and family in (EVERY, trial.family))
     return {
-        trial.seed if family != EVERY else trial.seed * len(place) + place[trial.family]: told
+        trial.seed if family != EVERY else trial.seed * len(place) + place[trial.family]: number
         for trial in mine
-        if (told := value(trial)) is not None
+        if (number := value(trial)) is not None
     }

@@ -1,3 +1,1 @@
-"""Measurements behind the figures in docs/performance.md; run by `make bench`, never part of the
-tests.
-"""
+"""Measurements behind the figures in docs/performance.md; run by `make bench`, not by the tests."""

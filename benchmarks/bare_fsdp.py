@@ -38,7 +38,7 @@ def main() -> None:
         fully_shard(module, mesh=mesh if world > shards else mesh["shards"])
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo only supports sums
     optimizer, scheduler = trainable.optimizer, trainable.scheduler
     samples = (corpus.stat().st_size - 1) // 64
     part = order.share(rank, world, BATCH)
@@ -57,7 +57,7 @@ def main() -> None:
         times.append(now - last)
         last = now
     print(json.dumps(times), flush=True)
-    # Destroying a gloo group can wait for peers that are gone already; there is nothing to close.
+    # Exit without destroying the gloo group, which could wait for peers that already exited.
     os._exit(0)
 
 

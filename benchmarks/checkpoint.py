@@ -4,10 +4,10 @@ torch.distributed.checkpoint.
     python -m benchmarks.checkpoint [--rounds 5] [--mib 1024] [--directory DIR]
 
 All arms of a round move the same bytes, one after the other, in an order that changes from round to
-round; each ratio is of one round. Writes end with fsync; before each read the file's pages are
-dropped from the page cache (and what a read gets from below that is the same for all). Ours
-verifies every byte on the way back, plain torch.distributed.checkpoint none. The state is a model
-and its AdamW moments in float32.
+round; each ratio is computed within one round. Writes end with fsync; before each read the file's
+pages are dropped from the page cache (lower caches affect all arms alike). Our restore verifies
+every byte; plain torch.distributed.checkpoint verifies nothing. The state is a model and its AdamW
+moments in float32.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def state_of(mib: int) -> TrainState:
 
 
 class CheckpointArms:
-    """What is timed; each leaves its files for the read that follows."""
+    """The timed operations; each save leaves its files for the following read."""
 
     def __init__(self, directory: Path, state: TrainState) -> None:
         self.directory = directory
@@ -81,16 +81,16 @@ class CheckpointArms:
         assert found is not None
 
     def dcp_save(self) -> None:
-        """As its tutorial does, on one rank."""
+        """Save with torch.distributed.checkpoint on one rank, as in its tutorial."""
         writer = dcp.FileSystemWriter(self.directory / "dcp", sync_files=True)
         dcp.save(dict(self.state.tensors()), storage_writer=writer, no_dist=True)
 
     def dcp_restore(self) -> None:
-        """Unverified."""
+        """Restore with torch.distributed.checkpoint, unverified."""
         dcp.load(dict(self.state.tensors()), checkpoint_id=self.directory / "dcp", no_dist=True)
 
     def remove(self, name: str) -> None:
-        """What an arm left in the round before; not timed."""
+        """Remove an arm's files of the previous round; not timed."""
         path = self.directory / name
         if path.is_dir():
             shutil.rmtree(path)
@@ -103,7 +103,7 @@ def _refused(checkpoint: object, why: str) -> None:
 
 
 def forget(directory: Path) -> None:
-    """Drop the files' pages from the page cache, so that the next read is from the disk."""
+    """Drop the files' pages from the page cache, so that the next read comes from the disk."""
     for path in directory.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -122,8 +122,8 @@ def timed(act: Callable[[], None]) -> float:
 
 
 def blocking(state: TrainState, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of a plain copy of the state's bytes into memory that is there, and of what a save in
-    the background blocks training for.
+    """Seconds of a plain copy of the state's bytes into existing memory, and seconds for which a
+    background save blocks training.
     """
     tensors = [t.detach() for t in state.tensors().values()]
     copies = [torch.empty_like(t).zero_() for t in tensors]
@@ -152,7 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="save and restore against the plain disk")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="directory on the disk to measure"
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     state = state_of(arguments.mib)
@@ -163,7 +165,7 @@ def main() -> None:
         loads: dict[str, list[float]] = {name: [] for name in names}
         doing = {"plain": arms.plain_write, "ours": arms.our_save, "dcp": arms.dcp_save}
         undoing = {"plain": arms.plain_read, "ours": arms.our_restore, "dcp": arms.dcp_restore}
-        for number in range(arguments.rounds + 1):  # the first is to warm up
+        for number in range(arguments.rounds + 1):  # the first is a warm-up
             for name in names[number % 3 :] + names[: number % 3]:
                 arms.remove(name)
                 took = timed(doing[name])
@@ -182,7 +184,7 @@ def main() -> None:
 
 
 def report(size: int, saves: dict[str, list[float]], loads: dict[str, list[float]]) -> None:
-    """One line an arm."""
+    """One line per arm."""
     print(
         f"{size / 1e9:.2f} GB of state, {len(saves['ours'])} rounds; seconds: median (min to max)"
     )
@@ -200,7 +202,7 @@ def report(size: int, saves: dict[str, list[float]], loads: dict[str, list[float
 
 
 def spread(values: list[float]) -> str:
-    """For people."""
+    """Median and range as text."""
     return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

@@ -1,10 +1,9 @@
-"""What a failure costs the supervisor, by the number of ranks: ``python -m
-benchmarks.control_plane``.
+"""Cost of a failure for the supervisor, by number of ranks: ``python -m benchmarks.control_plane``.
 
-The real controller and strategies over hands that do nothing but serialize each message, as a link
-would; no processes. One rank of a job that trains dies, the others park. Measured is one core's
-time from the last park to the joins sent, and how much memory that took besides what was there; the
-whole of the failure, from the death to the last to have joined; and one look at all progress marks.
+Runs the real controller and strategies without processes; their access to the job only serializes
+each message, as a link would. One rank of a training job dies, and the others park. Measured on one
+core: time and additional memory from the last park until the joins are sent; the whole failure,
+from the death until the last rank has joined; and one look at all progress marks.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ READY = Ready(versions={"torch": "2"})
 BLANK = Mark(generation=0, step=0, phase="idle", collective=0, time_ns=0, committed=0, last_seq=-1)
 
 
-class Nobody:
-    """Hands without a world. ``sent``: messages by type, ``bytes``: their length on the wire."""
+class NoJob:
+    """Access to a job that does not exist. ``sent``: messages by type; ``bytes``: their length on
+    the wire.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,48 +49,48 @@ class Nobody:
         self.count = 0
 
     def now_s(self) -> float:
-        """A clock that stands still while the controller thinks."""
+        """A clock that stands still while the controller runs."""
         return self.now
 
     def spawn(self, role: str, mode: str) -> str:
-        """A name."""
+        """Return a new process name without starting anything."""
         name = f"{'s' if role == 'spare' else 'w'}{self.count}"
         self.count += 1
         self.marks[name] = BLANK
         return name
 
     def send(self, process: str, message: Message) -> bool:
-        """To nowhere."""
+        """Count a message; send nothing."""
         self.sent[type(message).__name__] += 1
         self.bytes += len(message.model_dump_json()) + 1
         return True
 
     def kill(self, process: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def mark(self, process: str) -> Mark:
-        """As the benchmark says."""
+        """The progress mark set by the benchmark."""
         return self.marks[process]
 
     def os_state(self, process: str) -> str:
-        """Asleep."""
+        """Always asleep."""
         return "S"
 
     def pulse(self, process: str) -> Pulse:
-        """As much of the processors as it wants."""
+        """A pulse without processor starvation."""
         return Pulse(starved_s=0.0)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> None:
-        """Counted."""
+        """Count an event."""
         self.logged += 1
 
 
 @dataclass(kw_only=True)
 class Cost:
-    """Of one failure. Seconds, except for ``messages`` and ``wire_mb`` (all four kinds) and
-    ``extra_mb`` (memory).
+    """Cost of one failure. Values are seconds, except ``messages`` and ``wire_mb`` (all four kinds)
+    and ``extra_mb`` (memory).
     """
 
     world: int
@@ -104,10 +105,10 @@ class Cost:
 
 
 class ControlledJob:
-    """A job in training."""
+    """A simulated training job under a real controller."""
 
     def __init__(self, strategy: Strategy, world: int, shards: int = 1) -> None:
-        self.hands = Nobody()
+        self.hands = NoJob()
         self.control = Controller(
             strategy, self.hands, world=world, shards=shards, steps=10_000, store_port=1
         )
@@ -120,7 +121,7 @@ class ControlledJob:
         self.control.on_message(self.control.members[0], note)
 
     def all_join(self, step: int) -> None:
-        """Everybody who was told to has joined."""
+        """Let all processes asked to join report that they joined."""
         for name in self.control.members:
             self.at(name, step)
             self.control.on_message(
@@ -129,21 +130,21 @@ class ControlledJob:
         assert self.control.stage is Stage.TRAINING
 
     def go_on(self) -> None:
-        """A step is committed by all."""
+        """Let all ranks commit a step."""
         self.step += 1
         self.hands.now += 0.1
         for name in self.control.members:
             self.at(name, self.step)
 
     def all_ready(self) -> None:
-        """Whoever was started last is."""
+        """Let the processes started last report ready."""
         members = set(self.control.members)
         for name in list(self.hands.marks)[-len(members) :]:
             if name not in members:
                 self.control.on_message(name, READY)
 
     def at(self, name: str, step: int) -> None:
-        """Its mark, of this moment."""
+        """Set a process's progress mark to the current time."""
         self.hands.marks[name] = Mark(
             generation=self.control.generation,
             step=step + 1,
@@ -155,7 +156,7 @@ class ControlledJob:
         )
 
     def park(self, name: str) -> None:
-        """It left the generation."""
+        """Let a process report that it left the generation."""
         self.control.on_message(
             name,
             Parked(generation=self.control.generation, step=self.step, valid=True, why="aborted"),
@@ -163,7 +164,7 @@ class ControlledJob:
 
 
 def cost_of(strategy: Strategy, world: int, *, shards: int = 1, memory: bool = False) -> Cost:
-    """Of the loss of one rank. ``memory``: traced, which makes it slower."""
+    """Cost of losing one rank. ``memory``: trace memory, which makes it slower."""
     cost, began = Cost(world=world), time.process_time()
     job = ControlledJob(strategy, world, shards)
     cost.start_s = time.process_time() - began

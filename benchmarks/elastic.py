@@ -1,11 +1,11 @@
-"""What `determinism: elastic` costs: step times against the default, step by step in turn in the
+"""Cost of `determinism: elastic`: step times against the default, with alternating steps in the
 same processes.
 
     python -m benchmarks.elastic [--pairs 100]
 
 gpt nano, 4 ranks over gloo, global batch 24; then the same with 3 of the 4 ranks. Each pair of
-steps, in alternating order, gives one ratio; a step lasts from its first load to the optimizer's
-end, on the slowest rank.
+steps, in alternating order, gives one ratio; a step lasts from its first load to the end of the
+optimizer, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ WORLDS = (RANKS, RANKS - 1)
 
 
 def rank_times(rank: int, port: int, corpus: Path, pairs: int) -> list[list[list[float]]]:
-    """Of each world this rank is in: seconds of each default step, and of each elastic one."""
+    """For each world that includes this rank: seconds of each default step, and of each elastic
+    step.
+    """
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     trainable = Gpt().build(BuildContext(data=corpus, device="cpu", seed=1, steps=4 * pairs))

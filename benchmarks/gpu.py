@@ -1,11 +1,11 @@
-"""All of docs/gpu-results.md, by one command, within ten minutes, on a machine with a GPU.
+"""Makes docs/gpu-results.md within ten minutes on a machine with a GPU.
 
     python -m benchmarks.gpu [--device cuda] [--size 124m] [--minutes 9] [--out docs/gpu-results.md]
 
-Jobs of ``recovery.run`` whose ranks are killed, and measurements of single parts in processes of
-their own. What there is no time left for is named. ``--device cpu --size tiny`` rehearses it
+Runs jobs of ``recovery.run`` whose ranks are killed, and measures single parts in separate
+processes. Parts skipped for lack of time are listed. ``--device cpu --size tiny`` rehearses it
 without a GPU. Needs pydantic besides torch, numpy and xxhash, and no network. Exit status: 0 done,
-1 a part failed, 7 there is no GPU.
+1 a part failed, 7 no GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chaos.events.log import ORCHESTRATOR, Event, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 PART_LIMIT_S = 100.0
-JOBS_SHARE = 0.7  # of the time, for jobs; the rest is for parts
+JOBS_SHARE = 0.7  # share of the time for jobs; the rest is for parts
 STEP_LIMIT_S = 90.0  # longest wait for a job's next step, its start included
 END_LIMIT_S = 30.0
 INCIDENTS = 5
@@ -87,8 +87,8 @@ ROWS = (
 
 @dataclass(kw_only=True)
 class GpuMeasured:
-    """Seconds of a job: of its steps, from SIGKILL to detection, and to the next new step;
-    ``note``: what was amiss.
+    """Seconds of a job: step times, SIGKILL to detection, and SIGKILL to the next new step;
+    ``note``: what went wrong.
     """
 
     steps: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ class GpuMeasured:
 
 
 class JobFailed(Exception):
-    """A job did not do what it was to do, in time."""
+    """A job did not reach its goal in time."""
 
 
 class GpuJob:
@@ -152,7 +152,7 @@ class GpuJob:
         self._folder = folder
 
     def look(self) -> None:
-        """Take in what was written since. Raises JobFailed when the job has ended."""
+        """Read events written since. Raises JobFailed if the job has ended."""
         for path in self._events.glob("*.jsonl") if self._events.is_dir() else ():
             for event in self._tails.setdefault(path.stem, Tail(path)).read():
                 self._note(event)
@@ -175,7 +175,7 @@ class GpuJob:
             self.gone.add(event.data["process"])
 
     def until(self, row: GpuRow, step: int, until_s: float) -> None:
-        """Wait for a step of all ranks, with every spare ready. Raises JobFailed when it does not
+        """Wait for a step of all ranks, with every spare ready. Raises JobFailed if it does not
         come in time.
         """
         limit_s = min(until_s, time.monotonic() + STEP_LIMIT_S)
@@ -200,7 +200,9 @@ class GpuJob:
         return [found[rank] for rank in sorted(found)]
 
     def kill(self, process: str) -> int:
-        """SIGKILL it, by its descriptor; the moment, in nanoseconds of the logs' clock."""
+        """Kill a process with SIGKILL through its pidfd; returns the time in nanoseconds of the
+        logs' clock.
+        """
         descriptor = os.pidfd_open(self.pids[process])
         try:
             moment = time.monotonic_ns()
@@ -210,7 +212,7 @@ class GpuJob:
         return moment
 
     def end(self) -> None:
-        """Interrupt it, and see that it is gone."""
+        """Interrupt the job, and make sure that it ended."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -222,7 +224,7 @@ class GpuJob:
 
 
 def play(row: GpuRow, device: str, size: str, batch: int, until_s: float) -> GpuMeasured:
-    """Incidents of one job, as many as there is time for."""
+    """Run one job with as many incidents as time allows."""
     measured = GpuMeasured()
     with tempfile.TemporaryDirectory() as folder:
         job = GpuJob(row, Path(folder), device, size, batch)
@@ -248,8 +250,7 @@ def _incident(job: GpuJob, row: GpuRow, number: int, until_s: float, measured: G
     limit_s = min(until_s, time.monotonic() + STEP_LIMIT_S)
     while True:
         job.look()
-        # A step that was on its way when the rank was killed may still have been committed by
-        # others.
+        # Other ranks may still have committed the step in progress when the rank was killed.
         later = [e for e in job.commits if (e.step or 0) > before and e.time_ns > moment]
         if (
             later
@@ -294,7 +295,7 @@ def spread(values: Sequence[float], *, unit: float = 1.0, digits: int = 3) -> st
 
 
 def part(name: str, device: str, size: str, until_s: float) -> tuple[dict[str, Any], str]:
-    """What a process of its own measured, or why it did not."""
+    """Measurements of a part, made in a separate process; or why they failed."""
     left_s = min(PART_LIMIT_S, until_s - time.monotonic())
     if left_s < 1:
         return {}, "not run: no time left"
@@ -405,7 +406,7 @@ def why_not(row: GpuRow, gpus: int, sharding: str) -> str:
 
 
 def driver() -> str:
-    """What nvidia-smi says of it."""
+    """The driver version from nvidia-smi."""
     try:
         ran = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -420,7 +421,7 @@ def driver() -> str:
 
 
 def gpus() -> int:
-    """That torch sees; asked in another process, as this one must not touch them."""
+    """Number of GPUs seen by torch, asked in another process, as this one must not touch them."""
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

@@ -1,5 +1,5 @@
-"""The models of the GPU benchmark: GPT-2 small (124 million parameters), and a tiny one to rehearse
-with.
+"""Models of the GPU benchmark: GPT-2 small (124 million parameters), and a tiny one for
+rehearsals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BATCH = {"124m": 8, "tiny": 8}
 
 
 def make_model(size: str) -> nn.Module:
-    """On the CPU."""
+    """Make the model, on the CPU."""
     layers, heads, width = {"124m": (12, 12, 768), "tiny": (2, 2, 32)}[size]
     return Transformer(
         vocabulary=VOCABULARY[size],
@@ -30,7 +30,7 @@ def make_model(size: str) -> nn.Module:
 
 
 def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """As torch makes it by default: it counts its steps on the CPU."""
+    """AdamW with torch's defaults: it counts its steps on the CPU."""
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 

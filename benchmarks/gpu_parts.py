@@ -1,4 +1,4 @@
-"""Measurements of the GPU benchmark that need no supervisor, each in a process of its own; prints
+"""Measurements of the GPU benchmark that need no supervisor, each run in a separate process; prints
 JSON.
 
 python -m benchmarks.gpu_parts {machine,nccl,state,faults} DEVICE SIZE
@@ -40,13 +40,13 @@ Figures = dict[str, Any]
 
 
 def wait_for(device: torch.device) -> None:
-    """Until everything given to it is done."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def timed(device: torch.device, act: Callable[[], Any]) -> float:
-    """Seconds until the device has done it."""
+    """Seconds until the device has finished the work of ``act``."""
     wait_for(device)
     since_s = time.perf_counter()
     act()
@@ -55,7 +55,7 @@ def timed(device: torch.device, act: Callable[[], Any]) -> float:
 
 
 def group_of(device: torch.device, generation: int, port: int, check: Callable[[], None]) -> Group:
-    """Of this process alone: NCCL on a GPU."""
+    """A process group of this process alone: NCCL on a GPU."""
     return Group(
         generation=generation,
         rank=0,
@@ -69,7 +69,7 @@ def group_of(device: torch.device, generation: int, port: int, check: Callable[[
 
 
 def machine(device: torch.device, size: str) -> Figures:
-    """What it runs on. ``sharding``: why this torch cannot shard a model; else empty."""
+    """Facts about the machine. ``sharding``: why this torch cannot shard a model; else empty."""
     found: Figures = {
         "sharding": "",
         "python": sys.version.split()[0],
@@ -83,7 +83,9 @@ def machine(device: torch.device, size: str) -> Figures:
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-    from recovery.collectives.sharding import require_torch  # takes seconds, and is for this alone
+    from recovery.collectives.sharding import (
+        require_torch,
+    )  # takes seconds, and is needed only here
 
     try:
         require_torch()
@@ -93,26 +95,26 @@ def machine(device: torch.device, size: str) -> Figures:
 
 
 def nccl(device: torch.device, size: str) -> Figures:
-    """Forming, aborting while the device is busy, forming anew; and what a step costs over a plain
-    one.
+    """Times to form a group, abort it while the device is busy, and form it again; and step times
+    with and without the job's reducer.
     """
     store, port = start_store()
-    told = SimpleNamespace(aborted=False)
+    flag = SimpleNamespace(aborted=False)
 
     def check() -> None:
-        if told.aborted:
+        if flag.aborted:
             raise GenerationLost("aborted")
 
     figures: Figures = {"form_s": [], "first_s": [], "abort_s": []}
     values = torch.ones(1 << 20, device=device)
     for generation in range(1, ROUNDS[device.type] + 1):
-        told.aborted = False
+        flag.aborted = False
         group = group_of(device, generation, port, check)
         figures["form_s"].append(timed(device, group.form))
         figures["first_s"].append(timed(device, partial(_all_reduce, group, values)))
-        figures["abort_s"].append(_aborted(device, group, values, told))
+        figures["abort_s"].append(_aborted(device, group, values, flag))
         group.leave()
-    told.aborted = False
+    flag.aborted = False
     group = group_of(device, ROUNDS[device.type] + 1, port, check)
     group.form()
     figures |= _steps(device, size, group)
@@ -125,14 +127,14 @@ def _all_reduce(group: Group, values: Tensor) -> None:
     group.wait(group.start_all_reduce(values))
 
 
-def _aborted(device: torch.device, group: Group, values: Tensor, told: SimpleNamespace) -> float:
+def _aborted(device: torch.device, group: Group, values: Tensor, flag: SimpleNamespace) -> float:
     """Seconds from an abort, while the training thread waits for a busy device, until that thread
     is free.
     """
     free = [0.0]
 
     def abort() -> None:
-        told.aborted, free[0] = True, time.perf_counter()
+        flag.aborted, free[0] = True, time.perf_counter()
         group.abort()
 
     if device.type == "cuda":
@@ -142,7 +144,7 @@ def _aborted(device: torch.device, group: Group, values: Tensor, told: SimpleNam
     with contextlib.suppress(GenerationLost):
         work = group.start_all_reduce(values)
         group.wait(work)
-        while not told.aborted:  # on a CPU nothing is waited for that long
+        while not flag.aborted:  # on a CPU no operation takes that long
             group.settle()
             timer.join(0.001)
         group.settle()
@@ -213,9 +215,7 @@ def state(device: torch.device, size: str) -> Figures:
 
 
 def faults(device: torch.device, size: str) -> Figures:
-    """Every fault that changes a tensor: whether it did, by the rank's own digests. Each on a model
-    of its own.
-    """
+    """Whether each tensor fault landed, by the rank's own digests; each on a separate model."""
     landed: dict[str, bool] = {}
     fields = TensorCorrupt.model_fields
     for surface, op in itertools.product(
@@ -230,7 +230,7 @@ def faults(device: torch.device, size: str) -> Figures:
 
 
 def _lands(fault: Any, surface: str, device: torch.device) -> bool:
-    """Act on a step, and on the next where the fault asks for it."""
+    """Apply the fault to a step, and to the next one if the fault needs it."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4)).to(device)
     held = TrainState(model, make_optimizer(list(model.parameters())), None, seed=1)
@@ -278,7 +278,7 @@ def _lands(fault: Any, surface: str, device: torch.device) -> bool:
 
 
 def _one_step(held: TrainState, inputs: Tensor) -> None:
-    """So that the optimizer has state."""
+    """Take one step, so that the optimizer has state."""
     held.model(inputs).square().sum().backward()
     held.apply(0.0)
 

@@ -1,5 +1,5 @@
-"""The job that ``benchmarks.gpu`` kills ranks of: a GPT on random tokens, on whatever device the
-supervisor gives.
+"""The job whose ranks ``benchmarks.gpu`` kills: a GPT on random tokens, on the device given by the
+supervisor.
 
 python -m recovery.run --ranks 2 benchmarks/gpu_train.py SIZE BATCH
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 import recovery
 from benchmarks.gpu_model import LENGTHS, make_model, make_optimizer, tokens_of
 
-STEPS = 100_000  # it is ended long before
+STEPS = 100_000  # stopped long before
 SAMPLES = 1 << 16
 
 

@@ -1,12 +1,10 @@
-"""How fast a rank that hangs is found and replaced, by the way in which it hangs: four families, at
-two step times.
+"""How fast a hung rank is detected and replaced, for four kinds of hang and two step times.
 
     python -m benchmarks.hangs [--seeds 6] [--long-seeds 2] [--runs runs/bench]
 
-Every arm meets all four, in an order, at ranks and at phases that its seed draws. A hang is to be
-declared within 8 median steps of its begin, or within 0.6 s where that is more; the steps are those
-before it, by the event log. On a machine that does something else meanwhile this says little: such
-incidents are counted, and kept in.
+Every arm has all four, with order, ranks and phases drawn from its seed. A hang must be declared
+within 8 median steps, or within 0.6 s if that is longer; the steps are those before the hang in the
+event log. Results mean little on a busy machine: such incidents are counted, and kept.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ FAMILIES = {
 }
 LOOKED_AT_S = 10.0
 OWN_WAIT, LEAST_WAIT, MOST_STEAL, MOST_WANTED = 1.5, 0.3, 0.05, 0.1
-"""Of a machine that is somebody else's too: ranks wait for processors so many times as long as they
-keep each other waiting, and so much longer; its hypervisor takes so much; and in so much of a
-silence somebody wants one in vain.
+"""Limits beyond which a machine counts as shared with other work: how much longer ranks wait for
+processors than they would because of each other, as a factor and in absolute terms; time taken by
+the hypervisor; and the share of a silence in which some task waits for a processor.
 """
 
 
@@ -61,8 +59,8 @@ PACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredHang:
-    """One hang. ``step_s``: the median step before it; ``busy``: what else the machine did
-    meanwhile, if it did.
+    """One hang. ``step_s``: the median step before it; ``busy``: other activity of the machine
+    meanwhile, if any.
     """
 
     family: str
@@ -73,7 +71,7 @@ class MeasuredHang:
 
     @property
     def bound_s(self) -> float:
-        """Within which it is to be declared."""
+        """Time limit for its declaration."""
         return max(FLOOR_S, FACTOR * self.step_s)
 
 
@@ -130,8 +128,8 @@ def found_in(log: Log) -> list[MeasuredHang]:
 
 
 def step_before(log: Log, before_ns: int) -> float:
-    """The median of the last steps that all ranks had done by then; those of one generation follow
-    each other.
+    """Median duration of the last steps finished by all ranks before a time, from consecutive steps
+    of one generation.
     """
     done: dict[tuple[int, int], int] = {}
     for event in log.of(Kind.STEP_COMMITTED):
@@ -144,8 +142,8 @@ def step_before(log: Log, before_ns: int) -> float:
 
 
 def busy(log: Log, since_ns: int, until_ns: int) -> str:
-    """What else the machine did while a rank was silent, and shortly before; "": nothing that was
-    recorded.
+    """Other activity of the machine while a rank was silent, and shortly before; "":
+    none recorded.
     """
     first_ns = min((event.time_ns for event in log.of(Kind.PRESSURE_READ)), default=since_ns)
     pressure = pressures_of(log, max(first_ns, since_ns - int(LOOKED_AT_S * NS)), until_ns).get(0)
@@ -158,13 +156,13 @@ def busy(log: Log, since_ns: int, until_ns: int) -> str:
             return f"{pressure.steal:.0%} of the processors' time were stolen"
     wanted_s, silent_s = _wanted(log, since_ns, until_ns), (until_ns - since_ns) / NS
     if wanted_s > MOST_WANTED * silent_s:
-        return f"processors were wanted in vain for {wanted_s:.2f} of {silent_s:.2f} s at least"
+        return f"tasks waited for a processor during at least {wanted_s:.2f} of {silent_s:.2f} s"
     return ""
 
 
 def _wanted(log: Log, since_ns: int, until_ns: int) -> float:
-    """For how long of a silence, at least, somebody wanted a processor in vain: ranks that train do
-    all the time.
+    """Minimum time of a silence in which some task waited for a processor, without the time of
+    training ranks, which always do.
     """
     readings = [event for event in log.of(Kind.PRESSURE_READ) if event.data["some_s"] is not None]
     before = [event for event in readings if event.time_ns <= since_ns]

@@ -3,9 +3,9 @@ of the same bytes.
 
     python -m benchmarks.memory [--rounds 7] [--mib 1024]
 
-The keepers are processes of their own. All arms of a round move the same bytes, one after the
-other, in an order that changes from round to round, and each ratio is of one round. A restore is
-all that a new rank does: ask which checkpoint is the newest, get it, compare it with its checksums,
+The keepers are separate processes. All arms of a round move the same bytes, one after the other, in
+an order that changes from round to round, and each ratio is computed within one round. A restore
+includes everything a new rank does: ask for the newest checkpoint, get it, verify its checksums,
 and only then copy it into the live state.
 """
 
@@ -37,7 +37,7 @@ SAVE_GOAL = 1.3  # times the copy
 
 
 class MemoryArms:
-    """What is timed. ``state``: what is saved and restored in place."""
+    """The timed operations. ``state``: saved, and restored in place."""
 
     def __init__(self, keepers: Keepers, state: TrainState) -> None:
         self.state = state
@@ -49,24 +49,24 @@ class MemoryArms:
         self.kept_s: list[float] = []
 
     def copy(self) -> None:
-        """Into memory that is there."""
+        """Copy into existing memory."""
         for into, tensor in zip(self.copies, self.tensors, strict=True):
             into.copy_(tensor)
 
     def save(self) -> None:
-        """What training stands still for."""
+        """The part of a save that blocks training."""
         self.state.step += 1
         self.memory.save(generation=1, layout=ALONE, rank=0)
 
     def kept(self) -> None:
-        """The rest of a save: not timed with it, but noted."""
+        """The rest of a save, timed separately."""
         assert self.memory.settle(120)
         for saved in self.memory.results():
             assert not saved.error and not saved.alone, saved
             self.kept_s.append(saved.seconds)
 
     def restore(self) -> None:
-        """The newest, verified."""
+        """Restore the newest checkpoint, verified."""
         newest = self.memory.candidates()[0]
         assert newest.step == self.state.step
         with self.memory.reading(newest, ALONE, 0) as reading:
@@ -76,16 +76,16 @@ class MemoryArms:
 
 
 def _nothing() -> None:
-    """Nobody waits."""
+    """Do nothing, as nothing waits."""
 
 
 def measure(arms: MemoryArms, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each arm, round by round; what the first rounds pay for (fresh memory) is left
-    out.
+    """Seconds of each arm, round by round, without the first rounds, which allocate
+    fresh memory.
     """
     acts: list[Callable[[], None]] = [arms.copy, arms.save, arms.restore]
     found: dict[str, list[float]] = {act.__name__: [] for act in acts}
-    for _ in range(4):  # until every buffer exists
+    for _ in range(4):  # warm up until every buffer exists
         arms.save()
         arms.kept()
     arms.kept_s.clear()

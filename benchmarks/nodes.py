@@ -1,11 +1,11 @@
-"""What a failure costs on nodes: a rank killed, a rank stopped, a node lost, under several
-launchers, interleaved.
+"""Cost of failures on nodes (a killed rank, a stopped rank, a lost node) under several launchers,
+interleaved.
 
     python -m benchmarks.nodes [--launchers local,docker] [--incidents 20] [--node-kills 10]
                                [--runs runs/bench-nodes]
 
 Ranks on four nodes, killed and stopped one at a time under drop-replica and hot-spare; then two
-ranks on each of two nodes, of which one is lost as a whole, with a third that stands by. ``slurm``
+ranks on each of two nodes, one of which is lost as a whole while a third node stands by. ``slurm``
 works inside an allocation of four nodes.
 """
 
@@ -37,7 +37,7 @@ LOSS_STEPS, LOSS_AT = 90, 40
 
 
 def on_ranks(kind: str, launcher: str, draw: random.Random, seed: int) -> str:
-    """Faults of single ranks, each on a node of its own, as YAML text."""
+    """Faults of single ranks, each on a separate node, as YAML text."""
     return f"""version: 1
 name: bench-{launcher}-{kind}
 seed: {seed}
@@ -55,7 +55,7 @@ invariants: {INVARIANTS}
 
 
 def of_a_node(launcher: str, draw: random.Random, seed: int) -> str:
-    """A node that is lost while another stands by, as YAML text."""
+    """Loss of a node while another stands by, as YAML text."""
     at = f"{{step: {LOSS_AT + draw.randrange(EVERY)}, phase: any}}"
     return f"""version: 1
 name: bench-{launcher}-node-kill
@@ -73,7 +73,7 @@ invariants: {INVARIANTS}
 
 
 def rows_of(measured: Measured) -> str:
-    """Recovery, and what of it follows detection, as Markdown."""
+    """Recovery times, and their part after detection, as Markdown."""
     lines = [
         "| recovery of | n | median s | 95 % CI | max s | detection, median s | after detection,"
         " median (max) s |"

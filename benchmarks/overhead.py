@@ -4,8 +4,8 @@ model, or with ``--shards`` against a bare loop of FSDP2.
     python -m benchmarks.overhead [--rounds 5] [--steps 150] [--shards 2]
 
 Both arms train the same gpt nano on the same data with the same optimizer at 4 ranks over gloo.
-Rounds alternate which arm goes first; each round gives one ratio of median step times. The first 20
-steps and steps with a checkpoint do not count.
+Rounds alternate which arm runs first; each round gives one ratio of median step times. The first 20
+steps and steps with a checkpoint are excluded.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ invariants: [evidence-complete]
 
 
 def _gaps(commits: list[tuple[int, int]]) -> list[float]:
-    """Seconds between commits, without the first steps and those that follow a checkpoint."""
+    """Seconds between commits, without the first steps and steps after a checkpoint."""
     pairs = itertools.pairwise(commits)
     return [(b - a) / 1e9 for (_, a), (step, b) in pairs if step > SKIP and (step - 1) % EVERY]
 

@@ -1,13 +1,13 @@
 """How long ``chaos fuzz`` takes to find each planted defect: ``python -m benchmarks.planted
 [--seeds N] [NAME...]``.
 
-Each seed is a search of its own in one process; it ends with the first find, and counts the
-scenarios and the seconds of its processor until then. ``--apart`` has a defect that a story found
-searched for again without the stories that its scenario tells, to see what the others find. What
-was found is kept in ``docs/results/planted.jsonl``, a line a search, and shown in
-``docs/search.md``; with ``--table`` it is only shown anew. ``--part I/N``: every Nth defect from I
-on, and ``--into FILE`` instead, so that several processes can share the work; ``--table FILE...``
-puts theirs together.
+Each seed is a separate search in one process; it ends with the first find, and counts scenarios and
+processor seconds until then. ``--apart`` repeats the search for a defect found by a story without
+the stories of its scenario, to see what the others find. Results are kept in
+``docs/results/planted.jsonl``, one line per search, and shown in ``docs/search.md``; ``--table``
+only renews that table. ``--part I/N`` searches every Nth defect from I on, and ``--into FILE``
+writes elsewhere, so that several processes can share the work; ``--table FILE...`` merges their
+results.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Row = dict[str, Any]
 
 
 def searched(name: str, seed: int, *, apart: bool = False) -> Row:
-    """One search. ``told``: the stories of the scenario that showed it; ``apart``: scenarios until
-    it was found without them, 0: it was not.
+    """One search. ``told``: the stories of the scenario that found the defect; ``apart``: scenarios
+    until it was found without them, 0: not found.
     """
     since_s = time.process_time()
     search = sought(PLANTED[name], seed=f"{name} {seed}")
@@ -53,8 +53,8 @@ def searched(name: str, seed: int, *, apart: bool = False) -> Row:
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
-    """The last of each search, in the order of the defects; those of defects that are no more left
-    out.
+    """The last result of each search, in the order of the defects, without defects that no longer
+    exist.
     """
     last = {(row["name"], row["seed"]): row for row in rows}
     return [row for name in PLANTED for (of, _), row in sorted(last.items()) if of == name]
@@ -71,7 +71,7 @@ def read(paths: Sequence[Path]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For the page."""
+    """The table and its summary for the page."""
     plays = [row["plays"] for row in rows if row["shown"]]
     seconds = [row["seconds"] for row in rows if row["shown"]]
     missed = [
@@ -113,14 +113,14 @@ def _told(found: Sequence[Row]) -> str:
 
 
 def _by_stories(rows: Sequence[Row]) -> str:
-    """How many finds stories made, and what is left of them without those that did."""
+    """Number of finds made by stories, and of those still found without them."""
     found = [row for row in rows if row["shown"]]
-    told = [row for row in found if row["told"]]
-    again = [row for row in told if "apart" in row]
-    names = {name for row in told for name in row["told"].split("; ")}
+    ours = [row for row in found if row["told"]]
+    again = [row for row in ours if "apart" in row]
+    names = {name for row in ours for name in row["told"].split("; ")}
     said = (
-        f"{len(found) - len(told)} of {len(found)} finds were made by faults that have nothing to"
-        f" do with each other, {len(told)} by {len(names)} of the {len(STORIES)} stories or by"
+        f"{len(found) - len(ours)} of {len(found)} finds were made by faults that have nothing to"
+        f" do with each other, {len(ours)} by {len(names)} of the {len(STORIES)} stories or by"
         " scenarios near one."
     )
     if again:

@@ -35,11 +35,11 @@ RESULTS = Path("docs/results")
 REGISTER = RESULTS / "recovery-times.yaml"
 TABLE_IN = "docs/performance.md"
 WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
-"""Pages that one command writes as a whole (benchmarks.gpu, harness.compare.result.definitions): no
-figure is copied there.
+"""Pages written entirely by one command (benchmarks.gpu, harness.compare.result.definitions),
+without copied figures.
 """
 MOST_ARCHIVED = 20 * 2**20
-"""Bytes of one archive: it is kept in git for ever."""
+"""Maximum bytes of an archive, as git keeps it forever."""
 PLANTED = re.compile(r"<!-- planted: made by .*?<!-- planted: end -->", re.DOTALL)
 PER_S = {"s": 0, "ms": -3}
 
@@ -63,7 +63,7 @@ def pages(root: Path) -> dict[str, str]:
 def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
     """Where pages and register differ, a line each."""
     found: list[str] = []
-    told: dict[tuple[str, str], set[str]] = {}
+    on_page: dict[tuple[str, str], set[str]] = {}
     for name, text in texts.items():
         phrases = [one.says for one in register.excused if one.file == name]
         found += [
@@ -75,10 +75,10 @@ def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
             found += [f"{name}:{block.line}: {what}" for what in _wrong(register, block)]
             for mark in block.marks:
                 for id in register.named(mark):
-                    told.setdefault((name, id), set()).update(block.figures())
+                    on_page.setdefault((name, id), set()).update(block.figures())
     for id, measurement, figure in register.every():
         for name in measurement.pages_of(figure):
-            lacking = [value for value in figure.values if value not in told.get((name, id), ())]
+            lacking = [value for value in figure.values if value not in on_page.get((name, id), ())]
             if lacking:
                 found.append(
                     f"{name} does not state {', '.join(lacking)} of {id}, as the register says"
@@ -92,7 +92,7 @@ def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
 
 
 def _wrong(register: Register, block: stated.Block) -> Iterator[str]:
-    """What a block states that the register does not hold."""
+    """Statements of a block that the register does not confirm."""
     if not block.marks:
         if block.speaks_of_recovery():
             yield (
@@ -119,9 +119,7 @@ def _wrong(register: Register, block: stated.Block) -> Iterator[str]:
 
 
 def table(register: Register) -> str:
-    """All recovery times that nothing newer supersedes as one table, like beside like, each in
-    seconds.
-    """
+    """All recovery times that are not superseded in one table in seconds, similar ones together."""
     head = ["fault", "recovery of", "median s", "n", "spread", "measured with", "commit", "machine"]
     valid = [measurement for measurement in register.measurements if not measurement.superseded_by]
     rows = [
@@ -151,7 +149,7 @@ def _row(measurement: Measurement, figure: Figure) -> list[str]:
 
 
 def _folded(measurement: Measurement) -> Iterator[list[str]]:
-    """Single trials, a line for each stack."""
+    """Single trials, one line per stack."""
     of: dict[str, list[Figure]] = {}
     for figure in measurement.figures:
         if figure.metric == "recovery":
@@ -180,8 +178,9 @@ def _provenance(measurement: Measurement) -> list[str]:
 
 
 def archived(path: Path) -> Comparison:
-    """What ``chaos compare`` derives from an archive. Raises LogError for one that is damaged, or
-    that holds anything but plain files of bounded size (``harness.compare.result.archive.unpack``).
+    """The comparison that ``chaos compare`` derives from an archive. Raises LogError if it is
+    damaged, or contains anything but plain files of bounded size
+    (``harness.compare.result.archive.unpack``).
     """
     with tempfile.TemporaryDirectory(prefix="published-") as away:
         unpack(path, Path(away))
@@ -189,9 +188,8 @@ def archived(path: Path) -> Comparison:
 
 
 def rows_of(made: Comparison) -> list[Figure]:
-    """The times of each stack under each family, and how many times as long as what it is set
-    against its recovery and its steps took. Rounded as the report rounds them
-    (``chaos.events.figures``).
+    """The times of each stack under each family, and the ratios of its recovery and step times to
+    those of the stack it is compared with, rounded as in the report (``chaos.events.figures``).
     """
     found = []
     for cell in made.cells:
@@ -217,7 +215,7 @@ def rows_of(made: Comparison) -> list[Figure]:
 def _measured(
     of: str, fault: str, metric: str, n: int, median: float, interval: tuple[float, float] | None
 ) -> Figure:
-    # A time is rounded up; how much longer another stack took, in its favour.
+    # A time is rounded up; a ratio that shows another stack slower, in that stack's favour.
     better = "higher" if "times " in metric and median > 1 else "lower"
     low_high = tuple(figures.number(value, better) for value in interval) if interval else None
     return Figure(
@@ -231,7 +229,7 @@ def _measured(
 
 
 def departures(measurement: Measurement, made: Comparison) -> list[str]:
-    """Where a measurement differs from what its archive gives."""
+    """Differences between a measurement and its archive."""
     given = {row.id: row for row in rows_of(made)}
     found = []
     commit = str(made.machine.get("commit", ""))
@@ -258,8 +256,8 @@ def _said(figure: Figure) -> str:
 
 
 def archives(register: Register, results: Path) -> list[str]:
-    """Where archives and register differ: an archive too large for git or that nothing names, one
-    that is not there, and every figure that does not come out of it.
+    """Differences between archives and register: an archive that is too large for git, unnamed or
+    missing, and every figure that does not match its archive.
     """
     there = {path.name for path in results.glob("*.tar.xz")}
     named = {one.archive for one in register.measurements if one.archive}

@@ -1,4 +1,4 @@
-"""What a failure costs: SIGKILL and SIGSTOP under each strategy, and under torchrun, in interleaved
+"""Cost of a failure: SIGKILL and SIGSTOP under each strategy, and under torchrun, in interleaved
 rounds.
 
     python -m benchmarks.recovery [--incidents 20] [--no-torchrun] [--runs runs/bench]
@@ -6,7 +6,7 @@ rounds.
 Every round plays one arm of each kind, with five incidents far enough apart to be independent;
 rank, phase and distance to the last checkpoint are drawn from the round's number. torchrun restarts
 the same model, data, global batch and checkpoints under the same injector and judge. The numbers
-come from the event logs, by the code that judges any run.
+come from the event logs, computed by the code that judges every run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Measured:
     verdicts: list[str] = field(default_factory=list)
 
     def add(self, label: str, results: Results) -> None:
-        """Take over what a run measured; a row is a strategy and ``label``."""
+        """Add a run's measurements; a row is a strategy and ``label``."""
         for cell in results.cells:
             row = f"{cell.strategy} {label}".strip()
             self.recovery[row] += cell.metrics["recovery_time"].values
@@ -69,7 +69,7 @@ class Measured:
 
 
 def faults(kind: str, draw: random.Random, *, within: str) -> str:
-    """The faults of an arm; each strikes at another distance from a checkpoint."""
+    """The faults of an arm, each at another distance from a checkpoint."""
     lines = []
     for number in range(PER_ARM):
         at = f"{{step: {GAP * (number + 1) + draw.randrange(EVERY)}{within}}}"
@@ -142,7 +142,7 @@ invariants: {SEEN_FROM_OUTSIDE}
 
 
 def play(name: str, text: str, runs: Path) -> Results:
-    """Run a scenario for real."""
+    """Run a scenario with real processes."""
     path = runs / f"{name}.yaml"
     path.write_text(text)
     loaded = load(path, build_catalogue(), overrides=[], env={})
@@ -151,9 +151,7 @@ def play(name: str, text: str, runs: Path) -> Results:
 
 
 def import_time_s() -> float:
-    """Seconds until as many new Pythons as there are ranks have all imported torch, as cold ranks
-    do.
-    """
+    """Seconds until one new Python process per rank has imported torch, as cold ranks do."""
     started = time.perf_counter()
     pythons = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(RANKS)]
     try:

@@ -1,5 +1,5 @@
-"""The register of recovery times, docs/results/recovery-times.yaml: what was measured, how often
-and where.
+"""Reads the register of recovery times, docs/results/recovery-times.yaml: figures, trial counts,
+machines.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ruamel.yaml import YAML, YAMLError
 from chaos.errors import ScenarioError
 
 Value = Annotated[str, Field(pattern=r"^(\d+(\.\d+)?|never)$")]
-"""A number as it is printed, so that 0.130 stays 0.130; ``never``: a median of which more than half
-never recovered.
+"""A number as printed, so that 0.130 stays 0.130; ``never``: a median over values of which more
+than half never recovered.
 """
 
 
 class RegisterModel(BaseModel):
-    """Base of what the register holds."""
+    """Base of the register's models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Figure(RegisterModel):
-    """What was measured of one stack or strategy (``of``) under one fault. ``metric``: recovery, or
-    what else; ``also``: more values of the same trials, by name; ``stated``: in which pages, empty:
-    those of the measurement.
+    """A measurement of one stack or strategy (``of``) under one fault. ``metric``: recovery, or
+    another metric; ``also``: more values of the same trials, by name; ``stated``: pages that state
+    it, empty: those of the measurement.
     """
 
     of: str = Field(min_length=1)
@@ -46,13 +46,13 @@ class Figure(RegisterModel):
 
     @property
     def id(self) -> str:
-        """Within its measurement."""
+        """Its id within the measurement."""
         words = [self.of, self.fault, *([] if self.metric == "recovery" else [self.metric])]
         return "/".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words)
 
     @property
     def values(self) -> list[str]:
-        """All that a page states of it."""
+        """All of its values that a page states."""
         return [
             value
             for value in (self.median, *(self.spread or ()), *self.also.values())
@@ -62,11 +62,11 @@ class Figure(RegisterModel):
 
 class Measurement(RegisterModel):
     """Figures of one session. ``what``: the scenario or the benchmark; ``commit``: of the code,
-    empty: not known, and the date stands for it; ``machine``: one of the register's; ``source``:
-    the command, or what else it is from; ``archive``: file below docs/results that holds the runs;
-    ``superseded_by``: the newer measurement of the same, where a page still shows the old one
-    beside it; ``spread``: what two numbers beside a median are, unless a figure's note says;
-    ``stated``: the pages that state it.
+    empty: unknown, with the date instead; ``machine``: one of the register's; ``source``: the
+    command, or another origin; ``archive``: file below docs/results with the runs;
+    ``superseded_by``: the newer measurement of the same, if a page still shows the old one beside
+    it; ``spread``: meaning of the two numbers beside a median, unless a figure's note says
+    otherwise; ``stated``: the pages that state it.
     """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -97,12 +97,12 @@ class Measurement(RegisterModel):
         return self
 
     def pages_of(self, figure: Figure) -> list[str]:
-        """Which pages state it."""
+        """Pages that state a figure."""
         return figure.stated or self.stated
 
 
 class Excused(RegisterModel):
-    """A phrase with a time in it that nobody measured: a limit, a default, an example."""
+    """A phrase with a time that was not measured: a limit, a default, an example."""
 
     file: str
     says: str
@@ -110,8 +110,8 @@ class Excused(RegisterModel):
 
 
 class Register(RegisterModel):
-    """``machines``: name -> what it is; ``excused``: what pages say of recovery in seconds that is
-    no measurement.
+    """``machines``: name -> description; ``excused``: phrases of pages about recovery in seconds
+    that are not measurements.
     """
 
     machines: dict[str, str]
@@ -143,7 +143,7 @@ class Register(RegisterModel):
                 yield f"{measurement.id}/{figure.id}", measurement, figure
 
     def named(self, mark: str) -> dict[str, Figure]:
-        """The figures that a mark names: one, or all below that id."""
+        """The figures named by a mark: one, or all below that id."""
         return {
             id: figure for id, _, figure in self.every() if id == mark or id.startswith(f"{mark}/")
         }

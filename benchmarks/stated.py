@@ -1,9 +1,9 @@
-"""What a page of documentation states about recovery: its figures, and the measurements that its
-marks name.
+"""Reads a documentation page's statements about recovery: its figures, and the measurements named
+by its marks.
 
 A page is read in blocks: a paragraph, an item of a list, a table, a fenced text. The mark ``<!--
-figures: ID ... -->``, in a block or on the line above it, says which measurements the figures in it
-are of; readers do not see it.
+figures: ID ... -->``, in a block or on the line above it, names the measurements behind the block's
+figures; readers do not see it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """``kind``: text, table or fence; ``marks``: ids of measurements; ``text``: on one line,
-    without marks; ``above``: the text of the block before it, which says what a table is of.
+    without marks; ``above``: the text of the previous block, which describes a table.
     """
 
     line: int
@@ -44,8 +44,8 @@ class Block:
     above: str = ""
 
     def figures(self) -> list[str]:
-        """Measured values: fractions, times, multiples, intervals, and numbers that are all a
-        table's cell holds.
+        """Measured values: fractions, times, multiples, intervals, and numbers that fill a table
+        cell.
         """
         inside = [found.span() for found in _INTERVAL.finditer(self.text)]
         return [
@@ -60,7 +60,7 @@ class Block:
         ]
 
     def speaks_of_recovery(self) -> bool:
-        """Whether it states how long a recovery took, in words that this program knows."""
+        """Whether it states a recovery time in words known to this program."""
         plain = self._plain()
         if self.kind == "table":
             said = f"{_blanked(self.above)} {plain}"
@@ -69,15 +69,17 @@ class Block:
         return timed and bool(_SPEAKS.search(plain))
 
     def says(self, count: int) -> bool:
-        """Whether it, or the block above it, says a number of trials: in digits, or as a word up to
-        ten.
+        """Whether it, or the block above it, states a number of trials: in digits, or as a word up
+        to ten.
         """
         words = [str(count), *_WORDS[count - 1 : count], *(["single"] if count == 1 else [])]
         said = f"{self.above} {self.text}"
         return any(re.search(rf"(?<![\w.]){word}(?![\w]|\.\d)", said, re.I) for word in words)
 
     def _plain(self) -> str:
-        """As long as the text; a fence is all code, and is read."""
+        """The text without inline code, with the same length; a fence, which is all
+        code, is read.
+        """
         return self.text if self.kind == "fence" else _blanked(self.text)
 
     def _fills_its_cell(self, found: re.Match[str]) -> bool:
@@ -90,8 +92,8 @@ def _blanked(text: str) -> str:
 
 
 def blocks(page: str, excused: Sequence[str] = ()) -> Iterator[Block]:
-    """The blocks of a page, but for the table that is made from the register. ``excused``: phrases
-    that are not read, as what they say was not measured.
+    """The blocks of a page, except the table generated from the register. ``excused``: phrases to
+    skip, as they do not state measurements.
     """
     above, pending = "", []
     for first, kind, lines in _cut(_without_made(page)):
@@ -108,27 +110,27 @@ def blocks(page: str, excused: Sequence[str] = ()) -> Iterator[Block]:
 
 
 def flat(page: str) -> str:
-    """The text of a page, but for the table that is made, on one line: a phrase is found wherever
-    lines end.
+    """The text of a page on one line, except the generated table, so that phrases are found across
+    line ends.
     """
     return " ".join(_without_made(page).split())
 
 
 def made(page: str) -> str | None:
-    """What stands between the two marks of the table that is made; None where they are missing."""
+    """Content between the two marks of the generated table; None if they are missing."""
     _, begun, rest = page.partition(BEGIN + "\n")
     inside, ended, _ = rest.partition("\n" + END)
     return inside if begun and ended else None
 
 
 def with_made(page: str, table: str) -> str:
-    """The page with another table between the two marks, which it has."""
+    """The page with another table between its two marks."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
 def _without_made(page: str) -> str:
-    """As many lines, those of the made table empty."""
+    """The page with the lines of the generated table emptied."""
     inside = made(page)
     return page if inside is None else with_made(page, "\n" * inside.count("\n"))
 
@@ -148,7 +150,7 @@ def _cut(page: str) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _kind(line: str, before: str, lines: Sequence[str]) -> str:
-    """Of a line: fence, table, text, or empty for a line that holds nothing."""
+    """Kind of a line: fence, table, text, or "" for an empty line."""
     if before == "fence" and not (len(lines) > 1 and lines[-1].lstrip().startswith("```")):
         return "fence"
     words = line.strip()

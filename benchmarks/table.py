@@ -29,17 +29,17 @@ AHEAD_OF_TORCHRUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """``seconds``: the most a median may be; ``words``: how that follows."""
+    """``seconds``: maximum median; ``words``: its derivation."""
 
     seconds: float
     words: str
 
 
 def goals(step_s: float, import_s: float) -> dict[str, Goal]:
-    """What the project set out to reach with 4 ranks of gpt nano on 2 cores.
+    """The project's goals with 4 ranks of gpt nano on 2 cores.
 
-    ``step_s``: median step; ``import_s``: as many imports of torch at once as ranks; both of the
-    same run.
+    ``step_s``: median step; ``import_s``: one import of torch per rank, at the same time; both from
+    the same run.
     """
     detected = max(8 * step_s, 0.25)
     return {
@@ -65,7 +65,7 @@ def goals(step_s: float, import_s: float) -> dict[str, Goal]:
 def recovery(
     recovered: Values, detected: Values, *, steps: Sequence[float], imports: Sequence[float]
 ) -> str:
-    """Time from the fault to the first new committed step, one row a kind, and how much faster than
+    """Time from the fault to the first new committed step, one row per kind, with the ratio to
     torchrun.
     """
     step_s, import_s = median(steps), median(imports)

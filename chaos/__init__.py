@@ -1,3 +1,3 @@
-"""Faults and the words everybody shares: events, scenarios, schedules. Never imports torch at
-module level.
+"""Faults, and what all packages share: events, scenarios, schedules. Never imports torch at module
+level.
 """

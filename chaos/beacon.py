@@ -1,5 +1,5 @@
-"""Tells a chaos run how far training is, and lets it act at named places of a step; nothing at all
-outside a run.
+"""Reports training progress to a chaos run, and lets it inject faults at named places of a step.
+Does nothing outside a run.
 
     from chaos import beacon
 
@@ -10,9 +10,9 @@ outside a run.
         evaluate(model)
 
 Standard library only; the file may also be copied beside a script whose environment lacks this
-package. Outside a run a call is one look-up. In a run ``step`` appends one short line to a file in
-a single write: it never blocks on the harness, never raises, and takes a few microseconds.
-``point`` holds only where a fault is planned.
+package. Outside a run, a call costs one environment look-up. In a run, ``step`` appends one short
+line to a file in a single write: it never blocks on the harness, never raises, and takes a few
+microseconds. ``point`` holds only where a fault is planned.
 """
 
 from __future__ import annotations
@@ -27,27 +27,31 @@ VARIABLE = "CHAOS_BEACON"
 """Environment variable that names the file to append to; set by the harness."""
 VERSION = 1
 POINTS = "CHAOS_POINTS"
-"""Environment variable that names the file in which the harness says where a process is to hold."""
+"""Environment variable that names the file in which the harness lists the points where a process
+must hold.
+"""
 HANG_LIMIT_S = 600.0
-"""No fault has a process hang for longer."""
+"""Longest hang of any fault."""
 HOLD_LIMIT_S = 30.0
-"""A process holds no longer for a harness that does not answer, and never again for that one."""
+"""Longest hold for a harness that does not answer; after that, the process never holds for this
+harness again.
+"""
 SAID = "injected by chaos: "
-"""How the message of an exception begins that a fault raises here."""
+"""Prefix of the message of an exception that a fault raises here."""
 EVERY_STEP = 0
-"""In the file of points: at each step."""
+"""In the file of points: every step."""
 _ARMED = b"1"
 _SPEAK_LIMIT_S = 1.0
 _ANSWER_LIMIT = 1024
-_ROUNDS = 50_000  # some hundredths of a second
+_ROUNDS = 50_000  # takes some hundredths of a second
 
 
 def step(step: int, *, loss: float | None = None, samples: int | None = None) -> None:
     """Say that training step ``step`` is done.
 
-    ``loss``: of the step; a tensor works too, if its ``float()`` costs you nothing. ``samples``:
-    that this process used in the step. Any rank may call it, or only one: a step counts as done
-    when the first says so.
+    ``loss``: of the step; a tensor works too, but ``float()`` is called on it, which may
+    synchronize with the device. ``samples``: number this process used in the step. All ranks may
+    call it, or only one: a step counts as done at the first report.
     """
     path = os.environ.get(VARIABLE)
     if path is None:
@@ -62,8 +66,8 @@ def step(step: int, *, loss: float | None = None, samples: int | None = None) ->
 
 
 def _number(loss: float | None) -> str:
-    """A dash where none was given, ``?`` for what is none: the step was done all the same, and that
-    is said.
+    """The loss as text: a dash if none was given, ``?`` if it is not a number; the step is reported
+    in any case.
     """
     try:
         return "-" if loss is None else repr(float(loss))
@@ -72,7 +76,7 @@ def _number(loss: float | None) -> str:
 
 
 class _Busy:
-    """What ``busy`` returns."""
+    """Context manager returned by ``busy``."""
 
     def __enter__(self) -> None:
         return None
@@ -82,10 +86,10 @@ class _Busy:
 
 
 def busy(what: str, *, limit_s: float = 3600.0) -> _Busy:
-    """Say that this process does something else than training, such as an evaluation, for
-    ``limit_s`` seconds at most: that no step is reported meanwhile is then no hang.
+    """Say that this process does something other than training, such as an evaluation, for at most
+    ``limit_s`` seconds. A lack of steps during that time does not count as a hang.
 
-    ``with beacon.busy("evaluation"):`` around it; or a call before it, which holds until the
+    Use it as ``with beacon.busy("evaluation"):``, or call it before; then it applies until the
     process's next ``step``.
     """
     _say_busy(what, limit_s)
@@ -110,11 +114,11 @@ def point(name: str, step: int) -> str | None:
     """Say that training step ``step``, counted from 1, is at the place ``name``, and hold there if
     a fault is planned.
 
-    ``name``: ``data``, ``forward``, ``backward``, ``gradient`` (gradients are there, and not
-    reduced yet), ``optimizer`` or ``saving`` (in the middle of writing the checkpoint of ``step``).
-    Returns None: go on; or ``"nan"``: fill this rank's gradients with NaN, and call ``did``. The
-    process may be killed or stopped while it holds, and may hang here for as long as a fault says.
-    Raises RuntimeError where an exception is planned, and nothing else.
+    ``name``: ``data``, ``forward``, ``backward``, ``gradient`` (gradients are computed but not yet
+    reduced), ``optimizer`` or ``saving`` (while writing the checkpoint of ``step``). Returns None
+    to continue, or ``"nan"``: fill this rank's gradients with NaN, and call ``did``. The process
+    may be killed or stopped while it holds, or hang here as long as a fault says. Raises only
+    RuntimeError, where an exception is planned.
     """
     path = os.environ.get(POINTS)
     if path is None:
@@ -131,15 +135,15 @@ def point(name: str, step: int) -> str | None:
         raise RuntimeError(SAID + answer.removeprefix("raise "))
     if answer.startswith("hang "):
         points.say(f"did {int(step)} hang {threading.get_native_id()} -")
-        _hang_as_told(answer)
+        _hang_as_answered(answer)
     return answer if answer == "nan" else None
 
 
 def did(what: str, step: int, *, before: float | None = None, after: float | None = None) -> None:
-    """Say that what ``point`` asked for in step ``step`` was done; never raises.
+    """Confirm that the action requested by ``point`` in step ``step`` was done; never raises.
 
-    ``what``: ``"nan"``. ``before``, ``after``: some number of the gradients, such as their sum, by
-    which it shows.
+    ``what``: ``"nan"``. ``before``, ``after``: a value computed from the gradients, such as their
+    sum, that shows the change.
     """
     path = os.environ.get(POINTS)
     points = _points(path) if path is not None else None
@@ -153,11 +157,12 @@ def did(what: str, step: int, *, before: float | None = None, after: float | Non
 
 
 def hang(how: str, seconds: float) -> str:
-    """Keep this thread from going on for so long, whatever it is told; returns how it is done.
+    """Block this thread for ``seconds`` (at most HANG_LIMIT_S), whatever else happens; returns the
+    mechanism used.
 
-    ``how``: ``sleep``, in a lock that is never released; ``spin``, in Python code; ``kernel``, as
-    if for a kernel of a GPU: in C code that uses a processor and has released the interpreter's
-    lock. Raises ValueError for anything else.
+    ``how``: ``sleep`` waits in a lock that is never released; ``spin`` loops in Python code;
+    ``kernel`` imitates waiting for a GPU kernel, in C code that uses a processor with the GIL
+    released. Raises ValueError for anything else.
     """
     deadline = time.monotonic() + min(seconds, HANG_LIMIT_S)
     if how == "sleep":
@@ -177,11 +182,11 @@ def hang(how: str, seconds: float) -> str:
                 "sha256", b"no kernel of a GPU is run", b"but a processor is busy", _ROUNDS
             )
         return "emulated: a busy wait in C, with the interpreter's lock released"
-    raise ValueError(f"there is no such hang: {how}")
+    raise ValueError(f"unknown kind of hang: {how}")
 
 
-def _hang_as_told(answer: str) -> None:
-    """By a harness, in its words; one of another version is not obeyed."""
+def _hang_as_answered(answer: str) -> None:
+    """Hang as the harness's answer says; an answer of another version is ignored."""
     try:
         _, how, seconds = answer.split(" ")
         hang(how, float(seconds))
@@ -190,8 +195,8 @@ def _hang_as_told(answer: str) -> None:
 
 
 class _Points:
-    """What the harness wrote of one arm's points, and this process's way to it. Forked children
-    stay silent.
+    """One arm's points as written by the harness, and this process's connection to the harness.
+    Forked children stay silent.
 
     The file: ``1 <socket>``, then a line for each point, ``<1 armed, 0 not> <step> <name>``; only
     the first character of a line ever changes.
@@ -211,18 +216,20 @@ class _Points:
             if int(number) == EVERY_STEP:
                 self._of_any_step[name] = offset
             offset += len(row) + 1
-        self._one = threading.Lock()  # a checkpoint may be saved by a thread of its own
+        self._one = threading.Lock()  # a checkpoint may be saved on a separate thread
         self._socket: socket.socket | None = None
         self._asked = 0
         self._gone = version != str(VERSION)
 
     def armed(self, step: int, name: str) -> bool:
-        """Whether a rank has to hold there."""
+        """Whether a rank must hold at this point."""
         places = (self._places.get((step, name)), self._of_any_step.get(name))
         return any(at is not None and os.pread(self._fd, 1, at) == _ARMED for at in places)
 
     def ask(self, step: int, name: str) -> str:
-        """Hold until the harness has acted or answered; ``go`` without one. Raises OSError."""
+        """Hold until the harness has acted or answered; returns ``go`` without an answer. Raises
+        OSError.
+        """
         if os.getpid() != self._pid:
             return "go"
         with self._one:
@@ -234,12 +241,12 @@ class _Points:
                 self._send(f"at {self._asked} {step} {name}")
                 answer = self._answer()
             finally:
-                if not answer:  # too late, lost, or interrupted: what still comes is not for us
+                if not answer:  # a late answer must not be read as the next one
                     self._drop()
         return answer or "go"
 
     def say(self, line: str) -> None:
-        """Tell the harness, if it is there."""
+        """Send a line to the harness, if connected."""
         if os.getpid() != self._pid:
             return
         with self._one:
@@ -295,7 +302,7 @@ _LOADED: dict[str, _Points | None] = {}
 
 
 def _points(path: str) -> _Points | None:
-    """What the file says, read once; None where it makes no sense."""
+    """The points file, read once; None if it is invalid."""
     if path not in _LOADED:
         try:
             _LOADED[path] = _Points(path)
@@ -305,8 +312,8 @@ def _points(path: str) -> _Points | None:
 
 
 def _rank() -> str:
-    """Read from the environment each time: a job that continues with fewer ranks may number them
-    anew.
+    """This process's rank, read from the environment each time: a job that continues with fewer
+    ranks may renumber them.
     """
     return next(
         (v for n in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK") if (v := os.environ.get(n))),
@@ -316,5 +323,5 @@ def _rank() -> str:
 
 @lru_cache(maxsize=4)
 def _open(path: str, pid: int) -> int:
-    """The open file. Cached for each process, forked ones included."""
+    """The open file, cached per process, including forked ones."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,6 +1,7 @@
-"""The command line and composition root: the one file here that may import the other packages.
+"""The command line and composition root: with ``chaos.commands``, the only code here that may
+import the other packages.
 
-Everything heavy is imported inside the commands, so that ``chaos --help`` answers at once.
+Heavy imports are inside the commands, so that ``chaos --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ _SET = click.option(
     help="Change a value of the scenario; repeatable.",
 )
 _RUNS = click.option(
-    "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where run directories lie."
+    "--runs",
+    type=_PATH,
+    default=Path("runs"),
+    show_default=True,
+    help="Directory of run directories.",
 )
 _FORMAT = click.option(
     "--format",
@@ -54,14 +59,18 @@ _FORMAT = click.option(
     show_default=True,
     help="Output format.",
 )
-_QUIET = click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
+_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print less.")
 _SEED = click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), help="Instead of the scenario's seed."
+    "--seed", type=click.IntRange(0, 2**32 - 1), help="Overrides the scenario's seed."
 )
-_REPEAT = click.option("--repeat", type=int, help="Instead of the scenario's repeat.")
-_LAUNCHER = click.option("--launcher", help="Instead of the scenario's launcher.")
+_REPEAT = click.option("--repeat", type=int, help="Overrides the scenario's repeat.")
+_LAUNCHER = click.option("--launcher", help="Overrides the scenario's launcher.")
 _CELL = click.option(
-    "--cell", "only", multiple=True, metavar="ID", help="Only this cell of the matrix; repeatable."
+    "--cell",
+    "only",
+    multiple=True,
+    metavar="ID",
+    help="Run only this cell of the matrix; repeatable.",
 )
 
 
@@ -132,7 +141,7 @@ def run(
 @_SET
 @_QUIET
 def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:
-    """Check scenario files; shows all errors at once and starts nothing."""
+    """Check scenario files, showing all errors at once; starts nothing."""
     code = errors.EXIT_PASS
     for path in scenarios:
         try:
@@ -156,9 +165,9 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_LAUNCHER
 @_CELL
 @_FORMAT
-@click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm, instead.")
+@click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
 def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
-    """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches
+    """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
     """
     from chaos.loading.cells import chosen
@@ -186,7 +195,7 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
 @_QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
-    """Judge a stored run again, from its event logs alone, and rewrite its results.json."""
+    """Judge a stored run again from its event logs alone, and rewrite its results.json."""
     directory, results = _judged(run)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
     return results.exit_code
@@ -210,15 +219,17 @@ def report(run: Path, quiet: bool) -> int:
 
 @cli.command()
 @click.argument("run", required=False, type=_PATH)
-@click.option("--all", "every", is_flag=True, help="Every run below --runs, as without a RUN.")
+@click.option(
+    "--all", "every", is_flag=True, help="Heal every run below --runs; the default without a RUN."
+)
 @_RUNS
 @_FORMAT
 @_QUIET
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
-    """Undo what killed runs have left behind.
+    """Clean up what killed runs left behind.
 
-    That is processes, containers, mounts, limits, shared memory and files. A run whose harness is
-    alive is not touched. Exit code 5: something could not be undone.
+    Removes their processes, containers, mounts, limits, shared memory and files. Skips runs whose
+    harness is alive. Exit code 5: something could not be undone.
     """
     from harness.run import heal as healing
 
@@ -239,7 +250,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 @_RUNS
 @_FORMAT
 def ps(runs: Path, form: str) -> int:
-    """List live runs, and what dead ones have left."""
+    """List live runs, and what dead runs left behind."""
     from harness.run import ps as live
 
     found = live.listing(runs)
@@ -260,7 +271,9 @@ def schema() -> int:
 
 
 def build_catalogue() -> Catalogue:
-    """Everything a scenario may name, by what lies in the plugin packages. Imports no torch."""
+    """Everything a scenario may name, from the modules of the plugin packages. Does not import
+    torch.
+    """
     from chaos import plugins
     from chaos.fault.base import Fault
     from chaos.scenario.catalogue import Catalogue
@@ -286,7 +299,7 @@ for _command in all_commands():
 
 
 def main() -> None:
-    """Entry point of ``chaos`` and ``trainchaos``: exits with the codes of the design."""
+    """Entry point of ``chaos`` and ``trainchaos``; exits with the codes of ``chaos --help``."""
     sys.exit(run_as_process(invoke, sys.argv[1:]))
 
 
@@ -336,8 +349,8 @@ def _load(
 
 
 def _heal_before(runs: Path) -> None:
-    """Undo what dead runs have left, before another one starts; says only what it did or could not
-    do.
+    """Clean up after dead runs before another one starts; prints only what it did or
+    could not do.
     """
     from harness.run.heal import heal_all
 

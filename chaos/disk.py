@@ -1,4 +1,4 @@
-"""Room on a disk: kept for a file, or said to be none."""
+"""Reserves disk space for a file, and makes the error for a full disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _KEEP_SIZE = 0x1  # include/uapi/linux/falloc.h
 
 
 def reserve(fd: int, offset: int, length: int) -> bool:
-    """Have room kept for a file behind ``offset``, whose size stays as it is; whether it is."""
+    """Reserve ``length`` bytes of disk space behind ``offset`` without changing the file's size;
+    returns whether that worked.
+    """
     with suppress(AttributeError):  # another C library
         call = ctypes.CDLL(None).fallocate
         call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -20,5 +22,5 @@ def reserve(fd: int, offset: int, length: int) -> bool:
 
 
 def full() -> OSError:
-    """As the kernel says it."""
+    """The kernel's error for a full disk."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

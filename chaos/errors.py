@@ -23,7 +23,7 @@ DISK_TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ERO
 
 
 class ChaosError(Exception):
-    """Base of every error this project raises for a person to read."""
+    """Base of all errors meant for people."""
 
     exit_code = EXIT_HARNESS
 
@@ -63,6 +63,6 @@ class LogError(ChaosError):
 
 
 class NoRun(LogError):
-    """What was named is no run directory."""
+    """The path is not a run directory."""
 
     exit_code = EXIT_USAGE

@@ -1,10 +1,9 @@
-"""Reads files that another program may have written, and writes where one may have put something
-else.
+"""Reads and writes files in directories that other programs may have changed.
 
-Everything in a run directory may be damaged, or made by an attacker: a pipe without a writer, a
-device without an end, a link out of the directory, ten gigabytes of nothing, JSON that nests for
-ever. All readers and writers of such files come through here, so that each of these is one clear
-error, found at once and in bounded memory.
+Everything in a run directory may be damaged, or made by an attacker: a pipe without a writer, an
+endless device, a link out of the directory, ten gigabytes of zeros, endlessly nested JSON. All such
+files are read and written through this module, so that each of these is one clear error, found at
+once and in bounded memory.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-if TYPE_CHECKING:  # ranks read and write events, and have no use for pydantic
+if TYPE_CHECKING:  # ranks read and write events but do not need pydantic
     from pydantic import BaseModel
 
 MAX_BYTES = 32 << 20
-MAX_VALUES = 2_500_000  # of a JSON text: an empty list of two characters takes 64 bytes of memory
+MAX_VALUES = 2_500_000  # per JSON text: an empty list of two characters takes 64 bytes of memory
 _LONGEST_REASON = 300
-_LONGEST_INT = 20  # of 64 bits, with a sign
+_LONGEST_INT = 20  # digits of 64 bits, with a sign
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Found = TypeVar("Found", bound="BaseModel")
@@ -35,11 +34,11 @@ Found = TypeVar("Found", bound="BaseModel")
 def open_regular(
     path: Path, *, follow: bool = False, flags: int = os.O_RDONLY, most: float = math.inf
 ) -> BinaryIO:
-    """Open a regular file without blocking. ``follow``: where a person has named the file, which
-    may well be a link then; ``most``: bytes that it may hold. Raises OSError, whose ``strerror``
-    says what is there instead.
+    """Open a regular file without blocking. ``follow``: follow a symbolic link, for files named by
+    a person; ``most``: maximum size in bytes. Raises OSError, whose ``strerror`` says what is there
+    instead.
     """
-    # A pipe would wait for its other end.
+    # Opening a pipe would block until its other end is opened.
     more = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         fd = os.open(path, flags | more)
@@ -69,9 +68,9 @@ def read_bytes(path: Path, *, most: int = MAX_BYTES, follow: bool = False) -> by
 
 
 def parse_json(data: bytes, *, halves: bool = False) -> Any:
-    """JSON as its standard has it: no NaN, no number beyond what a float holds. ``halves``: of
-    surrogate pairs, which names of files may hold, and nothing that is to be shown. Raises
-    ValueError, whatever is wrong.
+    """Parse strict JSON: no NaN, no number beyond what a float holds. ``halves``: allow halves of
+    surrogate pairs, which file names may contain but text to be shown must not. Raises ValueError
+    for any problem.
     """
     if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES} values")
@@ -89,32 +88,30 @@ def parse_json(data: bytes, *, halves: bool = False) -> Any:
 
 
 def read_json(path: Path, *, follow: bool = False) -> Any:
-    """What a JSON file holds. Raises OSError, and ValueError for what is no JSON."""
+    """The content of a JSON file. Raises OSError, and ValueError if it is not JSON."""
     return parse_json(read_bytes(path, follow=follow))
 
 
 def read_model(path: Path, kind: type[Found], *, follow: bool = False) -> Found:
-    """What a JSON file holds, as a model. Raises OSError, and ValueError for a file of another
-    form.
+    """The content of a JSON file as a model. Raises OSError, and ValueError if it does not fit the
+    model.
     """
     return parse_model(read_bytes(path, follow=follow), kind)
 
 
 def parse_model(data: bytes, kind: type[Found]) -> Found:
-    """A JSON text as a model. Raises ValueError for one of another form."""
+    """A JSON text as a model. Raises ValueError if it does not fit the model."""
     return kind.model_validate(parse_json(data))
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, in one short line; of many things that are wrong with a model
-    the first.
-    """
+    """Why a file could not be read, in one short line; for a model, only its first problem."""
     if hasattr(error, "errors"):  # pydantic's
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         text = f"{place}: {first['msg']}" if place else first["msg"]
     elif isinstance(error, UnicodeDecodeError):
-        text = "it is no text"
+        text = "it is not text"
     else:
         text = (
             (error.strerror if isinstance(error, OSError) else None)
@@ -126,8 +123,8 @@ def reason(error: Exception) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all, in place of whatever has its name: what a link leads to
-    stays as it is. What no encoding takes becomes a question mark. Raises OSError.
+    """Write a file atomically, replacing whatever has its name; the target of a link stays
+    unchanged. Characters that cannot be encoded become question marks. Raises OSError.
     """
     with replacing(path) as stream:
         stream.write(text.encode(errors="replace"))
@@ -135,14 +132,13 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name of another when it is complete; left by an error, nothing has
-    changed. Raises OSError.
+    """A new file that replaces ``path`` once it is complete; after an error nothing has changed.
+    Raises OSError.
     """
-    # A name of its own for each process, and never a file that is there already: that could be a
-    # link.
+    # A name per process, and never an existing file: that could be a link.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(FileNotFoundError):
-        temporary.unlink()  # of an earlier process with this number
+        temporary.unlink()  # left by an earlier process with this pid
     fd = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
     )
@@ -157,14 +153,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a text names something directly below a directory: no way out of it, and no way
-    further down.
-    """
+    """Whether a name is a single path component: neither outside a directory nor further down."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _whole(text: str) -> int:

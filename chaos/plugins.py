@@ -1,4 +1,4 @@
-"""Finds plugins: one module in a package is one plugin, and the module's name (with dashes) is its
+"""Finds plugins: each module of a package is one plugin, and its name with dashes is the plugin's
 name in YAML.
 """
 

@@ -1,4 +1,4 @@
-"""Reports: each reads a finished run and its results, and writes one file into the run
+"""Reports: each module reads a finished run and its results, and writes one file into the run
 directory.
 """
 
@@ -13,7 +13,7 @@ from harness.judge.results import Results
 
 
 def names() -> list[str]:
-    """Names of all reports: the modules of this package; packages hold what they share."""
+    """Names of all reports: the modules of this package; its subpackages hold shared code."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
 
 
@@ -26,5 +26,5 @@ def render(name: str, run: RunDirectory, results: Results) -> Path:
 
 
 def render_all(run: RunDirectory, results: Results) -> list[Path]:
-    """Write every report there is and return their paths, in order of their names."""
+    """Write all reports and return their paths, in order of their names."""
     return [render(name, run, results) for name in names()]

@@ -1,4 +1,4 @@
-"""``report.html``: one file that needs nothing else, not even a network."""
+"""``report.html``: a self-contained page that needs no network."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(run: RunDirectory, results: Results) -> Path:
-    """Write ``report.html`` and return its path. A missing event log costs only the plots that need
-    it.
+    """Write ``report.html`` and return its path. Without an event log, only the plots that need it
+    are missing.
     """
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -76,7 +76,7 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
 
 
 def _failures(results: Results) -> list[tuple[str, str]]:
-    """Where and what, for every clause that failed."""
+    """Place and description of every clause that failed."""
     labels = cell_labels(results)
     return [
         (
@@ -105,7 +105,7 @@ def _series(pairs: list[Pair], labels: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def _undrawn(results: Results, pairs: list[Pair], labels: dict[str, str]) -> list[str]:
-    """What the plots leave out, and why."""
+    """Notes on what the plots leave out, and why."""
     notes = []
     beyond = len(results.cells) - MAX_PLOTTED_CELLS
     if beyond > 0:

@@ -40,9 +40,7 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 
 def write(run: RunDirectory, results: Results, path: Path) -> Path:
-    """Write the file for results as they are given, such as those a gate has judged; returns
-    ``path``.
-    """
+    """Write the file for given results, such as those judged by a gate; returns ``path``."""
     tree = ET.ElementTree(_suites(run, results))
     ET.indent(tree)
     with replacing(path) as stream:
@@ -51,7 +49,7 @@ def write(run: RunDirectory, results: Results, path: Path) -> Path:
 
 
 def cases(results: Results) -> list[Case]:
-    """All cases, their names made unique within a group."""
+    """All cases, with names unique within a group."""
     found = [_sla(results, sla) for sla in results.slas]
     for cell in results.cells:
         found += [_invariant(cell.id, name, finding) for name, finding in cell.invariants.items()]
@@ -96,8 +94,8 @@ def _invariant(cell: str, name: str, finding: Finding) -> Case:
 
 
 def _fault(i: Incident) -> Case:
-    """A fault passes when it landed and was healed; SLAs and invariants judge what the system made
-    of it.
+    """A fault passes if it landed and was healed; SLAs and invariants judge how the
+    system reacted.
     """
     problem: Literal["failure", "error"] | None = None
     message = ""
@@ -128,8 +126,8 @@ def _fault(i: Incident) -> Case:
 
 
 def _run_case(results: Results, tested: bool) -> list[Case]:
-    """A case of its own for a run that ended early or tested nothing, lest CI take silence for a
-    pass.
+    """A separate case for a run that ended early or tested nothing, so that CI does not take it for
+    a pass.
     """
     if tested and results.verdict in ("pass", "fail", "inconclusive"):
         return []

@@ -35,15 +35,15 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 
 def write(run: RunDirectory, results: Results, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Write the summary of results as they are given, such as those a gate has judged; returns
-    ``path``. ``notes``: on how they were judged.
+    """Write the summary of given results, such as those judged by a gate; returns ``path``.
+    ``notes``: on how they were judged.
     """
     write_whole(path, _bounded(_lines(run, results, notes)))
     return path
 
 
 def _bounded(lines: Iterator[str]) -> str:
-    """The lines that fit; says so when some do not."""
+    """The lines that fit into the size limit, with a note if some were cut."""
     kept, size = [], 0
     for line in lines:
         size += len(line.encode(errors="replace")) + 1

@@ -1,7 +1,7 @@
-"""``metrics.prom``: the run as gauges in the OpenMetrics text format, for those who scrape.
+"""``metrics.prom``: the run as gauges in the OpenMetrics text format, for scrapers.
 
-Gauges only, without time stamps: what the text format of Prometheus (node exporter's textfile
-collector) reads as well.
+Only gauges without time stamps, so that the Prometheus text format (node exporter's textfile
+collector) can read it too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from harness.judge.results import Results
 PREFIX = "trainchaos"
 VERDICTS = ("pass", "fail", "inconclusive")
 UNITS: Mapping[str, str] = {"s": "seconds", "ms": "milliseconds", "samples/s": "samples_per_second"}
-"""Units that the format has a word for, or that have signs it does not allow; others are their own.
+"""Units with a name in the format, or with characters it does not allow -> their names; other units
+are used as they are.
 """
 
 
@@ -35,19 +36,19 @@ class MetricFamily:
     samples: dict[tuple[tuple[str, str], ...], float] = field(default_factory=dict)
 
     def add(self, value: float, **labels: str) -> None:
-        """One sample; of the same labels twice the last one stays."""
+        """Add a sample; it replaces an earlier one with the same labels."""
         self.samples[tuple(labels.items())] = value
 
 
 def render(run: RunDirectory, results: Results) -> Path:
-    """Write ``metrics.prom``, whole or not at all, and return its path."""
+    """Write ``metrics.prom`` atomically, and return its path."""
     path = run.root / "metrics.prom"
-    write_whole(path, text_of(families(results)))  # a collector may look at any moment
+    write_whole(path, text_of(families(results)))  # a collector may read it at any moment
     return path
 
 
 def families(results: Results) -> list[MetricFamily]:
-    """Everything the file holds, each sample with the scenario's name."""
+    """All metrics of the file, each sample labelled with the scenario's name."""
     found = [_run(results), _exit_code(results), _started(results), *_metrics(results)]
     found += [
         _clauses(results),
@@ -60,7 +61,7 @@ def families(results: Results) -> list[MetricFamily]:
 
 
 def text_of(found: Iterable[MetricFamily]) -> str:
-    """The file's text; ``# EOF`` shows that it is whole."""
+    """The file's text; ``# EOF`` marks it as complete."""
     lines: list[str] = []
     for one in found:
         lines.append(f"# TYPE {one.name} gauge")
@@ -68,8 +69,8 @@ def text_of(found: Iterable[MetricFamily]) -> str:
             lines.append(f"# UNIT {one.name} {one.unit}")
         lines.append(f"# HELP {one.name} {_escape(one.help)}")
         for labels, value in one.samples.items():
-            told = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
-            lines.append(f"{one.name}{{{told}}} {_number(value)}")
+            shown = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
+            lines.append(f"{one.name}{{{shown}}} {_number(value)}")
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
@@ -99,8 +100,8 @@ def _started(results: Results) -> MetricFamily:
 
 
 def _metrics(results: Results) -> list[MetricFamily]:
-    """A family for each metric: smallest, median and largest value of each cell, and how many there
-    are.
+    """One family per metric: smallest, median and largest value of each cell, and the number of
+    values.
     """
     found: dict[str, MetricFamily] = {}
     counts = MetricFamily(f"{PREFIX}_metric_values", "how many values a metric has")
@@ -157,7 +158,7 @@ def _invariants(results: Results) -> MetricFamily:
 
 
 def _incidents(results: Results) -> MetricFamily:
-    family = MetricFamily(f"{PREFIX}_incidents", "faults of the run by what became of the job")
+    family = MetricFamily(f"{PREFIX}_incidents", "faults of the run by the job's outcome")
     tally = Counter((i.cell, i.fault, i.kind, i.outcome) for i in results.faults)
     for (cell, fault, kind, outcome), count in tally.items():
         family.add(
@@ -168,13 +169,11 @@ def _incidents(results: Results) -> MetricFamily:
 
 def _rates(results: Results) -> list[MetricFamily]:
     """Survival, false alarms and spares, each with its bounds."""
-    told = {
+    by_name = {
         "survival_ratio": MetricFamily(
             f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"
         ),
-        "alarms": MetricFamily(
-            f"{PREFIX}_false_alarms", "suspicions of a detector while no fault acted"
-        ),
+        "alarms": MetricFamily(f"{PREFIX}_false_alarms", "failures detected while no fault acted"),
         "hours": MetricFamily(
             f"{PREFIX}_unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"
         ),
@@ -219,12 +218,12 @@ def _rates(results: Results) -> list[MetricFamily]:
         ]
         for name, value, more in known:
             if value is not None:
-                told[name].add(value, **labels, **more)
-    return list(told.values())
+                by_name[name].add(value, **labels, **more)
+    return list(by_name.values())
 
 
 def _badput(results: Results) -> MetricFamily:
-    """Summed over the repeats, as time adds up."""
+    """Badput by cause, summed over the repeats."""
     family = MetricFamily(
         f"{PREFIX}_badput_seconds", "wall time lost, by cause, summed over repeats", "seconds"
     )
@@ -246,8 +245,8 @@ def _number(value: float) -> str:
 
 
 def _escape(text: str) -> str:
-    """As the format has it for labels and help: backslash, quote and line feed; other control
-    characters are replaced.
+    """Escape labels and help as the format requires: backslash, quote and line feed; replace other
+    control characters.
     """
     plain = "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)
     return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,7 +1,7 @@
-"""``trace.json``: the run for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""``trace.json``: the run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-One process per arm, starting at zero, so that arms can be laid side by side. One thread per actor
-and lane; complete events of a lane never overlap, which the viewers require. Times are
+One process per arm, starting at zero, so that arms can be compared side by side. One thread per
+actor and lane; complete events of a lane never overlap, as the viewers require. Times are in
 microseconds.
 """
 
@@ -26,7 +26,7 @@ from harness.judge.results import ArmResult, Results
 from reports.content.series import start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
-# Importers become slow beyond some hundred megabytes; an arm past this keeps only the lanes without
+# Importers become slow beyond some hundred megabytes; a larger arm keeps only the lanes without
 # steps.
 MAX_STEP_EVENTS = 500_000
 _LANES = ("recovery", "generations", "steps", "phases", "state", "busy")
@@ -34,7 +34,7 @@ _LANES = ("recovery", "generations", "steps", "phases", "state", "busy")
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSpan:
-    """One stretch of time on one lane, in microseconds since the arm began."""
+    """A span of time on one lane, in microseconds since the arm began."""
 
     name: str
     start: float
@@ -98,7 +98,7 @@ def _lanes(
 
 
 def _observed(log: Log, zero: int, left: int) -> Iterator[TraceSpan]:
-    """The steps of a command, which only its observer has seen."""
+    """The steps of a command, known only from its observer."""
     started = log.first(Kind.RUN_STARTED)
     if started is None or not started.data.get("observed"):
         return
@@ -118,8 +118,8 @@ def _lane_order(item: tuple[Lane, list[TraceSpan]]) -> tuple[bool, str, int]:
 
 
 def clip(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
-    """Sorted by start, each cut to begin when the one before it ended; nothing of no length
-    remains.
+    """Spans sorted by start, each cut to begin when the previous one ended; empty spans are
+    removed.
     """
     kept: list[TraceSpan] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
@@ -176,8 +176,8 @@ def _state(event: Event, zero: int) -> TraceSpan:
 
 
 def _busy(log: Log, zero: int) -> Iterator[tuple[str, TraceSpan]]:
-    """What ranks said that they do besides training, by whom; to the end of the log, or of the
-    process, where it did not say that it is over.
+    """(actor, span) of reported activities besides training; without a reported end, up to the end
+    of the process or log.
     """
     begun: dict[str, list[Event]] = defaultdict(list)
     for event in log.of(Kind.BUSY, Kind.BUSY_ENDED, Kind.PROCESS_EXITED):
@@ -201,7 +201,7 @@ def _busy(log: Log, zero: int) -> Iterator[tuple[str, TraceSpan]]:
 
 
 def _who(event: Event) -> str:
-    """Whose it is; of a command the observer says it."""
+    """The actor of an event; for a command, the rank named by the observer."""
     return event.actor if event.actor != ORCHESTRATOR else f"rank {event.data['rank']}"
 
 
@@ -244,8 +244,8 @@ def _recovery(incident: Incident) -> Iterator[TraceSpan]:
 
 
 def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Incident, float]]:
-    """Each incident with the second it ended: recovered or healed, the later one; else the end of
-    the arm.
+    """Each incident with the second it ended: the later of recovery and heal, else the end of the
+    arm.
     """
     zero = start_ns(log) if log else 0
     healed = {
@@ -335,7 +335,9 @@ def _us(time_ns: int, zero: int) -> float:
 
 
 def _json(value: Any) -> Any:
-    """JSON has no infinity and no NaN; a viewer must not stumble over one in an argument."""
+    """A value with infinity and NaN as text: JSON has neither, and viewers would fail to parse
+    them.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,6 +1,4 @@
-"""Verbs of the command line beside those of ``chaos.cli``, a file each; parts of the composition
-root.
-"""
+"""Commands besides those of ``chaos.cli``, one file each; part of the composition root."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ import click
 
 
 def all_commands() -> list[click.Command]:
-    """``COMMANDS`` of every module here but private ones. Their heavy imports are inside the
-    functions.
-    """
+    """``COMMANDS`` of every non-private module here. Their heavy imports are inside functions."""
     found: list[click.Command] = []
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):

@@ -1,4 +1,4 @@
-"""What ``chaos compare`` prints while it plays, and what it writes at the end."""
+"""Progress output and final reports of ``chaos compare``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Progress:
-    """One line for each arm that was played."""
+    """Prints one line for each arm played."""
 
     directory: Directory
     plan: Plan
@@ -46,7 +46,7 @@ class Progress:
 
 
 def announced(directory: Directory, plan: Plan) -> str:
-    """What will be done, and how long it will take."""
+    """What the comparison will run, and how long it will take."""
     from harness.compare.play import left_of
 
     missing, seconds, guessed = left_of(directory, plan)
@@ -92,7 +92,8 @@ def _duration(seconds: float) -> str:
 
 
 def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
-    """Write all reports of a comparison into a directory, and say which; the exit code.
+    """Write all reports of a comparison into a directory and print their paths; returns the exit
+    code.
 
     Raises InfrastructureError.
     """
@@ -113,7 +114,7 @@ def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
 
 
 def write_archive(directory: Directory, target: Path) -> None:
-    """Pack a comparison into a ``.tar.xz``, and say how large it is."""
+    """Pack a comparison into a ``.tar.xz``, and print its size."""
     from harness.compare.result.archive import pack
 
     say(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")

@@ -1,6 +1,4 @@
-"""A command line as a process: its exit code says what happened, even if its output has no
-reader.
-"""
+"""Runs a command line as a process whose exit code stays right even if nothing reads its output."""
 
 from __future__ import annotations
 
@@ -11,18 +9,16 @@ from chaos import errors
 from chaos.commands._say import say
 
 ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent"})
-"""Commands that leave files, or whose exit code is the answer: they work without a reader of their
-output.
-"""
+"""Commands that write files or answer by exit code: they succeed even if their output is lost."""
 
 
 def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a command line with output that cannot break it (``| head``, a terminal that is gone);
-    its exit code.
+    """Run a command line, protected from output that cannot be written (``| head``, a closed
+    terminal); returns its exit code.
 
-    Where the output is all there is to a command, it has failed if that could not be written. A
-    SIGINT ends it, also where a shell without job control started it in the background, which has
-    it ignored: a run ends by it whenever it comes, not only once it has begun.
+    A command whose only result is its output fails if the output was lost. SIGINT is enabled even
+    if a shell without job control, which ignores SIGINT for background commands, started it: the
+    signal ends a run at any time, not only once the run has begun.
     """
     from recovery.process.output import lost_output, shield
 

@@ -1,6 +1,4 @@
-"""What a command prints: text without terminal control sequences, whatever the names in it
-contain.
-"""
+"""Prints text without terminal control sequences, whatever the names in it contain."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ import click
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print it, on standard error if ``err``. Characters that are not to be seen (escapes, those
-    that turn the order of others) are shown by their numbers, as JSON writes them.
+    """Print text, on standard error if ``err``. Unprintable characters (escapes, bidirectional
+    controls) are shown as JSON escapes.
     """
     click.echo(plain(text), err=err, nl=nl)
 
 
 def plain(text: str) -> str:
-    """The text, with ``\\u001b`` for an escape and so on."""
+    """The text with unprintable characters as ``\\u001b`` and the like."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or _is_space(one) else _number(one) for one in text)

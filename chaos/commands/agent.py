@@ -12,7 +12,7 @@ _PATH: click.Path = click.Path(path_type=Path)
 
 @click.command()
 @click.option(
-    "--coordinator", required=True, metavar="HOST:PORT", help="Where the run's harness listens."
+    "--coordinator", required=True, metavar="HOST:PORT", help="Address of the run's harness."
 )
 @click.option(
     "--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run."
@@ -20,25 +20,29 @@ _PATH: click.Path = click.Path(path_type=Path)
 @click.option(
     "--address",
     default="",
-    help="Of this node, as other nodes reach it; else as the harness sees it.",
+    help="Address at which other nodes reach this one; by default as the harness sees it.",
 )
 @click.option(
     "--token-file",
     required=True,
     type=_PATH,
-    help="The run's token, hexadecimal, mode 0600.",
+    help="File with the run's token, hexadecimal, mode 0600.",
 )
 @click.option(
     "--scratch",
     required=True,
     type=_PATH,
-    help="For event logs and outputs until they are sent.",
+    help="Directory for event logs and outputs until they are sent.",
 )
 @click.option(
-    "--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness."
+    "--lease",
+    "lease_s",
+    default=120.0,
+    show_default=True,
+    help="Seconds the agent lives on without the harness.",
 )
 def agent(**options: Any) -> int:
-    """Serve one node of a run; launchers start this themselves, see docs/clusters.md."""
+    """Serve one node of a run. Launchers start it themselves; see docs/clusters.md."""
     from harness.launch.recipe import recipe
     from recovery.nodes.serve import serve
 

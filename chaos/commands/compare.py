@@ -1,5 +1,5 @@
-"""``chaos compare``: the same faults, the same seeds, every recovery stack; or runs that were made
-one by one.
+"""``chaos compare``: runs every recovery stack under the same faults and seeds, or compares stored
+runs.
 """
 
 from __future__ import annotations
@@ -38,36 +38,38 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     "stacks",
     default="",
     metavar="A,B:tuned",
-    help="Which stacks; default: every one there is.",
+    help="Stacks to compare; default: all.",
 )
 @click.option(
     "--settings",
     type=_SETTINGS,
     default="both",
     show_default=True,
-    help="Of stacks that do not say.",
+    help="Settings of stacks given without any.",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(1, 1000),
     default=1,
     show_default=True,
-    help="Seeds: pairs of each.",
+    help="Number of seeds: pairs of each.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**31),
-    help="The first one; default: 1, of a sweep (--tune) 9001.",
+    help="First seed; default: 1, for a sweep (--tune) 9001.",
 )
 @click.option(
-    "--name", default="", help="Of the comparison; default: the time, with --resume the newest."
+    "--name",
+    default="",
+    help="Name of the comparison; default: the time, with --resume the newest.",
 )
 @click.option(
     "--runs",
     type=_PATH,
     default=Path("runs"),
     show_default=True,
-    help="Where it is kept: RUNS/compare/NAME.",
+    help="Results are kept in RUNS/compare/NAME.",
 )
 @click.option(
     "--deadline",
@@ -80,19 +82,21 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     "--against",
     default="",
     metavar="STACK",
-    help="What the others are set against; default: the first built-in.",
+    help="Reference for all others; default: the first built-in.",
 )
 @click.option(
-    "--same", is_flag=True, help="Play the reference twice: what comes out between equal stacks."
+    "--same",
+    is_flag=True,
+    help="Play the reference twice, to show the difference between equal stacks.",
 )
 @click.option(
     "--tune",
     default="",
     metavar="STACK",
-    help="Sweep this stack's options; the best become its `tuned`.",
+    help="Sweep this stack's options; the best become its `tuned` settings.",
 )
 @click.option(
-    "--closed", is_flag=True, help="Claim the closed division (docs/benchmark-rules.md), or stop."
+    "--closed", is_flag=True, help="Require the closed division (docs/benchmark-rules.md), or stop."
 )
 @click.option(
     "--without",
@@ -104,29 +108,33 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     "--archive", type=_PATH, help="Also pack plan, event logs and results into this .tar.xz."
 )
 @click.option(
-    "--price", type=click.FloatRange(0), help="Of an hour of one GPU, to say what a failure costs."
+    "--price",
+    type=click.FloatRange(0),
+    help="Price of one GPU hour, to state the cost of a failure.",
 )
-@click.option("--currency", default="USD", show_default=True, help="Of --price.")
+@click.option("--currency", default="USD", show_default=True, help="Currency of --price.")
 @click.option(
-    "--resume", is_flag=True, help="Go on with what is missing; alone, as it was planned."
+    "--resume", is_flag=True, help="Play what is missing; without WHAT, as it was planned."
 )
 @click.option(
-    "--anew", is_flag=True, help="Begin again; what is there under this name is kept beside it."
+    "--anew", is_flag=True, help="Start again; the comparison of this name is kept under another."
 )
 @click.option(
     "--accept-changes",
     is_flag=True,
-    help="Resume on another version of the code or the machine, and say so.",
+    help="Resume although the code or the machine changed; the report says so.",
 )
 @click.option("--skip-missing", is_flag=True, help="Leave out stacks that are not installed.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and how long it would take.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, and how long it would take."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print less.")
 def compare(what: tuple[Path, ...], **options: Any) -> int:
     """Compare recovery stacks under the same faults, or stored runs.
 
-    WHAT are fault families (scenario files, such as scenarios/compare/*.yaml): for each of them,
-    each stack and each seed, one job with the fault and one without. Or directories of runs, which
-    are compared as they are; or a packed comparison (.tar.xz).
+    WHAT are fault families (scenario files, such as scenarios/compare/*.yaml): each runs on each
+    stack and seed, once with the fault and once without. Or WHAT are run directories, compared as
+    they are, or a packed comparison (.tar.xz).
     """
     if options["resume"] and options["anew"]:
         raise click.UsageError("say --resume or --anew, not both")
@@ -147,7 +155,7 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
 
 
 def _packed(path: Path, options: dict[str, Any]) -> int:
-    """The report of a packed comparison, beside the others; the archive stays as it is."""
+    """Report on a packed comparison in the runs directory; the archive stays unchanged."""
     import tempfile
 
     from harness.compare.plan.directory import Directory
@@ -234,7 +242,7 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
 
 
 def _played(player: Player, options: dict[str, Any]) -> int:
-    """Play, and write the report of what there is, also after an interruption."""
+    """Play the comparison, and report on all finished arms, also after an interruption."""
     from harness.compare.result.gather import gather
     from harness.run.heal import heal_all
 
@@ -261,9 +269,7 @@ def _played(player: Player, options: dict[str, Any]) -> int:
 
 
 def _finished(player: Player, options: dict[str, Any]) -> None:
-    """What is made of a comparison in which every arm was played: a packed copy, a stack's
-    settings.
-    """
+    """After every arm was played: write the archive, and the tuned settings of a swept stack."""
     if options["archive"] is not None:
         write_archive(player.directory, options["archive"])
     if player.plan.tune:
@@ -278,7 +284,7 @@ def _finished(player: Player, options: dict[str, Any]) -> None:
 
 
 def _name(options: dict[str, Any]) -> str:
-    """Of the comparison: as given, the newest to be resumed, or the time."""
+    """Name of the comparison: as given, the newest one to resume, or the time."""
     from harness.compare.plan.plan import slug
 
     given = str(options["name"])
@@ -292,12 +298,12 @@ def _name(options: dict[str, Any]) -> str:
         (options["runs"] / PLACE).glob("*/plan.json"), key=lambda path: path.stat().st_mtime
     )
     if not plans:
-        raise click.UsageError(f"there is no comparison in {options['runs'] / PLACE} to be resumed")
+        raise click.UsageError(f"no comparison to resume in {options['runs'] / PLACE}")
     return plans[-1].parent.name
 
 
 def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory) -> CompareOptions:
-    """What to plan: as the command line says, or, when it only says --resume, as it was planned."""
+    """Options from the command line or, with only --resume, from the stored plan."""
     from harness.compare.prepare import CompareOptions, as_planned
 
     if options["resume"] and not what:
@@ -324,8 +330,8 @@ def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory
 
 
 def _seed(options: dict[str, Any]) -> int:
-    """The first seed; those of a sweep are its own, so that nothing is tuned on what is then
-    compared.
+    """The first seed. Sweeps use separate seeds, so that nothing is tuned on the data of a later
+    comparison.
     """
     from harness.compare.tuning import FIRST_SEED
 
@@ -342,7 +348,7 @@ def _left_out(word: str) -> tuple[str, str]:
 
 
 def _place(directory: Directory, plan: Plan, options: dict[str, Any]) -> Plan:
-    """The plan as it will be kept in the directory, in which there may be one already."""
+    """The plan to keep in the directory, merged with a plan already there."""
     from harness.compare.prepare import resumed, set_aside
 
     if directory.plan.is_file() and options["anew"]:
@@ -360,8 +366,8 @@ def _place(directory: Directory, plan: Plan, options: dict[str, Any]) -> Plan:
 
 
 def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
-    """Load every scenario as it would be played, in a directory that is thrown away, and say what
-    would be done.
+    """Load every scenario as it would be played, in a temporary directory, and print what would be
+    done.
     """
     import tempfile
 

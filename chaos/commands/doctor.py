@@ -1,4 +1,4 @@
-"""``chaos doctor``: what this machine has, and what it lacks."""
+"""``chaos doctor``: checks what this machine can do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _PATH: click.Path = click.Path(path_type=Path)
 
 @click.command()
 @click.option(
-    "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where run directories lie."
+    "--runs",
+    type=_PATH,
+    default=Path("runs"),
+    show_default=True,
+    help="Directory of run directories.",
 )
 @click.option(
     "--format",
@@ -27,10 +31,10 @@ _PATH: click.Path = click.Path(path_type=Path)
     help="Output format.",
 )
 def doctor(runs: Path, form: str) -> int:
-    """Say what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges,
+    """Check what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges,
     stacks.
 
-    Exit code 4 when something is lacking that every run needs; what only some need does not count.
+    Exit code 4: something that every run needs is missing. What only some runs need does not count.
     """
     from harness.run.doctor import examine
 

@@ -1,4 +1,4 @@
-"""``chaos export``: what a run showed, sent to where others look."""
+"""``chaos export``: sends a run's results to other systems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.commands._say import say
 
 @click.group()
 def export() -> None:
-    """Send what a stored run showed to other systems."""
+    """Send the results of a stored run to other systems."""
 
 
 @export.command()
@@ -20,7 +20,7 @@ def export() -> None:
 def otel(run: Path) -> int:
     """Send incidents and their phases as OpenTelemetry spans, by OTLP over HTTP.
 
-    Where to is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any program. Exit code 7: OpenTelemetry
+    OTEL_EXPORTER_OTLP_ENDPOINT sets the destination, as for any program. Exit code 7: OpenTelemetry
     is not installed.
     """
     from harness.host.rundir import open_run

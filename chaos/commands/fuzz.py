@@ -1,4 +1,4 @@
-"""``chaos fuzz``: search for what breaks."""
+"""``chaos fuzz``: searches for defects by random scenarios, files and logs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ class _Duration(click.ParamType):
     type=click.Choice(["recovery", "loader", "judge"]),
     default="recovery",
     show_default=True,
-    help="What is searched: the recovery stack, how files are read, or how logs are judged.",
+    help="What to search for defects: the recovery stack, reading of files, or judging of logs.",
 )
-@click.option(
-    "--strategy", metavar="NAME", help="Only this recovery strategy; all of them without it."
-)
+@click.option("--strategy", metavar="NAME", help="Only this recovery strategy.  [default: all]")
 @click.option(
     "--budget",
     type=_Duration(),
@@ -48,36 +46,38 @@ class _Duration(click.ParamType):
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Another one, another search.",
+    help="Seed of the search.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="Processes that search.",
+    help="Parallel search processes.",
 )
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("scenarios/regressions"),
     show_default=True,
-    help="Where the scenarios of finds are written.",
+    help="Directory for the scenarios of finds.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="End when each process has tried so many: with a seed the same search each time.",
+    help="Stop after this many tries per process; makes a search with a seed repeatable.",
 )
 @click.option(
-    "--real", is_flag=True, help="Play them with processes of this machine, not on the simulator."
+    "--real",
+    is_flag=True,
+    help="Play scenarios with real processes on this machine, not on the simulator.",
 )
 @click.option(
     "--launcher",
     type=click.Choice(["local", "agents"]),
     help="With --real: where ranks run.  [default: local]",
 )
-@click.option("--worker", hidden=True, help="One process of a search; JSON.")
+@click.option("--worker", hidden=True, help="Act as one process of a search; JSON.")
 def fuzz(
     what: Literal["recovery", "loader", "judge"],
     strategy: str | None,
@@ -90,11 +90,11 @@ def fuzz(
     launcher: str | None,
     worker: str | None,
 ) -> int:
-    """Try random scenarios, files and logs until something breaks, and make it small.
+    """Try random scenarios, files and logs until something breaks, and minimize what broke.
 
-    Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then
-    is written. What a real run shows only once in three plays is kept in INTO/unsteady, and is no
-    find.
+    Exit code 0: nothing found; 1: something found; 130: interrupted, with all finds so far written.
+    A failure that a real run shows only once in three plays is kept in INTO/unsteady and is not
+    counted as a find.
     """
     from harness.fuzz.play.play import strategies
     from harness.fuzz.worker import SIM, work
@@ -108,17 +108,19 @@ def fuzz(
 
     if strategy is not None and what == "loader":
         raise click.UsageError(
-            "--strategy is of what is played; with --what loader nothing is: leave it out"
+            "--strategy is for scenarios that are played; leave it out with --what loader"
         )
     if strategy is not None and strategy not in strategies():
         raise errors.ScenarioError(
-            f"--strategy {strategy}: there is no such strategy",
+            f"--strategy {strategy}: unknown strategy",
             hint=f"one of {', '.join(strategies())}",
         )
     if real and what != "recovery":
-        raise click.UsageError(f"--real is of what is played; with --what {what} leave it out")
+        raise click.UsageError(
+            f"--real is for scenarios that are played; leave it out with --what {what}"
+        )
     if launcher is not None and not real:
-        raise click.UsageError("--launcher says where real processes run: say --real too")
+        raise click.UsageError("--launcher says where real processes run; it needs --real")
     found, interrupted = search(
         strategy=strategy,
         budget_s=budget,

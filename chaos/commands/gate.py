@@ -1,4 +1,4 @@
-"""``chaos gate``, ``chaos baseline`` and what ``chaos run`` does for continuous integration."""
+"""``chaos gate``, ``chaos baseline``, and the gate of ``chaos run``, for continuous integration."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--baseline",
         type=_PATH,
         metavar="FILE",
-        help="Also against this baseline, or run directory.",
+        help="Also compare with this baseline, or run directory.",
     ),
     click.option(
         "--tolerance",
         "tolerances",
         multiple=True,
         metavar="[METRIC=]20%",
-        help="How much worse than the baseline is not yet worse; repeatable.",
+        help="How much worse than the baseline is tolerated; repeatable.",
     ),
     click.option(
         "--metric",
@@ -51,34 +51,32 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--other-machine",
         is_flag=True,
-        help="Compare with a baseline of another machine all the same.",
+        help="Compare even with a baseline of another machine.",
     ),
     click.option(
         "--looks",
         type=click.IntRange(1, 20),
         metavar="K",
         help=(
-            "Looks planned at this run, repeats added in between; each has 1/K of the level. "
+            "Planned looks at this run, with repeats added in between; each has 1/K of the level. "
             " [default: 1]"
         ),
     ),
     click.option(
         "--allow-inconclusive",
         is_flag=True,
-        help="Exit with 0 where nothing was shown to be broken.",
+        help="Exit with 0 if nothing was shown to be broken.",
     ),
     click.option(
         "--github/--no-github",
         default=None,
-        help="Annotations for GitHub Actions; by default where it runs this.",
+        help="Annotations for GitHub Actions; by default if it runs this.",
     ),
 )
 
 
 def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a gate, without the gate itself, for ``chaos gate`` and ``chaos run
-    --gate``.
-    """
+    """Add the options of a gate to ``chaos gate`` or ``chaos run --gate``."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -88,12 +86,12 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("run", type=_PATH)
 @gate_options
 @_FORMAT
-@click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
+@click.option("-q", "--quiet", is_flag=True, help="Print less.")
 def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
-    Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md
-    into the run.
+    Fails only if a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into
+    the run directory.
     """
     from harness.host.rundir import open_run
     from harness.judge.verdict.judge import judge
@@ -106,11 +104,11 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
 def conclude(
     results: Results, directory: RunDirectory, choices: dict[str, Any], *, form: str, quiet: bool
 ) -> int:
-    """End ``chaos run``: its gate, if ``choices["gate"]`` asks for one, and what GitHub shows.
+    """Finish ``chaos run``: apply the gate if ``choices["gate"]`` is set, and publish to GitHub.
     Returns the exit code.
 
-    ``choices``: options of ``gate_options`` and ``gate``. With ``form`` json the gate's words go to
-    standard error, as standard output is the results'. Raises what reading a baseline raises.
+    ``choices``: options of ``gate_options`` and ``gate``. With ``form`` json the gate's text goes
+    to standard error, as standard output holds the results. Raises what reading a baseline raises.
     """
     return _conclude(
         results,
@@ -124,8 +122,7 @@ def conclude(
 
 
 def check_choices(choices: dict[str, Any]) -> None:
-    """Refuse wrong options of a gate before anything runs, a baseline of another machine among
-    them.
+    """Refuse invalid gate options before anything runs, such as a baseline of another machine.
 
     Raises click.UsageError, ToleranceError, BaselineError.
     """
@@ -161,7 +158,7 @@ def _refuse_machine(choices: dict[str, Any], machine: Sequence[str]) -> None:
     if machine and not choices["other_machine"]:
         raise BaselineError(
             f"{choices['baseline']} is of another machine: {'; '.join(machine)}",
-            hint="save one on this machine, or say --other-machine to compare all the same",
+            hint="save one on this machine, or add --other-machine to compare anyway",
         )
 
 
@@ -184,7 +181,7 @@ def _conclude(
     if gating:
         against = _against(results, directory, choices)
         decided = gates.gate(results, against, look(directory, results, choices.get("looks")))
-        # after the look, which takes the stored ones for what was seen
+        # after the look, which reads the stored results as the previous ones
         write_results(directory, results)
         gates.write(directory, decided)
         shown, code, summary = (
@@ -212,8 +209,8 @@ def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool)
 
 
 def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
-    """Annotations on standard error, where GitHub reads them as well; the summary where it asks for
-    one.
+    """Write annotations to standard error, which GitHub reads too, and the summary to the file that
+    GitHub names.
     """
     from reports.outlets import github
 
@@ -229,7 +226,7 @@ def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
 
 
 def _against(results: Results, directory: RunDirectory, choices: dict[str, Any]) -> Against | None:
-    """The baseline to hold a run against. Raises BaselineError where the two are not comparable."""
+    """The baseline to compare a run with. Raises BaselineError if the two are not comparable."""
     from harness.gating.baseline import BaselineError, baseline_of, differences, load
     from harness.gating.gate import COMPARED, Against
     from harness.gating.regression import tolerance_of
@@ -261,8 +258,8 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
 
 
 def _tolerances(choices: dict[str, Any]) -> tuple[dict[str, float], float | None]:
-    """Shares by metric, and the one for all. Raises ToleranceError, click.UsageError for an unknown
-    metric.
+    """Tolerances by metric, and the one for all metrics. Raises ToleranceError, and
+    click.UsageError for an unknown metric.
     """
     from harness.gating.regression import parse_share
 
@@ -296,14 +293,16 @@ def _metric(name: str) -> str:
 
 @click.group()
 def baseline() -> None:
-    """Keep what a run measured, for later runs to be held against."""
+    """Save a run's measurements, to compare later runs with."""
 
 
 @baseline.command()
 @click.argument("run", type=_PATH)
-@click.option("-o", "--output", type=_PATH, help="Where to [default: baselines/<scenario>.json].")
+@click.option(
+    "-o", "--output", type=_PATH, help="Output file [default: baselines/<scenario>.json]."
+)
 def save(run: Path, output: Path | None) -> int:
-    """Judge a stored run and keep its values, machine and workload in a small file."""
+    """Judge a stored run and save its values, machine and workload in a small file."""
     from harness.gating.baseline import baseline_of
     from harness.gating.baseline import save as keep
     from harness.host.rundir import open_run
@@ -323,7 +322,7 @@ def save(run: Path, output: Path | None) -> int:
 @click.argument("file", type=_PATH)
 @_FORMAT
 def show(file: Path, form: str) -> int:
-    """Show a baseline: where it is from and what it holds."""
+    """Show a baseline: its origin and its values."""
     from harness.gating.baseline import load
 
     found = load(file)

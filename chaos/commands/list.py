@@ -1,4 +1,4 @@
-"""``chaos list``: what a scenario may name."""
+"""``chaos list``: lists what a scenario may name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from chaos.planning.listing import Entry
 
 KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
-ALSO = {"recovery": "strategies"}  # the key a strategy stands under
+ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
 
 
 @click.command("list")
 @click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
-@click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show parameters and their defaults.")
 @click.option(
     "--format",
     "form",

@@ -1,4 +1,4 @@
-"""``chaos stacks``: the recovery stacks that can be compared, and their environments."""
+"""``chaos stacks``: lists and installs the recovery stacks that can be compared."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FORMAT = click.option(
 
 @click.group("stacks")
 def stacks() -> None:
-    """Recovery stacks that can be compared: which there are, and how they are installed."""
+    """List, install and remove the recovery stacks that can be compared."""
 
 
 @stacks.command("list")
 @_FORMAT
 def list_(form: str) -> int:
-    """List every stack, and whether it is ready."""
+    """List every stack, and whether it is ready to use."""
     from harness.compare.environments import environments
 
     rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
@@ -57,15 +57,15 @@ def list_(form: str) -> int:
 
 @stacks.command()
 @_NAMES
-@click.option("--all", "every", is_flag=True, help="All that are not ready.")
+@click.option("--all", "every", is_flag=True, help="Install all that are not ready.")
 def install(names: tuple[str, ...], every: bool) -> int:
-    """Make the environments of these stacks, from pinned requirements; those that are ready are
-    left alone.
+    """Create the environments of these stacks from pinned requirements; ready ones are left
+    unchanged.
     """
     from harness.compare.environments import environments
 
     if bool(names) == every:
-        raise click.UsageError("name stacks, or say --all; chaos stacks list shows them")
+        raise click.UsageError("name stacks, or use --all; chaos stacks list shows them")
     for name in names:
         environments.find(name)
     code = errors.EXIT_PASS
@@ -86,7 +86,9 @@ def install(names: tuple[str, ...], every: bool) -> int:
 @click.argument("name")
 @_FORMAT
 def show(name: str, form: str) -> int:
-    """Show a stack: its settings with their reasons, versions, and what it is not put under."""
+    """Show a stack: its settings with their reasons, its versions, and the families it is left out
+    of.
+    """
     from harness.compare.environments import environments
 
     facts = _facts(environments.look(name)) | _about(name)
@@ -97,7 +99,9 @@ def show(name: str, form: str) -> int:
 @stacks.command()
 @_NAMES
 def remove(names: tuple[str, ...]) -> int:
-    """Delete the environments of these stacks; one that several share goes for all of them."""
+    """Delete the environments of these stacks; a shared one is deleted for all stacks
+    that use it.
+    """
     from harness.compare.environments import environments, installing
 
     if not names:
@@ -106,7 +110,7 @@ def remove(names: tuple[str, ...]) -> int:
         environments.find(name)
     for name in names:
         where = installing.remove(name)
-        say(f"{name}: removed {where}" if where else f"{name}: there is no environment of it")
+        say(f"{name}: removed {where}" if where else f"{name}: has no environment")
     return errors.EXIT_PASS
 
 
@@ -120,7 +124,7 @@ def _installed(name: str) -> Environment:
 
 
 class _Progress:
-    """One line on a terminal, written anew; elsewhere a line whenever something else is done."""
+    """Progress: one rewritten line on a terminal; elsewhere a new line for each new step."""
 
     def __init__(self) -> None:
         self._said = ""
@@ -134,7 +138,7 @@ class _Progress:
 
     @staticmethod
     def clear() -> None:
-        """Leave no half line behind."""
+        """Erase the progress line."""
         if sys.stderr.isatty():
             click.echo("\r\x1b[2K", err=True, nl=False)
 

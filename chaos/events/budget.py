@@ -1,9 +1,9 @@
-"""What event logs that are held together may take of memory, however they are written.
+"""Memory limit for event logs held together, whatever they contain.
 
-Bytes of a file say little: an empty list of three characters takes 80 bytes of memory. So each
-event is charged what it really takes, and something for what a judge makes of it; every line that
-is none is charged too, for the time it takes. The order of reading is fixed, so what is read of a
-directory is the same everywhere.
+File size says little: an empty list of three characters takes 80 bytes of memory. So each event is
+charged its real size plus an allowance for what a judge derives from it; lines that are not events
+are charged too, for the time they take. The order of reading is fixed, so the same part of a
+directory is read everywhere.
 
 A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.1 GB
 by this account, of which judging takes 3.1.
@@ -18,21 +18,22 @@ from sys import getsizeof
 from typing import Any
 
 MOST_BYTES = 4 << 30
-MOST_TOLD = 100  # things that are wrong with one file
+MOST_TOLD = 100  # problems reported per file
 VARIABLE = "CHAOS_LOG_MEMORY_GIB"
-# itself (200), and what lineage, metrics and checkers keep of it, most in a job of one rank
+# the event itself (200), and what lineage, metrics and checkers keep of it, most in a job of one
+# rank
 _EVENT = 750
 _FILE = 4096
 _NAMES = 10_000  # of keys and actors, each kept once; all kinds of events together have some 300
 _NAME = 200
 _SHORT = 5
-_SHARED = 10**_SHORT  # such numbers take 15 MB together
+_SHARED = 10**_SHORT  # all shared numbers together take 15 MB
 _LONG_LINE = 1 << 20
 _MOST_VALUES = 1_000_000  # of one line
 
 
 class Budget:
-    """``most``: bytes; None: MOST_BYTES, or what ``CHAOS_LOG_MEMORY_GIB`` says."""
+    """``most``: limit in bytes; None: ``CHAOS_LOG_MEMORY_GIB`` if set, else MOST_BYTES."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = _limit() if most is None else most
@@ -44,7 +45,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more is read."""
+        """Whether the budget is used up, so that nothing more is read."""
         return self._left < 0
 
     @property
@@ -53,13 +54,11 @@ class Budget:
         return self.most - self._left
 
     def begins(self) -> None:
-        """A file is read."""
+        """Charge the start of a file."""
         self._left -= _FILE
 
     def parse(self, line: str) -> Any:
-        """What a line holds, its keys shared with those of all others. Raises ValueError when it is
-        no JSON.
-        """
+        """Parse a line, sharing keys with all other lines. Raises ValueError if it is not JSON."""
         if len(line) > _LONG_LINE and sum(map(line.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} values")
         raw = self._decode(line)
@@ -68,11 +67,11 @@ class Budget:
         return raw
 
     def charge(self, data: Mapping[str, Any] | None, length: int) -> None:
-        """A line of so many bytes was read, and ``data`` is kept of it."""
+        """Charge a line of ``length`` bytes, of which ``data`` is kept."""
         self._left -= _EVENT + max(length, 0 if data is None else _held(data))
 
     def refused(self, name: str) -> str:
-        """Why a file was not read, or not to its end."""
+        """The message for a file that was not read, or not to its end."""
         return (
             f"{name}: not read: it takes, with the logs before it, more than the"
             f" {self.most / (1 << 30):.3g} GiB of memory for event logs ({VARIABLE} sets them)"
@@ -95,27 +94,29 @@ class Budget:
         return self._names[name]
 
 
-class Told:
-    """What is wrong with a file: the first things, and how many more there are."""
+class Problems:
+    """Problems of a file: the first ones, and the count of the rest."""
 
     def __init__(self) -> None:
-        self._told: list[str] = []
+        self._first: list[str] = []
         self._more = 0
 
     def add(self, problem: str) -> None:
-        """Something more is wrong."""
-        if len(self._told) < MOST_TOLD:
-            self._told.append(problem)
+        """Add a problem."""
+        if len(self._first) < MOST_TOLD:
+            self._first.append(problem)
         else:
             self._more += 1
 
     def all(self, name: str) -> tuple[str, ...]:
-        """What was told, and the count of the rest."""
-        return (*self._told, *([f"{name}: {self._more} more problems"] if self._more else []))
+        """The problems kept, and the count of the rest."""
+        return (*self._first, *([f"{name}: {self._more} more problems"] if self._more else []))
 
 
 class _Wholes(dict[str, int]):
-    """Small whole numbers by their text, each once: steps, and samples of each epoch again."""
+    """Small integers by their text, each stored once: steps, and sample ids, which repeat in each
+    epoch.
+    """
 
     def __missing__(self, text: str) -> int:
         value = int(text)
@@ -125,7 +126,7 @@ class _Wholes(dict[str, int]):
 
 
 def _held(data: Mapping[str, Any]) -> int:
-    """Bytes of memory that a parsed text takes, but for what is shared."""
+    """Memory of a parsed value in bytes, without shared numbers."""
     total, todo = 0, [data]
     while todo:
         one: Any = todo.pop()

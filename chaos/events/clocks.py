@@ -1,12 +1,12 @@
 """One clock for one arm: times of ranks on other machines, brought to the coordinator's clock.
 
 Every event carries the monotonic clock of its writer's machine. The offset of each node's clock is
-measured now and then (``clock_measured``), to within a bound. Between two measurements it is
+measured from time to time (``clock_measured``), to within a bound. Between two measurements it is
 interpolated, so that the corrected clock neither jumps nor runs backwards, as it would if each time
-took the nearest measurement's offset; before the first and after the last it stays as it is. Away
-from a measurement the bound grows with the drift that two machines may have, DRIFT: crystals differ
-by some 50 ppm, and while a time service slews one of them, by more. Processes of a machine with the
-coordinator's own boot share its clock and need no correction.
+took the nearest measurement's offset; before the first and after the last measurement the offset is
+constant. Away from a measurement, the bound grows by DRIFT, the drift allowed between two machines:
+crystals differ by some 50 ppm, and by more while a time service slews one of them. Processes on the
+coordinator's own machine (same boot id) share its clock and need no correction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chaos.events.kinds import Kind
 if TYPE_CHECKING:
     from chaos.events.log import Event
 
-DRIFT = 200e-6  # of a second in each second
+DRIFT = 200e-6  # seconds per second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +37,12 @@ class Measurement:
         return self.time_ns + self.offset_ns
 
     def reach_ns(self, node_ns: int) -> float:
-        """How far the offset at another time may be from this one's."""
+        """How far the offset at another time may differ from this one."""
         return self.bound_ns + DRIFT * abs(node_ns - self.node_ns)
 
 
 class Machine:
-    """One machine that was a node for a while, and the measurements of its clock in order
-    of time.
-    """
+    """One machine that was a node for a while, with its clock measurements in time order."""
 
     def __init__(self, node: int, host: str) -> None:
         self.node = node
@@ -52,8 +50,8 @@ class Machine:
         self.measured: list[Measurement] = []
 
     def offset_ns(self, node_ns: int) -> tuple[int, int]:
-        """(offset, bound) at a time of the node's clock. Raises IndexError when nothing was
-        measured.
+        """(offset, bound) at a time of the node's clock. Raises IndexError if nothing
+        was measured.
         """
         before, after = self._around(node_ns)
         gap = after.node_ns - before.node_ns
@@ -84,18 +82,18 @@ class Machine:
 
 
 class Clocks:
-    """What the orchestrator's events say of the clocks of the nodes. Told of all of them in order,
-    while they are written or when they are read.
+    """Clocks of all nodes, from the orchestrator's events. Pass it every event in order, while they
+    are written or read.
     """
 
     def __init__(self) -> None:
         self._boot: str | None = None
         self._machines: dict[tuple[int, str], Machine] = {}
-        self._now: dict[int, Machine] = {}  # node -> the machine it is at present
-        self._home: dict[str, Machine] = {}  # process -> the other machine that it was started on
+        self._now: dict[int, Machine] = {}  # node -> its current machine
+        self._home: dict[str, Machine] = {}  # process -> the remote machine it was started on
 
     def observe(self, event: Event) -> None:
-        """An event of the orchestrator."""
+        """Take an event of the orchestrator into account."""
         data = event.data
         if event.kind is Kind.ACTOR_STARTED:
             self._boot = data.get("boot")
@@ -116,7 +114,7 @@ class Clocks:
             self._home[data["process"]] = self._now[data["node"]]
 
     def corrected(self, event: Event) -> Event:
-        """The same event by the coordinator's clock; as it is where nothing is known."""
+        """The event with its time on the coordinator's clock; unchanged if no offset is known."""
         machine = self._home.get(event.actor)
         if machine is None or not machine.measured:
             return event
@@ -125,7 +123,7 @@ class Clocks:
         )
 
     def bound_ns(self, event: Event) -> int:
-        """How far from the truth the time of an event may be that ``corrected`` gave."""
+        """Maximum error of an event time returned by ``corrected``."""
         machine = self._home.get(event.actor)
         if machine is None or not machine.measured:
             return 0
@@ -133,7 +131,7 @@ class Clocks:
         return machine.offset_ns(event.time_ns + offset)[1]
 
     def problems(self) -> list[str]:
-        """Processes whose times mean nothing here, and clocks that contradict themselves."""
+        """Processes whose clock was never measured, and clocks that contradict themselves."""
         unmeasured = [
             f"{name} ran on node {machine.node} ({machine.host}), whose clock was never measured"
             for name, machine in self._home.items()

@@ -1,4 +1,4 @@
-"""One line of the one record (``chaos.events.log``)."""
+"""One event: a line of an event log (``chaos.events.log``)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from chaos.errors import LogError
 from chaos.events.kinds import REQUIRED, Kind
 
-# json.dumps would make an encoder for each line
+# json.dumps would create an encoder for each line
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     """One line of one actor's log. ``time_ns``: monotonic nanoseconds; ``step``: the training step
-    concerned, from 1.
+    concerned, counted from 1.
     """
 
     kind: Kind
@@ -30,7 +30,8 @@ class Event:
 
     def to_line(self) -> str:
         """The event as one JSON line, keys in a fixed order, without newline."""
-        # The head by hand: a rank makes two lines a step, and this halves their cost.
+        # The head is formatted by hand: a rank writes two lines per step, and this halves their
+        # cost.
         step = "null" if self.step is None else self.step
         return (
             f'{{"kind":"{self.kind}","actor":{_ENCODE(self.actor)},"seq":{self.seq},"time_ns":{self.time_ns},'
@@ -59,17 +60,15 @@ class Event:
 
 
 def _require_types(raw: Any) -> None:
-    """Raise TypeError for what no writer of events writes: everybody who reads them relies
-    on it.
-    """
+    """Raise TypeError for types that no event writer produces; all readers rely on these types."""
     for name in ("seq", "time_ns", "generation", "step"):
         number = raw[name]
         if type(number) is not int and not (name == "step" and number is None):
-            raise TypeError(f"{name} is no whole number")
+            raise TypeError(f"{name} is not a whole number")
         if number is not None and not -(2**63) <= number < 2**63:
             raise TypeError(f"{name} is too large")
     if not isinstance(raw["actor"], str) or not isinstance(raw["data"], dict):
-        raise TypeError("actor is no text, or data is no mapping")
+        raise TypeError("actor is not text, or data is not a mapping")
 
 
 def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:

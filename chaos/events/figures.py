@@ -1,4 +1,4 @@
-"""One rule for numbers that people read: three significant digits, never rounded in our favour."""
+"""Formats numbers for people: three significant digits, never rounded in our favour."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def quantity(value: float | None, unit: str, better: str = "neither") -> str:
 
 
 def counted(given: int, of: int | None) -> str:
-    """How many values there are: ``3``, or ``2 of 3`` where fewer gave one than could have. ``of``
-    None: not known.
+    """Number of values: ``3``, or ``2 of 3`` if fewer values exist than could. ``of`` None:
+    unknown.
     """
     return str(given) if of is None or given >= of else f"{given} of {of}"
 

@@ -1,4 +1,4 @@
-"""Follows the event file of a process that still writes it."""
+"""Follows the event file of a process that is still writing it."""
 
 from __future__ import annotations
 
@@ -9,47 +9,45 @@ from chaos.events.log import Event
 
 
 class Shared:
-    """One file that several follow, each from its beginning: it is looked at once for all of them
-    (``look``).
-    """
+    """One file with several followers, each from its beginning; ``look`` reads it once for all."""
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
         self._tail = Tail(path)
 
     def look(self) -> None:
-        """See what was written since. Raises LogError on a foreign line."""
+        """Read what was written since. Raises LogError on a line that is not an event."""
         self.events += self._tail.read()
 
 
 class Follower:
-    """One of those who follow a file."""
+    """One follower of a shared file."""
 
     def __init__(self, file: Shared) -> None:
         self.file = file
         self._taken = 0
 
     def take(self) -> list[Event]:
-        """What others have seen of it by now, and this one not yet."""
+        """Events read so far that this follower has not taken yet."""
         new = self.file.events[self._taken :]
         self._taken += len(new)
         return new
 
 
 class Tail:
-    """Follows one actor's growing file; a line not yet whole waits for the next look."""
+    """Follows one actor's growing file; an incomplete last line waits for the next read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """Events written since the last call; none when the file does not exist yet. Raises
-        LogError on a foreign line.
+        """Events written since the last call; none if the file does not exist yet. Raises LogError
+        on a line that is not an event.
         """
         try:
             if os.stat(self._path).st_size == self._offset:
-                return []  # most looks find nothing new, and cost no more than this
+                return []  # most reads find nothing new and cost only this
             with open(self._path, "rb") as stream:
                 stream.seek(self._offset)
                 data = stream.read()

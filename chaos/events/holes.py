@@ -1,27 +1,25 @@
-"""Log files whose beginning was taken away to make room (``recovery.process.logroom``), and lines
-of any length.
-"""
+"""Reads log files whose beginning was removed to free space (``recovery.process.logroom``)."""
 
 from __future__ import annotations
 
 import os
 from typing import BinaryIO
 
-MAX_LINE_BYTES = 16 << 20  # no writer of events comes near
+MAX_LINE_BYTES = 16 << 20  # far more than any event writer writes
 
 
 def extent(stream: BinaryIO) -> tuple[int, int]:
-    """Where a file's bytes begin, if its beginning was taken away, and how many there are."""
+    """Where a file's data begins, after a removed beginning, and how many bytes it has."""
     try:
         start = os.lseek(stream.fileno(), 0, os.SEEK_DATA)
-    except OSError:  # it holds nothing, or the file system does not say where
+    except OSError:  # the file is empty, or the file system does not support SEEK_DATA
         start = 0
     return start, os.fstat(stream.fileno()).st_size - start
 
 
 def skip_hole(stream: BinaryIO, start: int) -> int:
-    """Go to the first whole line, if the file's beginning was taken away; how many bytes
-    that was.
+    """Seek to the first whole line if the file's beginning was removed; returns the number of bytes
+    skipped.
     """
     stream.seek(start)
     zeros = start

@@ -1,6 +1,4 @@
-"""What can be said in the one record: the closed set of kinds of events, and the data that each
-must carry.
-"""
+"""The closed set of event kinds, and the data keys that each must carry."""
 
 from __future__ import annotations
 
@@ -79,16 +77,14 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         # host: machine name; wall_ns: unix time at the same moment as time_ns
         Kind.ACTOR_STARTED: frozenset({"pid", "host", "wall_ns"}),
-        # of a rank: peak_rss_bytes, cpu_s: what it used, by the kernel's account (missing in older
-        # logs)
+        # of a rank: peak_rss_bytes, cpu_s: usage counted by the kernel (missing in older logs)
         Kind.ACTOR_ENDED: frozenset(),
-        # the file took none of this actor's lines from number `first` to `last`; why: in the
-        # system's words
+        # events `first` to `last` of this actor could not be written; why: the system's error text
         Kind.EVENTS_DROPPED: frozenset({"first", "last", "why"}),
         # arm: "faulted"|"control"; cell: cell id; repeat: int; ranks, spares: provisioned; seed: of
-        # this arm order: {"seed", "samples"} of the reference sample order; plus steps,
+        # this arm; order: {"seed", "samples"} of the reference sample order; plus steps,
         # global_batch, strategy, checkpoint_every, launcher, and evaluate: {"every", "takes"},
-        # empty where nobody evaluates between steps
+        # empty without evaluation between steps
         Kind.RUN_STARTED: frozenset(
             {
                 "arm",
@@ -111,86 +107,88 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
         Kind.PROCESS_READY: frozenset({"process"}),
         # exit_code or signal is set, the other None; expected: we asked for it (asked_ns: when
-        # first, if we did); last_seq: last event the process claims
+        # first, if we did); last_seq: number of the last event the process had written
         Kind.PROCESS_EXITED: frozenset(
             {"process", "pid", "exit_code", "signal", "expected", "last_seq"}
         ),
-        # processes: [{pid, process}] of ours still alive after shutdown (empty is good);
-        # shared_memory, ports: likewise of_command: [{name, held_by}] shared memory that a command
-        # left, removed since
+        # processes: [{pid, process}] of ours still alive after shutdown (should be empty);
+        # shared_memory, ports: likewise; of_command: [{name, held_by}] shared memory that a command
+        # left behind, removed since
         Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
-        # event logs and outputs that were deleted, cut or not taken; bytes: of all of them; why: in
-        # words
+        # event logs and outputs that were deleted, truncated or not collected; bytes: their total
+        # size; why: in words
         Kind.FILES_DROPPED: frozenset({"files", "bytes", "why"}),
-        # an agent was admitted, again too. host: name of the machine; boot: id of its boot;
-        # address: where its ranks listen; devices: that torch can see there
+        # an agent was admitted, for the first time or again. host: name of the machine; boot: its
+        # boot id; address: where its ranks listen; devices: those torch sees there
         Kind.NODE_JOINED: frozenset({"node", "host", "boot", "address", "devices"}),
-        # why: in words of the platform, or of the connection that was lost
+        # why: message of the platform, or of the lost connection
         Kind.NODE_LOST: frozenset({"node", "why"}),
-        # the node's monotonic clock less the coordinator's at the time of the event, right to
+        # the node's monotonic clock minus the coordinator's at the time of the event, accurate to
         # within bound_ns
         Kind.CLOCK_MEASURED: frozenset({"node", "offset_ns", "bound_ns"}),
         # attempt: from 1; argv: as started
         Kind.COMMAND_STARTED: frozenset({"attempt", "pid", "argv"}),
         # exit_code or signal is set, the other None; asked: we ended it; left: [{pid, name,
-        # detached}] that lived on when it had ended well, killed since
+        # detached}] processes that outlived its successful end, killed since
         Kind.COMMAND_ENDED: frozenset({"attempt", "exit_code", "signal", "asked"}),
-        # what a command said of its progress. rank: None where it did not say; samples: of that
-        # rank alone; reported_ns: when it said so, by its own (the host's) clock; source:
-        # beacon|output; unread: name -> what it gave for it, where that is no number
+        # progress reported by a command. rank: None if not reported; samples: of that rank alone;
+        # reported_ns: time of the report on its own (the host's) clock; source: beacon|output;
+        # unread: name -> reported value, where it is not a number
         Kind.STEP_REPORTED: frozenset({"rank", "loss", "samples", "reported_ns", "source"}),
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device,
-        # node, rank: whose, or None; source: nvml|injected
+        # node, rank: those affected, or None; source: nvml|injected
         Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
-        # counts of a machine since some beginning, None where the kernel does not say: cpus of it;
-        # some_s: somebody wanted a processor in vain; steal_s: taken by its hypervisor, over all
-        # cpus; ranks: process -> [ran, stood in a run queue] of its training thread, seconds; node
-        # (missing: the harness's machine): whose agent read it, at read_ns of our clock
+        # cumulative counters of a machine, None where the kernel does not offer them. cpus: number;
+        # some_s: time in which some task waited for a processor; steal_s: time taken by the
+        # hypervisor, over all cpus; ranks: process -> [running, waiting in a run queue] of its
+        # training thread, seconds; node: whose agent read it, at read_ns of our clock (missing: the
+        # harness's machine)
         Kind.PRESSURE_READ: frozenset({"cpus", "some_s", "steal_s", "ranks"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at:
-        # resolved trigger; lasts: it goes on after its act, until it is healed; at.fires: how often
-        # at each point, time or event at most (both missing in older logs)
+        # resolved trigger; lasts: it continues after its act until it is healed; at.fires: maximum
+        # firings at each point, time or event (both missing in older logs)
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
-        # act: number of the first occurrence of those that hit at once (missing in older logs);
-        # phase: of the step, where its ranks hold or are due (missing in older logs, and where
-        # nobody waits for a point); absent: processes that should have held there with the others,
-        # and were waited for in vain (missing if there are none); late_steps, late, missed (only if
-        # it acts later than planned): so many steps, why, and whether ranks should have held for it
+        # act: number of the first of the occurrences that hit together (missing in older logs);
+        # phase: of the step, where its ranks hold or are due (missing in older logs, and without a
+        # point to wait for); absent: processes that should have held there with the others but
+        # never came (missing if none); only if it acts later than planned: late_steps (by how many
+        # steps), late (why), missed (whether ranks should have held for it)
         Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
-        # witness: who saw it, never the injector; evidence: what was seen
+        # witness: source of the evidence, never the injector; evidence: what was observed
         Kind.FAULT_LANDED: frozenset({"fault", "occurrence", "witness", "evidence"}),
         Kind.FAULT_FAILED: frozenset({"fault", "occurrence", "reason"}),
         Kind.FAULT_HEALED: frozenset({"fault", "occurrence", "how"}),
         # failure: running number; cause: see recovery.policy.strategy.Cause
-        # (exit|hang|error|nonfinite|diverged|start-timeout| unfit|notice); process and rank blamed.
-        # Of a hang (missing in older logs): silent_s: it showed no sign of life for so long, more
-        # than limit_s; last_seq: of the last event it had noted by then; stopped: the kernel showed
-        # it as stopped for all of silent_s. applied: of values that a state holds already
+        # (exit|hang|error|nonfinite|diverged|start-timeout|unfit|notice); process and rank blamed.
+        # For a hang (missing in older logs): silent_s: time without a heartbeat, more than limit_s;
+        # last_seq: of the last event it had written; stopped: the kernel showed it as stopped for
+        # all of silent_s. applied: the state already holds the refused values
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
-        # a supervisor took the job over from one that was lost. down_s: nobody supervised for so
-        # long; events: lines of the log it knows the job by; stage: the lost one's, for people
+        # a supervisor took the job over from one that was lost. down_s: time without a supervisor;
+        # events: number of log lines from which it learned the job's state; stage: of the lost
+        # supervisor, for people
         Kind.COORDINATOR_ADOPTED: frozenset({"down_s", "events", "members", "stage"}),
-        # event step = the last of which all replicas' digests were the same; saved: step of the
-        # newest checkpoint known to be committed that this vouches for, or None
+        # event step = the last step at which all replicas' digests agreed; saved: step of the
+        # newest checkpoint known to be committed that this agreement covers, or None
         Kind.REPLICAS_AGREED: frozenset({"saved"}),
-        # what may hold a corrupted state was put out of the way; left: what was not yet, as in
-        # generation_started
+        # checkpoints that may hold a corrupted state were set aside; left: those not set aside yet,
+        # in the form of generation_started's doubts
         Kind.DOUBTS_SETTLED: frozenset({"left"}),
         Kind.ABORT_SENT: frozenset({"processes"}),
         # processes: {name: {"step": last applied step, "valid": bool}}
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),
         Kind.DECISION: frozenset({"actions", "reason"}),
         # members: [process of rank 0, 1, ...]; state: initial|peer|checkpoint|kept; source: process
-        # or None cause: start|failure|grow|refill|notice shards: ranks that hold one copy of the
-        # model together; sources: receiving process -> who sends it its part; finish: a step that
-        # some have applied, and the others are told the end of (0: none); doubts (if there are
-        # any): [[before, step]], what a generation before that one saved after that step may hold a
-        # corrupted state
+        # or None; cause: start|failure|grow|refill|notice; shards: number of ranks that hold one
+        # copy of the model together; sources: receiving process -> process that sends its part;
+        # finish: a step that only some ranks have applied and the others still complete (0: none);
+        # doubts (if any): [[before, step]]: checkpoints saved by generations before `before`, after
+        # `step`, may hold a corrupted state
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
-        # resume_step: step all members now hold (training goes on with resume_step + 1)
+        # resume_step: step whose state all members hold (training continues with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),
         Kind.GROUP_FORMED: frozenset({"rank", "world", "seconds"}),
-        # origin: initial|kept|peer|checkpoint; event step = the step held
+        # origin: initial|kept|peer|checkpoint; event step = the step of the state held
         Kind.STATE_READY: frozenset({"rank", "origin", "source", "seconds"}),
         # samples: this rank's share of the global batch of `step`
         Kind.BATCH_TAKEN: frozenset({"rank", "epoch", "samples"}),
@@ -210,35 +208,33 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
             }
         ),
         Kind.NONFINITE_CAUGHT: frozenset({"rank", "blamed", "what"}),
-        # valid: False when the rank was in the middle of receiving state; why:
-        # aborted|pause|nonfinite
+        # valid: False if the rank was still receiving its state; why: aborted|pause|nonfinite
         Kind.PARKED: frozenset({"valid", "why"}),
-        # a rank, or a process of a command, does something else than training, as it says itself;
-        # what: in its words; limit_s: for so long at most; rank: None of a process that has none
-        # now, or did not say
+        # a rank, or a process of a command, reports that it does something other than training;
+        # what: its own words; limit_s: maximum duration; rank: None if the process has no rank now,
+        # or did not report one
         Kind.BUSY: frozenset({"rank", "what", "limit_s"}),
-        # seconds: it took; a process that ends in the midst of it may leave no such line
+        # seconds: duration; a process that ends meanwhile may leave no such line
         Kind.BUSY_ENDED: frozenset({"rank", "what", "seconds"}),
-        # by the supervisor: ids that the job leaves out from step `since` on, as nobody can compute
-        # them
+        # by the supervisor: ids of samples that the job skips from step `since` on, because no rank
+        # can compute them
         Kind.SAMPLES_SKIPPED: frozenset({"samples", "since"}),
         # hex digests of the state after `step`
         Kind.STATE_DIGEST: frozenset({"rank", "parameters", "optimizer", "scheduler", "rng"}),
         Kind.CHECKPOINT_SAVING: frozenset({"checkpoint"}),
-        # by a rank that writes a part of it and does not commit it. state: begun|written|failed;
-        # seconds: since it began; error: of failed
+        # by a rank that writes a part of a checkpoint and does not commit it. state:
+        # begun|written|failed; seconds: since it began; error: if failed
         Kind.CHECKPOINT_PART: frozenset({"checkpoint", "state", "seconds", "error"}),
         Kind.CHECKPOINT_COMMITTED: frozenset({"checkpoint", "bytes", "seconds"}),
         Kind.CHECKPOINT_FAILED: frozenset({"checkpoint", "error"}),
         Kind.CHECKPOINT_REFUSED: frozenset({"checkpoint", "reason"}),
         # left: by retention, the names of those that stay
         Kind.CHECKPOINT_DELETED: frozenset({"checkpoint"}),
-        # retention wanted it gone, and the disk refused; checkpoint: "" when not even the directory
-        # could be read
+        # retention could not delete it; checkpoint: "" if not even the directory could be read
         Kind.CHECKPOINT_KEPT: frozenset({"checkpoint", "error"}),
-        # it may hold a corrupted state: it has another name now, and is never restored
+        # it may hold a corrupted state, so it was renamed and is never restored
         Kind.CHECKPOINT_SET_ASIDE: frozenset({"checkpoint", "reason"}),
-        # what a rank measured while a fault acts on it (bandwidth, digests, durations)
+        # measured by a rank while a fault acts on it (bandwidth, digests, durations)
         Kind.FAULT_EFFECT: frozenset({"fault", "occurrence", "evidence"}),
         Kind.ERROR_RAISED: frozenset({"type", "message"}),
     }

@@ -1,12 +1,11 @@
-"""The one record: every claim the product makes is computed from these events and nothing else.
+"""The event log: every result is computed from these events and nothing else.
 
 One writer and one append-only JSONL file per actor. A line reaches the kernel in a single
-``write``, so a SIGKILL loses no whole line and tears at most the last one (a rank's lines go the
-way of ``recovery.transport.event_ring``). A disk that takes nothing ends nobody's work: events keep
-their numbers and are dropped, the next line that fits says which, and whoever reads the log knows
-that it has a hole. Times are nanoseconds of the writer's host's monotonic clock, the same for all
-processes of a host; where ranks are on other hosts, ``read_log`` brings them to the coordinator's
-clock (``chaos.events.clocks``).
+``write``, so a SIGKILL loses no whole line and tears at most the last one (a rank's lines go
+through ``recovery.transport.event_ring``). A full disk does not stop the writer: events are dropped
+but keep their numbers, and the next line that can be written names the gap. Times are nanoseconds
+of the writer's host's monotonic clock, shared by all processes of a host; for ranks on other hosts,
+``read_log`` converts them to the coordinator's clock (``chaos.events.clocks``).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from chaos.errors import LogError
-from chaos.events.budget import Budget, Told
+from chaos.events.budget import Budget, Problems
 from chaos.events.clocks import Clocks
 from chaos.events.event import Event, require_keys
 from chaos.events.holes import MAX_LINE_BYTES, extent, skip_hole
@@ -40,15 +39,15 @@ __all__ = [
 ]
 
 ORCHESTRATOR = "orchestrator"
-MAX_LOG_BYTES = 512 << 20  # of one actor; a larger file is not read
-_LONGEST = 200  # of what a problem cites
+MAX_LOG_BYTES = 512 << 20  # per actor; a larger file is not read
+_LONGEST = 200  # characters of a value quoted in a problem
 MOST_SAID = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorLog:
-    """What one file held: its whole events in order, and what is wrong with it. ``unread``: it is
-    too large, and was not read.
+    """Content of one file: its complete events in order, and its problems. ``unread``: the file was
+    not read, for instance because it is too large.
     """
 
     actor: str
@@ -59,7 +58,7 @@ class ActorLog:
 
 
 class SenselessLog(LogError):
-    """Values of a log are not what events hold."""
+    """The log's values are not what events hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ class Log:
         """Events of these kinds in time order."""
         if (
             kinds not in self._found
-        ):  # asked for again and again: with thousands of failures all of them are too many
+        ):  # cached: scanning all events on each call is too slow with thousands of failures
             self._found[kinds] = tuple(event for event in self.events if event.kind in kinds)
         return iter(self._found[kinds])
 
@@ -101,8 +100,8 @@ class Log:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends,
-        unmeasured clocks.
+        """All problems of the files: gaps, torn or foreign lines, unexplained ends, unmeasured
+        clocks.
         """
         return (
             *(problem for log in self.actors.values() for problem in log.problems),
@@ -116,14 +115,14 @@ class Log:
 
     @property
     def unread(self) -> str:
-        """Why a file was not read: what it would say is not known then, and nothing is judged. "":
-        all of them were.
-        """
+        """Why a file was not read, in which case nothing is judged; "": all files were read."""
         return next((log.problems[0] for log in self.actors.values() if log.unread), "")
 
     @property
     def has_dropped(self) -> bool:
-        """Whether anything was left out for want of room: what is missing proves nothing then."""
+        """Whether events or files were dropped for lack of space; a missing event then proves
+        nothing.
+        """
         return (
             self.first(Kind.EVENTS_DROPPED) is not None
             or self.first(Kind.FILES_DROPPED) is not None
@@ -131,9 +130,7 @@ class Log:
 
     @cached_property
     def clock_bounds_s(self) -> Mapping[str, float]:
-        """Actor -> how far from the truth the time of any of its events may be; 0 where it shares
-        our clock.
-        """
+        """Actor -> maximum error of its events' times; 0 where it shares our clock."""
         bound = self.clocks.bound_ns
         return {
             name: max(map(bound, log.events), default=0) / 1e9 for name, log in self.actors.items()
@@ -141,14 +138,14 @@ class Log:
 
     @property
     def clock_bound_s(self) -> float:
-        """How far from the truth the time of any event may be."""
+        """Maximum error of any event's time."""
         return max(self.clock_bounds_s.values(), default=0.0)
 
 
 def read_actor(path: Path, budget: Budget | None = None) -> ActorLog:
     """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped
-    and noted. One that holds more than MAX_LOG_BYTES is not read at all, nor what is beyond the
-    budget of all files read together.
+    and noted. A file of more than MAX_LOG_BYTES is not read at all, nor one that exceeds the budget
+    of all files read together.
     """
     budget = budget or Budget()
     budget.begins()
@@ -174,11 +171,11 @@ def _unread(path: Path, problem: str) -> ActorLog:
 
 
 def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> ActorLog | None:
-    """None: the budget is spent."""
+    """Read all lines; None: the budget is used up."""
     cut = skip_hole(stream, start)
     torn = b""
     events: list[Event] = []
-    problems = Told()
+    problems = Problems()
     if cut:
         problems.add(f"{path.name}: its first {cut} bytes were dropped")
     for number, raw in enumerate(iter(partial(stream.readline, MAX_LINE_BYTES), b""), start=1):
@@ -188,7 +185,7 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
             torn = raw
             if len(raw) == MAX_LINE_BYTES:
                 problems.add(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
-            break  # what follows such a line is not read
+            break  # anything after such a line is not read
         try:
             event = Event.from_line(raw[:-1].decode(errors="replace"), budget.parse)
         except LogError as error:
@@ -212,7 +209,7 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
 
 
 def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> Iterator[str]:
-    """What is wrong with an event where it stands. ``before``: the number of the one before it."""
+    """What is wrong with an event's actor or number. ``before``: number of the event before it."""
     if event.actor != actor:
         yield f"written by {event.actor[:_LONGEST]}"
     expected = 0 if before is None else before + 1
@@ -229,8 +226,8 @@ def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> It
 
 
 def make_log(actors: Iterable[ActorLog]) -> Log:
-    """Merge actor logs, and note every actor that stopped without an end mark or an exit its
-    supervisor explains.
+    """Merge actor logs, and note every actor that stopped without an end mark or an exit recorded
+    by its supervisor.
     """
     logs = {log.actor: log for log in actors}
     clocks = Clocks()
@@ -257,13 +254,13 @@ def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | No
     if claimed is not None and last < claimed:
         return f"{log.actor}: log ends at seq {last}, but the process had written {claimed}"
     if not log.ended and log.actor not in exits:
-        return f"{log.actor}: no end mark, and nobody saw the process exit"
+        return f"{log.actor}: no end mark, and the exit of the process was not recorded"
     return None
 
 
 def read_log(directory: Path, budget: Budget | None = None) -> Log:
-    """Read every ``*.jsonl`` of one arm. ``budget``: of all logs that are held beside it. Raises
-    LogError when there is none, and SenselessLog where what they say cannot be put in order.
+    """Read every ``*.jsonl`` of one arm. ``budget``: shared with other logs held at the same time.
+    Raises LogError if there is none, and SenselessLog if their values cannot be put in order.
     """
     files = sorted(directory.glob("*.jsonl"))
     if not files:

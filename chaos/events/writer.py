@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class EventWriter:
-    """Appends one actor's events to ``directory/<actor>.jsonl``; from any thread. ``after``: what a
-    writer that is gone has left there, to go on from (``read_actor``); a last line that it tore is
-    cut off. ``reserve``: bytes to be kept free for this file, where the file system can: they take
-    its lines when the disk is full.
+    """Appends one actor's events to ``directory/<actor>.jsonl``; thread-safe. ``after``: the log
+    left there by an earlier writer, to continue (from ``read_actor``); its torn last line is cut
+    off. ``reserve``: bytes to reserve for this file, if the file system can: they take its lines
+    when the disk is full.
 
-    Raises LogError when the file exists already (one writer per actor), or there is nothing to go
-    on from.
+    Raises LogError if the file exists already (one writer per actor), or if there is nothing to
+    continue.
     """
 
     _closed = False
     _dropped: tuple[int, str] | None = None
-    """Number of the first event that was dropped and that no line tells of yet, and why."""
+    """Number of the first dropped event not yet reported by a line, and why it was dropped."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class EventWriter:
     def write(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Append one event and return it. ``generation`` defaults to the writer's current one.
-        Where the disk takes nothing the event has its number, and is dropped.
+        """Append one event and return it. ``generation`` defaults to the writer's current one. If
+        it cannot be written, the event keeps its number and is dropped.
         """
         require_keys(kind, data)
         with self._one:
@@ -87,7 +87,7 @@ class EventWriter:
         )
 
     def _refused(self, event: Event) -> str:
-        """Why the line could not be written; empty: it is."""
+        """Why the line could not be written; empty: it was written."""
         try:
             self._put((event.to_line() + "\n").encode())
         except OSError as error:
@@ -95,8 +95,8 @@ class EventWriter:
         return ""
 
     def _put(self, line: bytes) -> None:
-        """Have a whole line written; where it goes first is for a subclass to say. Raises OSError:
-        nothing of it is.
+        """Write a whole line; a subclass may write it elsewhere first. Raises OSError, in which
+        case nothing is written.
         """
         self._ensure_open()
         size = os.fstat(self._fd).st_size if self._reserve else 0
@@ -109,7 +109,9 @@ class EventWriter:
             raise disk.full()
 
     def _ensure_open(self) -> None:
-        """Raises OSError after ``close``, and while there is no room for a file."""
+        """Open the file if that failed before. Raises OSError after ``close``, and while the disk
+        is full.
+        """
         if self._closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self._fd < 0:
@@ -118,7 +120,7 @@ class EventWriter:
             raise disk.full()
 
     def _open(self, *, new: bool) -> None:
-        """Raises LogError; where the disk takes nothing the file is made later."""
+        """Raises LogError; on a full or failing disk the file is created later."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if new else 0)
         try:
             self._fd = os.open(self._path, flags, 0o644)

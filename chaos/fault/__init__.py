@@ -1,3 +1,3 @@
-"""What a fault is: its base class, what it may touch, and what must be seen of it afterwards. The
-kinds: ``chaos.faults``.
+"""Base class of faults, the targets they act on, and the evidence and consequences to check
+afterwards. The fault kinds are in ``chaos.faults``.
 """

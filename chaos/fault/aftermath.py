@@ -1,8 +1,8 @@
-"""What has to be seen of a fault after it landed, and what contradicts that it did: small
-consequences, pure functions of a log, that a fault kind names in ``Fault.follows``.
+"""Consequences that must follow a landed fault. Each is a pure function of a log that finds missing
+or contradicting evidence; a fault kind names its consequences in ``Fault.follows``.
 
-None of them believes the injector. A breach that is ``sure`` is a contradiction in the log itself;
-another one says which evidence is missing.
+No consequence relies on the injector. A ``sure`` breach is a contradiction in the log itself; any
+other names missing evidence.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from chaos.fault.base import Occurrence
 
 NS = 1_000_000_000
 OVER_WHEN_DONE = "over when done"
-"""How a fault without an undo ends: its effect stays for as long as its target is left as it is."""
-LANDED_OTHERWISE = "it landed, but not as verify asks"
-"""How the reason begins of one that landed, and is counted as failed by its scenario's ``verify``.
+"""Prefix of ``how`` in ``fault_healed`` for a fault without an undo: its effect lasts as long as
+its target.
 """
-SETTLED_NS = NS // 200  # so long may the last thread of a process take to stop
-DEADLINE_SLACK_S = 30.0  # by which a signal that is due may come later on a busy machine
-IN_FLIGHT = 1  # a step that a rank had as good as done when it hung
+LANDED_OTHERWISE = "it landed, but not as verify asks"
+"""Prefix of the reason when a fault landed but does not meet its scenario's ``verify``, and so
+counts as failed.
+"""
+SETTLED_NS = NS // 200  # time for the last thread of a process to stop
+DEADLINE_SLACK_S = 30.0  # allowed lateness of a scheduled signal on a busy machine
+IN_FLIGHT = 1  # a step almost finished when the rank hung
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breach:
-    """What is wrong in words, and whether the log contradicts itself or only lacks something."""
+    """What is wrong; ``sure``: the log contradicts itself, otherwise evidence is only missing."""
 
     text: str
     sure: bool = True
@@ -35,9 +38,9 @@ class Breach:
 
 @dataclass(frozen=True, kw_only=True)
 class Aftermath:
-    """One occurrence that is said to have landed, and the whole arm around it.
+    """One occurrence recorded as landed, with the log of its whole arm.
 
-    ``log``: of all actors; ``observed``: a command, of whose ranks only the outside is seen.
+    ``log``: of all actors; ``observed``: the job is a command, observed only from outside.
     """
 
     occurrence: Occurrence
@@ -47,7 +50,7 @@ class Aftermath:
     observed: bool
 
     def bound_ns(self, event: Event) -> int:
-        """How far from the truth the time of an event may be."""
+        """Maximum clock error of an event's time."""
         return self.log.clocks.bound_ns(event)
 
     def exit_of(self, process: str) -> Event | None:
@@ -57,14 +60,16 @@ class Aftermath:
         )
 
     def by(self, process: str, start_ns: float, end_ns: float = float("inf")) -> Iterator[Event]:
-        """What a process wrote, between two times for sure."""
+        """Events of a process that lie between two times beyond doubt, given the clock error."""
         for event in self.log.by(process) if process != ORCHESTRATOR else ():
             bound_ns = self.bound_ns(event)
             if event.time_ns - bound_ns > start_ns and event.time_ns + bound_ns < end_ns:
                 yield event
 
     def left_behind_ns(self, process: str) -> int:
-        """When the first generation began without it; the last moment known if none did."""
+        """Start of the first later generation without the process; the end of the log if there is
+        none.
+        """
         for event in self.log.of(Kind.GENERATION_STARTED):
             if event.time_ns > self.landed.time_ns and process not in event.data["members"]:
                 return event.time_ns
@@ -72,7 +77,7 @@ class Aftermath:
 
     @property
     def undone_ns(self) -> int:
-        """When it was undone; the last moment known if it never was."""
+        """When the fault was undone; the end of the log if never."""
         healed = self.healed
         if healed is None or str(healed.data["how"]).startswith(OVER_WHEN_DONE):
             return self.end_ns
@@ -80,16 +85,16 @@ class Aftermath:
 
     @property
     def end_ns(self) -> int:
-        """The last moment known."""
+        """Time of the last event."""
         return self.log.events[-1].time_ns
 
 
 class Consequence(ABC):
-    """Something that must be so after a fault landed."""
+    """Something that must hold after a fault landed."""
 
     @abstractmethod
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """What of it is not so."""
+        """Violations of the consequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +107,11 @@ class Ends(Consequence):
     code: bool = False
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """An exit that is missing, another one, or not the last that was heard of it."""
+        """A missing or different exit, or events after it."""
         for process in after.occurrence.processes:
             ended = after.exit_of(process)
             if ended is None:
-                yield Breach(text=f"nobody saw {process} end", sure=False)
+                yield Breach(text=f"the end of {process} was not seen", sure=False)
                 continue
             how = ended.data["signal"], ended.data["exit_code"]
             if self.signal is not None and how[0] != self.signal:
@@ -118,35 +123,39 @@ class Ends(Consequence):
                     text=f"{process} was reaped with {_how(ended)} instead of an exit code"
                 )
             elif self.signal is None and how[1] == 0 and not ended.data["expected"]:
-                yield Breach(text=f"{process} was hit, and ended well, unasked")
+                yield Breach(
+                    text=f"{process} was hit, but exited successfully without being asked to"
+                )
             if _unasked(after, ended):
                 yield Breach(
-                    text=f"{process} is said to have been asked to end, and nobody had asked it"
+                    text=f"{process} is recorded as asked to end, but its exit came unasked"
                 )
             for event in after.by(process, ended.time_ns):
-                yield Breach(text=f"{process} had ended, and goes on: {_what(event)}")
+                yield Breach(text=f"{process} had ended, but continues: {_what(event)}")
                 break
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaisesAndEnds(Ends):
-    """As ``Ends`` with a code, where a process ended of it. A script's may live on."""
+    """As ``Ends`` with an exit code, except for a script, which may catch the exception and live
+    on.
+    """
 
     code: bool = True
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """None of a script: what it does with an exception is its own affair."""
+        """As for ``Ends``; nothing for a script, which may handle an exception as it likes."""
         return iter(()) if after.observed else super().breaches(after)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandsStill(Consequence):
-    """Each process hit does nothing until it is healed, ends, or others go on without it (what it
-    does then is for whoever judges commits).
+    """Each process hit does nothing until it is healed, ends, or a generation starts without it
+    (later commits are judged by other checkers).
     """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """Something that it did meanwhile."""
+        """Events of the process while it was stopped."""
         for process in after.occurrence.processes:
             ended = after.exit_of(process)
             left_ns = after.left_behind_ns(process)
@@ -154,18 +163,18 @@ class StandsStill(Consequence):
                 after.undone_ns, left_ns, ended.time_ns if ended is not None else after.end_ns
             )
             for event in after.by(process, after.landed.time_ns + SETTLED_NS, until):
-                yield Breach(text=f"{process} was stopped, and goes on: {_what(event)}")
+                yield Breach(text=f"{process} was stopped, but continues: {_what(event)}")
                 break
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangsUntilDeclared(Consequence):
-    """Where it is known from a hang that was declared, the process committed nothing from the act
-    to that.
+    """If a declared hang is the evidence, the process committed nothing between the act and the
+    declaration.
     """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """Steps that it committed meanwhile."""
+        """Steps committed between the act and the declaration."""
         hit, start_ns = after.occurrence.process, after.occurrence.time_ns
         declared = next(
             (
@@ -182,35 +191,35 @@ class HangsUntilDeclared(Consequence):
         ]
         if len(done) > IN_FLIGHT:
             yield Breach(
-                text=f"{hit} hung, and committed {len(done)} steps before that was declared"
+                text=f"{hit} hung, but committed {len(done)} steps before that was declared"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoneBy(Consequence):
-    """Each process hit is gone so many seconds after the act."""
+    """Each process hit has ended ``seconds`` after the act."""
 
     seconds: float
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """One that was seen alive long after."""
+        """A process still alive long after the deadline."""
         limit_ns = after.occurrence.time_ns + int((self.seconds + DEADLINE_SLACK_S) * NS)
         for process in after.occurrence.processes:
             ended = after.exit_of(process)
             if after.end_ns > limit_ns and (ended is None or ended.time_ns > limit_ns):
                 yield Breach(
-                    text=f"{process} was to be gone after {self.seconds:g} s, and lived on"
+                    text=f"{process} should have ended after {self.seconds:g} s, but lived on"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaidByTarget(Consequence):
-    """The affected rank itself reported what was changed inside of it, and only that rank. A
-    script's report comes through the process that watches it.
+    """Only the affected rank itself reported the change inside it. A script's report comes from the
+    process that watches the script.
     """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """The account of another one."""
+        """A report by another process."""
         hit = after.occurrence
         for event in after.log.of(Kind.FAULT_EFFECT):
             about = "after" in event.data["evidence"]
@@ -220,17 +229,17 @@ class SaidByTarget(Consequence):
             ):
                 continue
             if not after.observed and event.actor not in hit.processes:
-                yield Breach(
-                    text=f"{hit.process} was hit, and the account of it is of {event.actor}"
-                )
+                yield Breach(text=f"{hit.process} was hit, but {event.actor} reported it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NothingSaved(Consequence):
-    """No save begins and ends on the disk while it takes nothing. Memory takes them."""
+    """No save both begins and ends on the disk while the disk accepts no writes. Saves to memory
+    may succeed.
+    """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """One that did."""
+        """A save that did."""
         until = after.undone_ns
         begun: set[tuple[str, str]] = set()
         for event in after.log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED):
@@ -245,19 +254,19 @@ class NothingSaved(Consequence):
             elif (event.actor, event.data["checkpoint"]) in begun:
                 yield Breach(
                     text=(
-                        f"the disk took nothing, and {event.actor} saved {event.data['checkpoint']}"
+                        f"the disk took nothing, but {event.actor} saved {event.data['checkpoint']}"
                     )
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class NobodyDecides(Consequence):
-    """Between the loss of the coordinator and the takeover nothing is declared, decided or
-    formed.
+class NothingDecided(Consequence):
+    """Between the loss of the coordinator and the takeover, no failure is declared, nothing is
+    decided and no generation starts.
     """
 
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
-        """Declarations, decisions and generations in that time."""
+        """Declarations, decisions and generations between the loss and the takeover."""
         start_ns = after.occurrence.time_ns
         taken = (e for e in after.log.of(Kind.COORDINATOR_ADOPTED) if e.time_ns > start_ns)
         until = next(taken, None)
@@ -267,14 +276,14 @@ class NobodyDecides(Consequence):
             if start_ns < event.time_ns < until.time_ns:
                 yield Breach(
                     text=(
-                        f"the coordinator was lost, and there is a {event.kind} before the takeover"
+                        f"the coordinator was lost, but there is a {event.kind} before the takeover"
                     )
                 )
 
 
 def _unasked(after: Aftermath, ended: Event) -> bool:
-    """Whether an exit that is called expected was declared a failure when it came. (One that was
-    declared before it came, as its connections broke, may be called so: it was fenced.)
+    """Whether an exit recorded as expected was declared a failure after it happened. (One declared
+    before the exit, when connections broke, may be recorded as expected: the process was fenced.)
     """
     if not ended.data["expected"] or ended.data.get("asked_ns", 0) is not None:
         return False

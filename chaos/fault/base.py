@@ -1,4 +1,4 @@
-"""What a fault is: a plugin that acts on a target, and says from whose evidence it is known to have
+"""Base class of faults: a fault acts on a target, and decides from independent evidence whether it
 landed.
 """
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 class Where(StrEnum):
-    """Where a fault acts; it decides which protocol of ``chaos.fault.targets`` its target has."""
+    """Where a fault acts; this decides which protocol of ``chaos.fault.targets`` its target
+    implements.
+    """
 
     PROCESS = "process"  # the supervisor, on a process from outside
     NODE = "node"  # the supervisor, on all processes of a node
     RANK = "rank"  # an agent inside the rank, at a step and phase boundary
     CHECKPOINT = "checkpoint"  # the supervisor, on files of the run's own checkpoints
-    # the connections between ranks: a proxy that they go through, or the kernel between nodes
+    # connections between ranks: through a proxy, or by the kernel between nodes
     LINK = "link"
     STORAGE = "storage"  # the file system that holds the checkpoints
     STORE = "store"  # the process that holds the key-value store
@@ -34,9 +36,7 @@ class Where(StrEnum):
 
 
 class Fidelity(StrEnum):
-    """Whether the real mechanism acts, or something that imitates its effect (reports say
-    which).
-    """
+    """Whether the real mechanism acts, or an imitation of its effect (reports say which)."""
 
     REAL = "real"
     EMULATED = "emulated"
@@ -45,10 +45,10 @@ class Fidelity(StrEnum):
 class Need(StrEnum):
     """What a launcher must be able to do for some faults."""
 
-    MOUNT = "mount"  # checkpoints on a file system of their own, limited in size
+    MOUNT = "mount"  # checkpoints on a separate, size-limited file system
     CGROUP = "cgroup"  # a rank can limit its own processor time
     MEMORY = (
-        # a limit on the memory of a process, or of its node, that the kernel enforces by killing
+        # a memory limit on a process, or on its node, that the kernel enforces by killing
         "memory"
     )
     QUOTA = "quota"  # a limit on the processor time of a node's processes
@@ -58,7 +58,7 @@ class Need(StrEnum):
     # the supervisor can be lost while the ranks live on
     COORDINATOR_PROCESS = "coordinator-process"
     NODES = "nodes"  # ranks are grouped into nodes that can be lost as a whole
-    # a node is something of its own, that can be cut off from its coordinator too
+    # a node is a machine or container, which can be cut off from its coordinator too
     MACHINES = "machines"
 
 
@@ -93,20 +93,20 @@ class Landed:
 class Fault(BaseModel):
     """Base of a fault kind; its fields are the YAML ``params``. Class attributes say how it acts.
 
-    ``fidelity``: on launchers that run real processes, and ``on_cuda`` where CUDA devices make a
-    difference (a simulator simulates them all); ``needs``: what the launcher must offer,
-    ``may_need``: with some parameters only; ``lasting``: needs a duration and a heal; ``may_last``:
-    takes a duration; otherwise it is over when done. ``harmless``: leaves nothing to recover from.
-    ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
-    attempt, whatever ``retrigger`` says. ``role``: the only role it hits, whatever the target says.
-    ``whole_racks``: a NODE fault that takes racks; ``separates``: a LINK or NODE fault that cuts
-    those it hits off from the rest. ``everywhere``: one occurrence acts in all ranks, in those that
-    join later too, until the run ends. ``corrupts``: it makes values wrong that training goes on
-    with; ``changes_state``: it can leave a rank with another state than the others hold, and no
-    non-finite value in it. ``on_saves``: a RANK fault of the saves, which the first rank alone
-    makes. ``by_script``: a RANK fault that a script with points of its own can do itself, when it
-    is told this word there (``chaos.beacon``). ``seems_still``: who is hit works on, and is not
-    seen to: another may be taken for the one that hangs, or nobody.
+    ``fidelity``: on launchers that run real processes; ``on_cuda``: where CUDA devices make a
+    difference (a simulator simulates all faults). ``needs``: what the launcher must offer;
+    ``may_need``: what it must offer with some parameters. ``lasting``: needs a duration and a heal;
+    ``may_last``: accepts a duration; other faults are over once they have acted. ``harmless``:
+    leaves nothing to recover from. ``phases``: the phases at which it can act (empty: all).
+    ``relentless``: fires again at every attempt, whatever ``retrigger`` says. ``role``: the only
+    role it hits, whatever the target says. ``whole_racks``: a NODE fault that hits whole racks;
+    ``separates``: a LINK or NODE fault that cuts its targets off from the rest. ``everywhere``: one
+    occurrence acts in all ranks, including those that join later, until the run ends. ``corrupts``:
+    training continues with wrong values; ``changes_state``: it can leave a rank with a state that
+    differs from the others' without a non-finite value. ``on_saves``: a RANK fault on checkpoint
+    saves, which rank 0 alone makes unless they are sharded. ``by_script``: a RANK fault that a
+    script can do itself when ``chaos.beacon.point`` answers with this word. ``seems_still``: the
+    target keeps working but appears hung, so another rank, or none, may be declared hung.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -133,19 +133,18 @@ class Fault(BaseModel):
 
     @property
     def hits_next_save(self) -> bool:
-        """Whether, with its parameters, a CHECKPOINT fault acts on the save that is made next, in
-        the rank that makes it, instead of on files that are there.
+        """Whether, with its parameters, a CHECKPOINT fault acts in the saving rank on the next save
+        instead of on existing files.
         """
         return False
 
     def wants(self) -> frozenset[Need]:
-        """What it needs with its parameters; default: ``needs``."""
+        """What the launcher must offer for this fault with its parameters; default: ``needs``."""
         return self.needs
 
     def acts(self, *, cuda: bool, real: frozenset[Need] = frozenset()) -> Fidelity:
-        """Whether its mechanism is real with its parameters, where ranks are processes; ``cuda``:
-        on CUDA devices; ``real``: what of its needs the launcher meets with the thing itself
-        (``Launcher.real``).
+        """Fidelity with its parameters, where ranks are processes. ``cuda``: on CUDA devices;
+        ``real``: the needs that the launcher meets with the real mechanism (``Launcher.real``).
         """
         if self.wants() & real:
             return Fidelity.REAL
@@ -161,41 +160,41 @@ class Fault(BaseModel):
         """Undo ``act``; safe to call twice, and when the target is gone."""
 
     def not_by_script(self) -> str | None:
-        """Which of its parameters a script cannot do by itself, in words; None: it can do all of
-        it.
-        """
+        """Which parameters a script cannot handle, in words; None: the script can do all of it."""
         return None
 
     def changes(self) -> str | None:
-        """What of a rank's tensors it changes, as ``RankTarget.tensors`` names it; None: none.
-        Digests of these are taken before and after the act.
+        """The surface of a rank's tensors that it changes, as ``RankTarget.tensors`` names it;
+        None: none. Digests of these tensors are taken before and after the act.
         """
         return None
 
     def for_script(self, step: int) -> str:
-        """What a script that can do it by itself is told besides ``by_script``; ``step``: at which
-        it holds.
+        """Arguments sent to the script after the word ``by_script``; ``step``: where the script
+        holds.
         """
         return ""
 
     def point(self, phase: str) -> str:
-        """The phase at which this fault, with its parameters, acts when asked to act at
+        """The phase at which this fault, with its parameters, really acts when planned for
         ``phase``.
         """
         return phase
 
     def shows_after_s(self) -> float:
-        """How long after the act there may be nothing to see of it yet, seconds."""
+        """How long after the act its effect may stay invisible, in seconds."""
         return 0.0
 
     def follows(self) -> tuple[Consequence, ...]:
-        """What must be so after it landed, for the judge, who in any case asks ``landed`` again."""
+        """Consequences that the judge checks after the fault landed; the judge also calls
+        ``landed`` again.
+        """
         return ()
 
     @abstractmethod
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Evidence from a witness other than the injector; None: not yet.
+        """Evidence from a witness other than the injector; None: no evidence yet.
 
-        Pure. ``events``: those of the orchestrator since the injection, then all of the target
-        processes.
+        Pure. ``events``: the orchestrator's since the injection, followed by all events of the
+        target processes.
         """

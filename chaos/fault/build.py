@@ -1,4 +1,4 @@
-"""From a kind and its parameters to the fault itself: the one place where faults are made.
+"""Makes a fault from its kind and parameters; the only place where faults are made.
 
 A scenario, a plan and a command to a rank name a fault by its kind and parameters. Each process
 that acts on or judges a fault makes it here, once, and passes the object on.
@@ -16,7 +16,7 @@ PACKAGE = "chaos.faults"
 
 
 class Named(Protocol):
-    """What names a fault: an entry of a scenario, or of a plan."""
+    """A fault by name: an entry of a scenario or plan."""
 
     @property
     def id(self) -> str:
@@ -28,17 +28,17 @@ class Named(Protocol):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """Its parameters, as written; what is not there has its default."""
+        """Its parameters as written; missing ones have their defaults."""
 
 
 def build(
     kind: str, params: Mapping[str, Any], kinds: Mapping[str, type[Fault]] | None = None
 ) -> Fault:
-    """The fault of a kind with these parameters. ``kinds``: name -> class; None: the plugin of that
-    name, and no other is imported.
+    """Make the fault of a kind with these parameters. ``kinds``: name -> class; None: import only
+    the plugin of that name.
 
-    Raises KeyError (ModuleNotFoundError without ``kinds``) for a kind that is not there, and
-    pydantic.ValidationError for parameters that the kind does not take.
+    Raises KeyError (ModuleNotFoundError without ``kinds``) for an unknown kind, and
+    pydantic.ValidationError for parameters that the kind does not accept.
     """
     model = plugins.one(PACKAGE, Fault, kind) if kinds is None else kinds[kind]
     return model(**params)
@@ -47,5 +47,5 @@ def build(
 def build_all(
     named: Iterable[Named], kinds: Mapping[str, type[Fault]] | None = None
 ) -> dict[str, Fault]:
-    """By id, in order. Raises as ``build``."""
+    """Make all faults, by id and in order. Raises as ``build``."""
     return {each.id: build(each.kind, each.params, kinds) for each in named}

@@ -1,4 +1,4 @@
-"""Faults that keep a rank's training thread from going on for a while."""
+"""Base class of faults that block a rank's training thread for a while."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chaos.fault.witness import stuck
 
 
 class HoldsTraining(Fault):
-    """The training thread stands still for ``hold_s`` seconds; nothing ends it before, except the
-    end of the process.
+    """The training thread is blocked for ``hold_s`` seconds; only the end of the process ends it
+    earlier.
 
-    Landed: the supervisor saw the rank's progress marks stand still, or the rank's own account
-    shows a step that long.
+    Landed: the supervisor saw the rank's progress marks stand still, or the rank itself reported a
+    step that long.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -30,11 +30,11 @@ class HoldsTraining(Fault):
         return (HangsUntilDeclared(),)
 
     def shows_after_s(self) -> float:
-        """The whole hold: it shows when it is declared a hang, after about eight steps, or when it
-        is over.
+        """The whole hold: it becomes visible when a hang is declared, after about eight steps, or
+        when the hold is over.
         """
         return self.hold_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """A hang blamed on the rank, or a step as long."""
+        """A declared hang that blames the rank, or a step that long."""
         return stuck(occurrence, events, self.hold_s)

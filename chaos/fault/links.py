@@ -1,4 +1,4 @@
-"""What faults on links have in common: how their effect shows in a job's log. Pure."""
+"""Evidence shared by link faults: how their effect shows in a job's log. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from chaos.fault.base import Landed, Occurrence
 
 
 def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any] | None:
-    """What an uninvolved client measured on the link under the fault: ``measured_round_trip_s`` and
-    ``measured_mbit_per_s``, None where nothing came through, and ``by`` what the link is shaped;
-    None as a whole: it has not measured yet.
+    """Measurements of an independent client on the link under the fault: ``measured_round_trip_s``
+    and ``measured_mbit_per_s`` (None where nothing came through), and ``by``, what shapes the link.
+    None: not measured yet.
     """
     for event in events:
         mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
@@ -32,7 +32,7 @@ def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any]
 def collectives_s(
     occurrence: Occurrence, events: Sequence[Event]
 ) -> tuple[list[float], list[float]]:
-    """Seconds that the target's collectives took, of steps before the injection and since."""
+    """Collective times of the target in seconds, for steps before and after the injection."""
     commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
     before = [e.data["seconds"]["collective"] for e in commits if e.time_ns < occurrence.time_ns]
     since = [e.data["seconds"]["collective"] for e in commits if e.time_ns > occurrence.time_ns]
@@ -40,8 +40,8 @@ def collectives_s(
 
 
 def stood_still(occurrence: Occurrence, events: Sequence[Event], least_s: float) -> Landed | None:
-    """Evidence that the job's collectives stood still for ``least_s`` seconds, or that it gave the
-    group up.
+    """Evidence that the job's collectives stood still for ``least_s`` seconds, or that the job gave
+    up the process group.
     """
     measured = probed(occurrence, events)
     if measured is None:

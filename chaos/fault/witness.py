@@ -1,4 +1,4 @@
-"""What several faults take as evidence: how a process ended, that it hung, or what its own code saw
+"""Evidence shared by several faults: how a process ended, that it hung, or what its own code saw
 change.
 """
 
@@ -13,15 +13,14 @@ from chaos.fault.aftermath import IN_FLIGHT
 from chaos.fault.base import Landed, Occurrence
 
 ENDED = ("exited", "dead", "removed")
-"""States of a machine that has ended."""
+"""States in which a machine counts as ended."""
 
 
 def exit_of(
     occurrence: Occurrence, events: Sequence[Event], process: str | None = None
 ) -> Event | None:
-    """The reaped exit of the process hit, or of ``process``; None while there is none, or when its
-    supervisor had asked for its end before the fault acted: then the exit shows nothing of the
-    fault.
+    """The reaped exit of the process hit, or of ``process``. None: it has not ended, or its
+    supervisor had asked it to end before the fault acted, so the exit is no evidence.
     """
     name = process if process is not None else occurrence.process
     for event in events:
@@ -32,7 +31,7 @@ def exit_of(
 
 
 def killed(occurrence: Occurrence, events: Sequence[Event], signum: Signals) -> Landed | None:
-    """The process hit was reaped with that signal, which its supervisor had not sent before."""
+    """The process hit was reaped with that signal, and its supervisor had not sent it before."""
     ended = exit_of(occurrence, events)
     if ended is None or ended.data["signal"] != signum:
         return None
@@ -53,7 +52,7 @@ def effects(
 
 
 def digests_differ(occurrence: Occurrence, events: Sequence[Event], witness: str) -> Landed | None:
-    """Digests that the rank's own code took before and after the act are not the same."""
+    """Digests taken by the rank's own code before and after the act differ."""
     for _, seen in effects(occurrence, events):
         if "after" in seen and seen["before"] != seen["after"]:
             return Landed(witness=witness, evidence=seen)
@@ -63,8 +62,8 @@ def digests_differ(occurrence: Occurrence, events: Sequence[Event], witness: str
 def raised_and_exited(
     occurrence: Occurrence, events: Sequence[Event], types: Sequence[str]
 ) -> Landed | None:
-    """The process ended with an exit code after it had logged an error of one of these types as its
-    last word.
+    """The process ended with a nonzero exit code, and the last error it logged has one of these
+    types.
     """
     ended = exit_of(occurrence, events)
     raised = [e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
@@ -82,9 +81,9 @@ def raised_and_exited(
 def stood_still(
     occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
 ) -> Landed | None:
-    """The supervisor declared the process hung, by its progress marks; or, with a length in
-    seconds, a step that the process committed after the fault acted, or refused as not finite, took
-    that long by its own account.
+    """The supervisor declared the process hung because of its progress marks; or, given
+    ``at_least_s``, the process itself reported a step that long after the fault acted, or refused
+    one as not finite after that long.
     """
     last_ns = occurrence.time_ns
     for event in events:
@@ -111,10 +110,10 @@ def stood_still(
 def stuck(
     occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
 ) -> Landed | None:
-    """As ``stood_still``, of what keeps the process from any step until somebody takes it for a
-    hang. Once it has committed more than the one that it had as good as done, it hangs for another
-    reason: of several that hang at once one is declared, and the others go on when that generation
-    is left.
+    """As ``stood_still``, for faults that block the process until a hang is declared. A process
+    that committed more than one further step (the one almost finished at the act) was not blocked
+    any more, so a later hang has another cause: if several ranks hang at once, only one is
+    declared, and the others continue when that generation is left.
     """
     since = [
         event.time_ns
@@ -129,7 +128,7 @@ def stuck(
 
 
 def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
-    """Every process hit ended by the signal, and no other process had asked for it."""
+    """Every process hit ended by the signal, without having been asked to end before."""
     exits = [exit_of(occurrence, events, process) for process in occurrence.processes]
     if not exits or any(one is None or one.data["signal"] != signum for one in exits):
         return None
@@ -140,8 +139,8 @@ def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> 
 
 
 def machines_ended(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
-    """All machines hit ended by their platform's account, and so did the processes on them; where
-    there are no machines, every process hit ended by the signal, and nobody else had asked for it.
+    """The platform reports all machines hit as ended, and the processes on them exited. Without
+    machines: every process hit ended by the signal, without having been asked to end before.
     """
     effects = effects_of(occurrence, events)
     if not any("machines" in effect for effect in effects):
@@ -157,7 +156,7 @@ def machines_ended(occurrence: Occurrence, events: Sequence[Event], signum: int)
 
 
 def effects_of(occurrence: Occurrence, events: Sequence[Event]) -> list[Mapping[str, Any]]:
-    """What was seen of an occurrence so far."""
+    """Evidence of all reported effects of an occurrence."""
     return [
         event.data["evidence"]
         for event in events
@@ -169,7 +168,7 @@ def effects_of(occurrence: Occurrence, events: Sequence[Event]) -> list[Mapping[
 def said_by_script(
     occurrence: Occurrence, events: Sequence[Event], word: str
 ) -> Mapping[str, Any] | None:
-    """What the script reported when it had done what its point asked for; None: nothing yet."""
+    """The script's report that it did what its point asked for; None: no report yet."""
     return next(
         (seen for seen in effects_of(occurrence, events) if seen.get("script") == word), None
     )
@@ -178,9 +177,9 @@ def said_by_script(
 def hung_by_script(
     occurrence: Occurrence, events: Sequence[Event], word: str, *, busy: bool
 ) -> Mapping[str, Any] | None:
-    """What the kernel counted of the thread that was to hang, for some time after its script had
-    said that it does: it wanted a processor for most of that (``busy``), or for little of it. None:
-    nothing yet, or the contrary.
+    """The kernel's account of the thread that should hang, for a while after its script reported
+    the hang: it wanted a processor most of that time (``busy``), or little of it. None: no account
+    yet, or the opposite of ``busy``.
     """
     if said_by_script(occurrence, events, word) is None:
         return None
@@ -192,8 +191,8 @@ def hung_by_script(
 
 
 def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -> Landed | None:
-    """The kernel answered a write from outside, to the file system that was hit, with this error
-    (``ENOSPC``).
+    """The kernel answered a probe write to the file system hit with this error (such as
+    ``ENOSPC``).
     """
     for event in events:
         if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:

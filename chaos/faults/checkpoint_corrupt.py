@@ -1,4 +1,4 @@
-"""A committed checkpoint goes bad on disk."""
+"""Corrupts a committed checkpoint on disk, or breaks the next save."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MANIFEST = "manifest.json"
 
 
 class CheckpointCorrupt(Fault):
-    """Changes files of a committed checkpoint: bit rot, a lost block, a sync gone wrong. Real file
-    surgery.
+    """Damages the files of a committed checkpoint: bit rot, a lost block, a failed sync. Real: the
+    files on disk are changed.
 
-    ``mode``: bitflip (one bit of the data), truncate (half the data file), missing (data file
-    deleted), stale (data of an older checkpoint, or of zeros when there is none, under the new
-    manifest), swap-shard (two data files exchanged, or the one exchanged with an older
-    checkpoint's). Landed: an independent verification complains. Two modes hit the next save
-    instead: torn (the process that saves is killed in the middle of it) and lose-unsynced (so is
-    its machine: what was not synced by then is empty afterwards), at ``stage``: data (in the middle
-    of it), manifest (before it), rename (before it), renamed (just after it). That process is rank
-    0's, or with a sharded checkpoint that of the target's ``rank``, whose part has a record in
-    place of the manifest and is not renamed any further. Landed: the kernel reports the process
-    killed, and its log a save that began and did not end.
+    ``mode``: bitflip (flips one bit of the data), truncate (cuts the data file in half), missing
+    (deletes the data file), stale (puts an older checkpoint's data under the new manifest, or zeros
+    when there is no older one), swap-shard (exchanges two data files, or the only one with an older
+    checkpoint's). Landed: an independent verification of the checkpoint fails. Two modes hit the
+    next save instead: torn kills the saving process during the save; lose-unsynced imitates the
+    loss of its machine, so unsynced files are empty afterwards. ``stage`` says when: data (while
+    data is written), manifest (before the manifest), rename (before the rename), renamed (just
+    after it). The saving process is rank 0's, or, with a sharded checkpoint, that of the target's
+    ``rank``; its part has a record instead of a manifest and no further rename. Landed: the kernel
+    reports the process killed, and its log shows a save that began and did not end.
     """
 
     where: ClassVar[Where] = Where.CHECKPOINT
@@ -52,11 +52,11 @@ class CheckpointCorrupt(Fault):
 
     @property
     def hits_next_save(self) -> bool:
-        """Whether it waits for the next save instead of changing what is there."""
+        """Whether it hits the next save instead of existing files."""
         return self.mode in ("torn", "lose-unsynced")
 
     def act(self, target: CheckpointTarget) -> Mapping[str, Any]:
-        """Change its largest data file, or have the next save break."""
+        """Damage the largest data file, or make the next save fail."""
         if self.hits_next_save:
             stage = self.stage or "rename"
             target.break_next_save(stage, lose_unsynced=self.mode == "lose-unsynced")
@@ -85,13 +85,13 @@ class CheckpointCorrupt(Fault):
         return done
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The end of whoever saved; that what is spoilt is never restored is for
-        ``checkpoint-integrity`` to say.
+        """The saving process ends. The ``checkpoint-integrity`` invariant checks that a damaged
+        checkpoint is never restored.
         """
         return (Ends(signal=signal.SIGKILL),) if self.hits_next_save else ()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The checkpoint verifier's complaint; of a save, that it was killed before it ended."""
+        """The checkpoint verifier's complaint; for a save, the kill before it finished."""
         if self.hits_next_save:
             return _killed_in_save(occurrence, events)
         for _, seen in effects(occurrence, events):
@@ -101,8 +101,8 @@ class CheckpointCorrupt(Fault):
 
 
 def _largest(path: Path) -> Path:
-    """Of its data files the largest. Raises FileNotFoundError where others have left none that
-    holds anything.
+    """The largest data file. Raises FileNotFoundError when earlier faults left no data
+    in any file.
     """
     files = [path] if path.is_file() else [p for p in path.iterdir() if p.name != _MANIFEST]
     sizes = {p: p.stat().st_size for p in files}  # a command's checkpoint may be a single file
@@ -112,7 +112,7 @@ def _largest(path: Path) -> Path:
 
 
 def _killed_in_save(occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-    """The reaped exit status, and the victim's own word that it was saving."""
+    """The reaped exit status, and the victim's log entry that it was saving."""
     saving: str | None = None
     for event in (e for e in events if e.actor == occurrence.process):
         part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
@@ -129,7 +129,7 @@ def _killed_in_save(occurrence: Occurrence, events: Sequence[Event]) -> Landed |
 
 
 def _swap(victim: Path, older: Path | None) -> str:
-    """Exchange it with another data file of its checkpoint, or with the same one of an older
+    """Swap the file with another data file of its checkpoint, or with the same file of an older
     checkpoint.
     """
     others = sorted(
@@ -140,7 +140,7 @@ def _swap(victim: Path, older: Path | None) -> str:
     if older is not None and (older / victim.name).is_file():
         others.append(older / victim.name)
     if not others:
-        raise FileNotFoundError("there is no other data file to exchange it with")
+        raise FileNotFoundError("there is no other data file to swap it with")
     other, spare = others[0], victim.parent / ".swap"
     victim.rename(spare)
     other.rename(victim)
@@ -149,7 +149,9 @@ def _swap(victim: Path, older: Path | None) -> str:
 
 
 def _make_stale(victim: Path, older: Path | None) -> str:
-    """Put an older checkpoint's data in place; it must differ, or nothing would have happened."""
+    """Replace the file with an older checkpoint's data, or with zeros; the content must change for
+    the fault to have an effect.
+    """
     if older is not None:
         source = older / victim.name
         if source.is_file():

@@ -1,4 +1,4 @@
-"""A rank's wall clock is wrong."""
+"""Shifts a rank's wall clock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOLERANCE_S = 0.25
 
 
 class ClockSkew(Fault):
-    """The wall clock that a rank's code sees jumps: a bad time server, a virtual machine that was
-    moved. Emulated.
+    """The wall clock seen by a rank's code jumps: a bad time server, a migrated virtual machine.
+    Emulated.
 
     ``time.time`` and ``time.time_ns`` are shifted by ``offset_s`` in the rank (``direction``: ahead
-    or back); the monotonic clock never jumps, here as anywhere. Nothing in the stack may depend on
-    it. Landed: a wall time read in the rank, against its log's first line, differs from what the
-    monotonic clock allows by the offset.
+    or back); the monotonic clock is unaffected. Nothing in the stack may depend on wall time.
+    Landed: wall time elapsed since the first line of the rank's log differs from monotonic time
+    elapsed by the offset.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -38,16 +38,16 @@ class ClockSkew(Fault):
         return -self.offset_s if self.direction == "back" else self.offset_s
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Shift it, and read it."""
+        """Shift the clock, then read it."""
         target.signs.set_wall_offset(self._wanted_s)
         return {"requested_offset_s": self._wanted_s, "wall_ns": target.signs.wall_ns()}
 
     def heal(self, target: RankTarget) -> None:
-        """The true time again."""
+        """Restore the true time."""
         target.signs.set_wall_offset(0)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The first line's pair of wall and monotonic time, and the pair under the fault."""
+        """Compares wall and monotonic time of the log's first line with those under the fault."""
         own = [e for e in events if e.actor == occurrence.process]
         first = next((e for e in own if e.kind is Kind.ACTOR_STARTED), None)
         if first is None:

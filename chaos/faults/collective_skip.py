@@ -1,4 +1,4 @@
-"""A rank leaves out a collective: the classic deadlock."""
+"""Makes a rank skip a collective, the classic deadlock."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LONGEST_S = 600.0
 
 
 class CollectiveSkip(Fault):
-    """The rank waits for the gradients' all-reduce of its step without ever having entered it, as
-    with a branch that only some ranks take; all others wait in it for this rank. Real.
+    """The rank skips the gradient all-reduce of its step and waits for the result, while all other
+    ranks wait in the collective for this rank: a branch that only some ranks take. Real.
 
-    It ends when the generation is aborted, or the process is. Landed: the supervisor saw the rank's
-    progress marks, which count the collectives it has entered, stand still.
+    It ends when the generation is aborted or the process ends. Landed: the supervisor saw the
+    rank's progress marks, which count the collectives it has entered, stand still.
     """
 
     where: ClassVar[Where] = Where.RANK
     phases: ClassVar[tuple[str, ...]] = ("data", "forward")
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Have it left out."""
+        """Skip the collective."""
         target.body.leave_out_collective()
         return {"left_out": "all-reduce", "step": target.step}
 
@@ -35,9 +35,9 @@ class CollectiveSkip(Fault):
         return (HangsUntilDeclared(),)
 
     def shows_after_s(self) -> float:
-        """It shows when somebody takes it for a hang, which takes as long as eight steps do."""
+        """The fault is visible once a hang is declared, after about eight steps."""
         return LONGEST_S
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """A hang blamed on the rank."""
+        """A declared hang that blames the rank."""
         return stuck(occurrence, events, None)

@@ -1,4 +1,4 @@
-"""The coordinator of the job is lost."""
+"""Loses the job's coordinator."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, NobodyDecides
+from chaos.fault.aftermath import Consequence, NothingDecided
 from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.fault.targets import CoordinatorTarget
 
 
 class CoordinatorKill(Fault):
-    """Whoever supervises the job forgets everything at once, in the middle of what it does.
-    Emulated.
+    """The job's supervisor is lost with all its state, whatever it is doing. Emulated.
 
-    The supervisor's state is thrown away and its hands taken from it, inside the harness's process:
-    messages, exits and hangs are noticed by nobody for ``down_s`` seconds. Then another supervisor
-    takes the job over, knowing nothing but the event log and what the ranks answer. Landed: the
-    takeover, and the steps that ranks' own logs show from the time between.
+    Inside the harness process, the supervisor's state is discarded and its access to the job
+    revoked: messages, exits and hangs go unnoticed for ``down_s`` seconds. Then another supervisor
+    takes over, knowing only the event log and the ranks' answers. Landed: the log records the
+    takeover, and the ranks' own logs show the steps of the time between.
     """
 
     where: ClassVar[Where] = Where.COORDINATOR
@@ -31,20 +30,20 @@ class CoordinatorKill(Fault):
     down_s: float = Field(default=1.0, ge=0, le=60)
 
     def act(self, target: CoordinatorTarget) -> Mapping[str, Any]:
-        """Lose it."""
+        """Lose the supervisor."""
         target.kill(self.down_s)
         return {"requested_down_s": self.down_s}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Nobody decides anything."""
-        return (NobodyDecides(),)
+        """Nothing is decided until the takeover."""
+        return (NothingDecided(),)
 
     def shows_after_s(self) -> float:
-        """The takeover shows it."""
+        """The time until the takeover, which makes the loss visible."""
         return self.down_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The takeover's own line in the log, and the ranks'."""
+        """The takeover event, and the ranks' steps until then."""
         for event in events:
             if event.kind is Kind.COORDINATOR_ADOPTED and event.time_ns > occurrence.time_ns:
                 between = [e for e in events if occurrence.time_ns < e.time_ns < event.time_ns]

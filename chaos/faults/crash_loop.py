@@ -1,4 +1,4 @@
-"""A rank dies at the same place again and again."""
+"""Crashes a rank at the same place again and again."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from chaos.fault.witness import raised_and_exited
 
 
 class CrashLoopError(RuntimeError):
-    """The exception this fault raises in training code."""
+    """Raised by this fault in training code."""
 
 
 class CrashLoop(Fault):
-    """Whoever holds the rank raises at the same point of the same step, after every recovery too:
-    bad data, a bug that only this rank's share meets. Real.
+    """The rank raises at the same point of the same step after every recovery, in whichever process
+    holds it: bad data, a bug that only this rank's data triggers. Real.
 
-    The stack must notice that it makes no progress and stop with a clear word, or get past it
-    without that rank. ``message``: text of the exception. Landed: the process ended with an exit
-    code, and logged this error last.
+    The stack must notice the lack of progress and stop with a clear message, or continue without
+    that rank. ``message``: text of the exception. Landed: the process ended with a nonzero exit
+    code, and this error is the last one it logged.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -35,9 +35,9 @@ class CrashLoop(Fault):
         raise CrashLoopError(f"{self.message} (step {target.step}, rank {target.rank})")
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(code=True),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit code, and the error the rank logged as its last word."""
+        """The reaped exit code, and the last error the rank logged."""
         return raised_and_exited(occurrence, events, (CrashLoopError.__name__,))

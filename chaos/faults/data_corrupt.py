@@ -1,4 +1,4 @@
-"""One rank gets the wrong data."""
+"""Gives one rank the wrong data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chaos.fault.witness import digests_differ
 
 
 class DataCorrupt(Fault):
-    """One rank's samples of a step hold the content of others: a wrong index, a stale cache, a
-    damaged shard. Real.
+    """One rank's samples of a step hold the content of other samples: a wrong index, a stale cache,
+    a damaged shard. Real.
 
-    ``shift``: the content under each id is that of the sample so many further on. The ids that the
-    job accounts for stay right and the loss stays plausible: silent, but for a comparison with an
-    unfaulted run (loss-equality). Landed: the rank's own digest of what it is to compute differs
-    from that of what it was given.
+    ``shift``: each id gets the content of the sample that many ids later. The recorded sample ids
+    stay right and the loss stays plausible, so only a comparison with a fault-free run
+    (loss-equality) shows it. Landed: the rank's own digest of the data it computes differs from the
+    digest of the data it was given.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -31,16 +31,16 @@ class DataCorrupt(Fault):
     shift: int = Field(default=1, ge=1)
 
     def point(self, phase: str) -> str:
-        """Before the samples are loaded."""
+        """The data phase, before samples are loaded."""
         return "data"
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Shift them."""
+        """Shift the samples."""
         target.shift_samples(self.shift)
         return {"shift": self.shift}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The rank's own account."""
+        """The rank itself reports the change."""
         return (SaidByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -1,4 +1,4 @@
-"""One rank waits for its data."""
+"""Stalls one rank's data loading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chaos.fault.targets import RankTarget
 
 
 class DataStall(Fault):
-    """The data phase of each step takes ``delay_s`` longer, without a sign of life meanwhile.
-    Emulated by sleeping.
+    """The data phase of each step takes ``delay_s`` longer, without a heartbeat meanwhile. Emulated
+    by sleeping.
 
-    A crowded file server, a slow preprocessor. Shorter than the hang bound it only slows the job
-    down; longer it is a hang of that rank. Landed: the job's own timing of the data phase grew by
-    at least half of it, or the supervisor declared that rank hung.
+    Imitates a busy file server or slow preprocessing. A delay below the hang timeout only slows the
+    job down; a longer one counts as a hang of that rank. Landed: the job's own data phase time grew
+    by at least half of ``delay_s``, or the supervisor declared that rank hung.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -29,25 +29,25 @@ class DataStall(Fault):
     delay_s: float = Field(gt=0, le=3600)
 
     def point(self, phase: str) -> str:
-        """Where data are loaded."""
+        """The phase that loads data."""
         return "data"
 
     def shows_after_s(self) -> float:
-        """A rank says how long its data took once they have come."""
+        """The delay: a rank reports its data phase time only after the data arrived."""
         return self.delay_s
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Begin to stall."""
+        """Start delaying."""
         target.set_data_delay(self.delay_s)
         return {"delay_s": self.delay_s}
 
     def heal(self, target: RankTarget) -> None:
-        """Data come at once again."""
+        """Stop delaying."""
         target.set_data_delay(0.0)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The first step under it, and those before; or the supervisor's word that the
-        rank hangs.
+        """Compares the first step under the fault with those before; or a declared hang of the
+        rank.
         """
         commits = [
             e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process

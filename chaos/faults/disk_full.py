@@ -14,12 +14,12 @@ from chaos.fault.witness import refused_write
 
 
 class DiskFull(Fault):
-    """No free byte on the file system of the checkpoints, a tmpfs of ``size_mib`` over their
-    directory. Real.
+    """The checkpoint file system has no free byte left; it is a tmpfs of ``size_mib`` mounted over
+    the checkpoint directory. Real.
 
-    ``by``: ballast (somebody else's file takes all the room) or shrink (the file system is made as
-    small as what it holds). The heal gives the room back. Landed: the kernel answers ENOSPC to a
-    write from outside.
+    ``by``: ballast (another file takes all free space) or shrink (the file system is shrunk to its
+    current content). Healing frees the space. Landed: the kernel answers ENOSPC to the harness's
+    own probe write.
     """
 
     where: ClassVar[Where] = Where.STORAGE
@@ -31,14 +31,14 @@ class DiskFull(Fault):
     size_mib: int = Field(default=64, ge=1, le=65536)
 
     def act(self, target: StorageTarget) -> Mapping[str, Any]:
-        """Fill it."""
+        """Fill the file system."""
         target.fill(shrink=self.by == "shrink")
         return {"filled_by": self.by}
 
     def heal(self, target: StorageTarget) -> None:
-        """Give the room back."""
+        """Free the space."""
         target.free()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """What the kernel answered to a write from outside."""
+        """The kernel's answer to the harness's probe write."""
         return refused_write(occurrence, events, "ENOSPC")

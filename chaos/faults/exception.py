@@ -1,4 +1,4 @@
-"""A rank's training code raises."""
+"""Raises an exception in a rank's training code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from chaos.fault.witness import effects_of, said_by_script
 
 
 class InjectedError(RuntimeError):
-    """The exception this fault raises in training code."""
+    """Raised by this fault in training code."""
 
 
 class RaiseError(Fault):
-    """An exception nobody catches on the training thread: a bug, a bad file, a driver error. Real.
+    """An uncaught exception on the training thread: a bug, a bad file, a driver error. Real.
 
-    ``message``: its text. Landed: the process ended with an exit code, not a signal; in a script
-    with points of its own, whose process may live on: the script's own word that it raises, with
-    the error if it is printed by then.
+    ``message``: its text. Landed: the process ended with an exit code, not a signal. A script that
+    calls ``chaos.beacon.point`` may catch the exception and live on: there, the script reports that
+    it raises, and the evidence includes the error if it was printed.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -34,15 +34,15 @@ class RaiseError(Fault):
         raise InjectedError(f"{self.message} (step {target.step}, rank {target.rank})")
 
     def for_script(self, step: int) -> str:
-        """The message."""
+        """The text of the exception."""
         return f"{self.message} (step {step})"
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The end of the process, where that showed it: a script may catch it, and live on."""
+        """The process ends, except in a script, which may catch the exception and live on."""
         return (RaisesAndEnds(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit code, and the error the rank logged as its last word."""
+        """The reaped exit code, and the last error the rank logged."""
         if said := said_by_script(occurrence, events, self.by_script):
             printed = [e["output"] for e in effects_of(occurrence, events) if "output" in e]
             witness = "process: the error it printed" if printed else "script: its own word"

@@ -1,4 +1,4 @@
-"""A rank's device is in an error state for good."""
+"""Puts a rank's device into a permanent error state."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from chaos.fault.witness import raised_and_exited
 
 
 class GpuError(Fault):
-    """A sticky CUDA error, as after an illegal memory access: from now on every phase of training
-    raises in this process, so that it must be replaced and never used again. Emulated, on CUDA too:
-    a real one is provoked by a device assert, which under MPS would hit other users of the GPU.
+    """A sticky CUDA error, as after an illegal memory access: every training phase raises in this
+    process from now on, so the process must be replaced. Emulated, on CUDA too: a real one takes a
+    device assert, which under MPS would hit other users of the GPU.
 
-    Landed: the process ended with an exit code, and logged the device's error last.
+    Landed: the process ended with a nonzero exit code, and the device error is the last one it
+    logged.
     """
 
     where: ClassVar[Where] = Where.RANK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Break it."""
+        """Break the device."""
         return {"how": target.body.break_device()}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(code=True),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit code, and the error the rank logged as its last word."""
+        """The reaped exit code, and the last error the rank logged."""
         return raised_and_exited(occurrence, events, ("DeviceError",))

@@ -1,4 +1,4 @@
-"""A rank's device does not finish."""
+"""Makes a rank wait for a GPU kernel that does not end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from chaos.fault.targets import RankTarget
 
 
 class GpuHang(HoldsTraining):
-    """A kernel that does not end: the training thread waits for it and hears nothing else, while
-    the rank's other threads live. Real on CUDA (kernels that spin, each for at most a second); on
-    CPU the thread sleeps.
+    """The training thread waits for a kernel that does not end and responds to nothing else, while
+    the rank's other threads keep running. Real on CUDA (kernels that spin, each for at most a
+    second); emulated on CPU, where the thread sleeps.
 
-    ``hold_s``: seconds until it goes on. Landed: the supervisor saw the rank's progress marks stand
-    still, or the rank's own account shows a step that long.
+    ``hold_s``: seconds until training continues. Landed: the supervisor saw the rank's progress
+    marks stand still, or the rank itself reported a step that long.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED

@@ -1,4 +1,4 @@
-"""A GPU has fallen off the bus."""
+"""Makes a GPU fall off the bus."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from chaos.fault.witness import killed
 
 
 class GpuLost(Fault):
-    """XID 79: the process on the device is killed, and the device takes no new process for the
-    ``duration``, or for the rest of the run without one. Emulated: the launcher refuses the device;
-    on CPU it is one of the emulated slots ``cpu:0``, ``cpu:1`` ..., one for each process the job
-    starts with. The replacement goes elsewhere.
+    """XID 79: the process on the device is killed, and the device accepts no new process for the
+    ``duration`` (without one, for the rest of the run). Emulated: the launcher refuses the device;
+    on CPU a device is one of the emulated slots ``cpu:0``, ``cpu:1`` ..., one for each process the
+    job starts with. The replacement starts on another device.
 
     Landed: the kernel reports the process ended by SIGKILL, which its supervisor had not sent
     before.
@@ -34,11 +34,11 @@ class GpuLost(Fault):
         return {"device": device, "xid": 79}
 
     def heal(self, target: ProcessTarget) -> None:
-        """The device was replaced."""
+        """Accept processes again, as after replacing the device."""
         target.accept_device()
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

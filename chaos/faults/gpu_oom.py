@@ -1,4 +1,4 @@
-"""A rank's device has no memory left."""
+"""Makes a rank's device run out of memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chaos.fault.witness import raised_and_exited
 class GpuOom(Fault):
     """torch.OutOfMemoryError on the training thread: a longer sequence, fragmentation, a neighbour
     on the GPU. Real on CUDA (an allocation larger than the device fails); on CPU the exception is
-    raised without one.
+    raised without an allocation.
 
-    Landed: the process ended with an exit code, and logged this error last.
+    Landed: the process ended with a nonzero exit code, and this error is the last one it logged.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -25,14 +25,14 @@ class GpuOom(Fault):
     on_cuda: ClassVar[Fidelity | None] = Fidelity.REAL
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Ask for too much."""
+        """Allocate too much."""
         target.body.exhaust_device()
         return {"asked": "more than there is"}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(code=True),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit code, and the error the rank logged as its last word."""
+        """The reaped exit code, and the last error the rank logged."""
         return raised_and_exited(occurrence, events, ("OutOfMemoryError",))

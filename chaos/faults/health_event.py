@@ -1,4 +1,4 @@
-"""A driver reports something about a device."""
+"""Adds a driver event to the health source."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from chaos.fault.targets import HealthTarget
 
 
 class HealthEvent(Fault):
-    """An entry in the health source that monitors read, as a driver makes one: an XID, an ECC,
-    thermal or NVLink event. Emulated: the device itself is well. Strategies do not react to it yet.
+    """An event in the health source that monitors read, as a driver would report it: an XID, ECC,
+    thermal or NVLink event. Emulated: the device itself is healthy. Strategies do not react to it
+    yet.
 
-    ``what`` is it, and ``code``: number of the XID (79: fallen off the bus, 94: contained ECC),
-    else a count, or degrees. Landed: the source's reader reported it.
+    ``what``: kind of event. ``code``: number of the XID (79: fallen off the bus, 94: contained
+    ECC), else a count or degrees. Landed: the reader of the health source reported the event.
     """
 
     where: ClassVar[Where] = Where.HEALTH
@@ -28,12 +29,12 @@ class HealthEvent(Fault):
     code: int = Field(default=94, ge=0, le=100_000)
 
     def act(self, target: HealthTarget) -> Mapping[str, Any]:
-        """Report it."""
+        """Report the event."""
         target.report(what=self.what, code=self.code)
         return {"what": self.what, "code": self.code}
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """What the reader of the source made of it."""
+        """The event as reported by the source's reader."""
         for event in events:
             if event.kind is not Kind.HEALTH_REPORTED or event.time_ns < occurrence.time_ns:
                 continue

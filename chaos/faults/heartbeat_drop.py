@@ -1,4 +1,4 @@
-"""A healthy rank's signs of life are lost."""
+"""Hides a healthy rank's heartbeats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from chaos.fault.targets import RankTarget
 
 
 class HeartbeatDrop(Fault):
-    """The supervisor no longer sees a rank's progress marks, and the rank trains on: a false
+    """The supervisor no longer sees a rank's progress marks while the rank keeps training: a false
     positive. Emulated.
 
-    The rank notes its progress in memory of its own instead of the page it shares with the
-    supervisor. It is then declared hung, though it is not; it must be fenced, and commit nothing
-    more. Landed: the supervisor declared the rank hung, and by its own log it had gone on in
-    between.
+    The rank writes its progress to private memory instead of the page it shares with the
+    supervisor. The supervisor then wrongly declares it hung; the rank must be fenced and commit
+    nothing more. Landed: the supervisor declared the rank hung although the rank's own log shows
+    that it kept committing steps.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -26,16 +26,18 @@ class HeartbeatDrop(Fault):
     seems_still: ClassVar[bool] = True
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Hide the marks."""
+        """Hide the progress marks."""
         target.signs.drop_heartbeat(True)
         return {"marks": "hidden"}
 
     def heal(self, target: RankTarget) -> None:
-        """Show them again."""
+        """Show the progress marks again."""
         target.signs.drop_heartbeat(False)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The declaration, and how many steps the rank committed between the injection and it."""
+        """The declared hang, and how many steps the rank committed between the injection and the
+        declaration.
+        """
         declared = [
             e
             for e in events

@@ -19,12 +19,12 @@ _WORDS = {
 
 
 class IoError(Fault):
-    """Operations of the rank's saves fail as a broken disk or a lost file server would make them.
-    Emulated.
+    """File operations of the rank's checkpoint saves fail, as with a broken disk or a lost file
+    server. Emulated.
 
-    Target a rank that saves: rank 0, or with a sharded checkpoint any of those that write a part.
-    ``error``: EIO, ESTALE or ENOSPC; ``probability``: of each operation to fail; ``operations``:
-    which. Landed: the job's own report of a save that failed with that error.
+    Target a rank that saves: rank 0, or with a sharded checkpoint any rank that writes a part.
+    ``error``: EIO, ESTALE or ENOSPC; ``probability``: that an operation fails; ``operations``:
+    which ones. Landed: the job itself reported a save that failed with that error.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -49,7 +49,7 @@ class IoError(Fault):
         return {"error": self.error, "probability": self.probability}
 
     def heal(self, target: RankTarget) -> None:
-        """Mend it."""
+        """Repair the disk."""
         target.set_disk(None)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

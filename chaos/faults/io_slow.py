@@ -1,4 +1,4 @@
-"""Writes of checkpoints take long."""
+"""Slows down checkpoint writes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OPERATIONS = ("write", "fsync", "rename")
 
 
 class IoSlow(Fault):
-    """Every write, sync and rename of the rank's saves takes longer: a crowded file server.
+    """Every write, sync and rename of the rank's checkpoint saves takes longer: a busy file server.
     Emulated by sleeping.
 
-    Target a rank that saves: rank 0, for which all others wait, or with a sharded checkpoint any of
-    those that write a part, for which rank 0 waits. ``delay_s``: added to each operation, of which
-    a small save has about nine. One that takes longer than a save may be silent is a hang of that
-    rank. Landed: the job's own timing of a save grew by at least the delay of three operations, or
-    the supervisor declared that rank hung as it saved.
+    Target a rank that saves: rank 0, for which all others wait, or with a sharded checkpoint any
+    rank that writes a part, for which rank 0 waits. ``delay_s``: added to each operation; a small
+    save has about nine. An operation longer than the hang timeout of a save counts as a hang of
+    that rank. Landed: the job's own save time grew by at least the delay of three operations, or
+    the supervisor declared that rank hung while it saved.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -43,12 +43,12 @@ class IoSlow(Fault):
         target.set_disk(None)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The first save under it, and those before; or the supervisor's word that the rank hangs
-        in one.
+        """Compares the first save under the fault with those before; or a hang declared during a
+        save.
         """
         saves = [e for e in events if _is_saved(e) and e.actor == occurrence.process]
         before = [float(e.data["seconds"]) for e in saves if e.time_ns < occurrence.time_ns]
-        # One that had begun before it tells less than half.
+        # A save that began before the fault is only partly slowed down.
         for event in (e for e in saves if e.time_ns > occurrence.time_ns):
             seconds = float(event.data["seconds"])
             if seconds >= min(before, default=0.0) + 3 * self.delay_s:

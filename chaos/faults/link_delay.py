@@ -1,4 +1,4 @@
-"""A link becomes slow to answer."""
+"""Adds latency to links."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chaos.fault.targets import LinkShape, LinkTarget
 
 
 class LinkDelay(Fault):
-    """Bytes on the links come later: a longer way, a full buffer. Real where the kernel carries the
-    links between nodes (docker: netem, or where it has none a queue of packets in the receiver's
-    namespace), else emulated above TCP by the link proxy.
+    """Bytes on the links arrive later: a longer route, a full buffer. Real where the kernel carries
+    the links between nodes (docker: netem, or, without netem, a packet queue in the receiver's
+    namespace); else emulated above TCP by the link proxy.
 
-    ``delay_ms``, give or take ``jitter_ms`` (order is kept). Landed: the job's own timing of its
-    collectives grew by at least half of the delay; the probe's measured round trip stands beside
-    it.
+    ``delay_ms``: added latency; ``jitter_ms``: random variation, more or less (order is kept).
+    Landed: the job's own collective time grew by at least half of the delay; the evidence includes
+    the round trip measured by a probe.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -43,11 +43,11 @@ class LinkDelay(Fault):
         }
 
     def heal(self, target: LinkTarget) -> None:
-        """As before."""
+        """Remove the delay."""
         target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Median time of the target's collectives in its first three whole steps under it, and
+        """Median collective time of the target's first three whole steps under the fault, and
         before.
         """
         measured = probed(occurrence, events)

@@ -1,4 +1,4 @@
-"""A link goes down and comes back, again and again."""
+"""Takes links down and up repeatedly."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from chaos.fault.targets import LinkShape, LinkTarget
 
 
 class LinkFlap(Fault):
-    """The links pass nothing for ``down_s`` seconds, everything for ``up_s``, and so on: a loose
-    plug. Real where the kernel carries the links between nodes (docker: packets are dropped in
-    turn), else emulated by the link proxy.
+    """The links alternate between passing nothing for ``down_s`` seconds and everything for
+    ``up_s``: a loose plug. Real where the kernel carries the links between nodes (docker: packets
+    are dropped while down); else emulated by the link proxy.
 
-    Both ways, beginning down; connections live on. Landed: a collective of the job took half of
-    ``down_s`` longer than usual before, or the job gave the group up for a stuck collective.
+    Both directions flap, starting down; connections stay open. Landed: a collective of the job took
+    half of ``down_s`` longer than it usually did before, or the job gave up the process group
+    because of a stuck collective.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -31,14 +32,14 @@ class LinkFlap(Fault):
     up_s: float = Field(gt=0, le=600)
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
-        """Begin with the first time down."""
+        """Start with the links down."""
         by = target.shape(LinkShape(down_s=self.down_s, up_s=self.up_s), both_ways=True)
         return {"requested_down_s": self.down_s, "requested_up_s": self.up_s, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
-        """Up for good."""
+        """Bring the links up permanently."""
         target.shape(LinkShape(), both_ways=True)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The job's slowest collective since, or the failure it detected."""
+        """The job's slowest collective since the injection, or the failure it detected."""
         return stood_still(occurrence, events, self.down_s / 2)

@@ -1,4 +1,4 @@
-"""A link loses packets."""
+"""Drops packets on links."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LATE_S = 0.15  # most of a retransmission timeout of 0.2 s
 
 
 class LinkLoss(Fault):
-    """Segments are lost, so that they come a retransmission later: a bad cable, a full switch. Real
-    where the kernel carries the links between nodes (docker: it drops packets of a segment each);
-    else emulated.
+    """TCP segments are lost and arrive one retransmission later: a bad cable, an overloaded switch.
+    Real where the kernel carries the links between nodes (docker: it drops packets of one segment
+    each); else emulated.
 
-    Emulated by the link proxy: a segment chosen to be lost, and all bytes behind it, wait one
-    retransmission timeout (200 ms, Linux's least). No byte is lost, as none is to who uses TCP.
-    ``percent``: share of segments of 1448 bytes. Landed: in some of the job's steps a collective
-    took a timeout longer than it usually did before.
+    The link proxy emulates it: a segment chosen to be lost, and all bytes behind it, wait one
+    retransmission timeout (200 ms, the minimum on Linux). As with TCP, the application loses no
+    bytes. ``percent``: share of segments of 1448 bytes. Landed: in some of the job's steps a
+    collective took a retransmission timeout longer than it usually did before.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -41,11 +41,11 @@ class LinkLoss(Fault):
         return {"requested_loss_percent": self.percent, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
-        """As before."""
+        """Stop losing segments."""
         target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The target's steps since the injection whose collective was late."""
+        """The target's steps since the injection with a late collective."""
         measured = probed(occurrence, events)
         before, during = collectives_s(occurrence, events)
         if measured is None or not before:

@@ -1,4 +1,4 @@
-"""A rank's links become slow."""
+"""Limits the bandwidth of a rank's links."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on t
 
 
 class LinkThrottle(Fault):
-    """What a rank sends passes slowly: a congested switch, a downgraded NIC. Emulated by
-    ``bucket``; by ``links`` real where the kernel carries the links between nodes (docker),
-    emulated by the link proxy elsewhere.
+    """A rank's outgoing bandwidth is limited: a congested switch, a downgraded NIC. Method
+    ``bucket`` is emulated; ``links`` is real where the kernel carries the links between nodes
+    (docker), else emulated by the link proxy.
 
-    ``mbit_per_s``: rate. ``method``: ``bucket``, a token bucket in the rank's communication path,
-    for any backend, ``latency_ms`` added to each collective; ``links``, each of its links to ranks
-    elsewhere, with ``latency_ms`` of delay. Landed: the job's own timing of its collectives shows a
-    bandwidth near or below the requested one, and lower than before; with ``links`` an uninvolved
-    client, which measures the first link, has to find that too.
+    ``mbit_per_s``: rate. ``method``: ``bucket`` is a token bucket in the rank's communication path,
+    for any backend, with ``latency_ms`` added to each collective; ``links`` shapes each of the
+    rank's links to other ranks, with ``latency_ms`` of delay. Landed: the job's own collective
+    times show a bandwidth near or below the requested one, and lower than before; with ``links``,
+    an independent client on the first link must measure the same.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -38,7 +38,7 @@ class LinkThrottle(Fault):
     method: Literal["bucket", "links"] = "bucket"
 
     def wants(self) -> frozenset[Need]:
-        """Links, for their method."""
+        """The ``links`` method needs links that can be shaped."""
         return frozenset({Need.LINKS}) if self.method == "links" else frozenset()
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
@@ -52,15 +52,15 @@ class LinkThrottle(Fault):
         return {"requested_mbit_per_s": self.mbit_per_s, "method": self.method, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
-        """Remove it."""
+        """Remove the limit."""
         if self.method == "bucket":
             target.pace(None, 0)
         else:
             target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Bytes and seconds of the target's collectives in its first three steps under it, and
-        before.
+        """Collective bandwidth of the target's first three whole steps under the fault,
+        and before.
         """
         commits = [
             e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process

@@ -1,4 +1,4 @@
-"""A node is cut off from the others."""
+"""Cuts a node off from all others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LEAST_S = 0.2
 
 
 class NodeIsolate(Fault):
-    """Nothing passes between the ranks of one node and all others: its switch port is dead. Real
-    where the kernel carries the links between nodes (docker); elsewhere emulated by the link proxy.
+    """Nothing passes between the ranks of one node and all other ranks: a dead switch port. Real
+    where the kernel carries the links between nodes (docker); else emulated by the link proxy.
 
-    Choose the node with ``target: {node: n, select: all}``. The node's ranks talk on among
-    themselves. The supervisor hears them, as over a network of its own; ``control``: with ``cut``
-    it is taken away too (needs nodes that are machines). Landed: a collective of the job stood
-    still for 0.2 s, or the job gave the group up for a stuck collective; whether a probe came
-    through stands beside it.
+    Choose the node with ``target: {node: n, select: all}``. The node's ranks still reach each
+    other. ``control``: ``kept`` leaves the supervisor's connection to them, as over a separate
+    control network; ``cut`` cuts it too (needs nodes that are machines). Landed: a collective of
+    the job stood still for 0.2 s, or the job gave up the process group because of a stuck
+    collective; the evidence includes whether a probe came through.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -33,7 +33,7 @@ class NodeIsolate(Fault):
     control: Literal["kept", "cut"] = "kept"
 
     def wants(self) -> frozenset[Need]:
-        """A machine, to cut it off from its coordinator."""
+        """Cutting the control connection needs nodes that are machines."""
         return self.needs | ({Need.MACHINES} if self.control == "cut" else frozenset())
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
@@ -48,11 +48,11 @@ class NodeIsolate(Fault):
         }
 
     def heal(self, target: LinkTarget) -> None:
-        """Whole again; the links first, which were cut first."""
+        """Restore the links first, as they were cut first, then the control connection."""
         target.shape(LinkShape(), both_ways=True)
         if self.control == "cut":
             target.cut_control(False)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The job's slowest collective since, or the failure it detected."""
+        """The job's slowest collective since the injection, or the failure it detected."""
         return stood_still(occurrence, events, LEAST_S)

@@ -1,4 +1,4 @@
-"""A node is lost with everything on it."""
+"""Kills a node with everything on it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from chaos.fault.witness import machines_ended
 
 
 class NodeKill(Fault):
-    """The node ends at once with everything on it, as by power loss or a kernel panic. Real: its
-    machine is killed where it has one (a container); where nodes are only names (the local
-    launcher), all its processes are.
+    """The node dies at once with everything on it, as on power loss or a kernel panic. Real: its
+    machine (a container) is killed; where nodes are only names (the local launcher), all its
+    processes are.
 
-    One incident, however many processes. Where machines can begin anew, so does this one: it is
-    thought of as replaced. Landed: the platform says that the machine ended; without one, the
-    kernel reports that each of its processes ended by SIGKILL, which no supervisor had sent before.
+    It counts as one incident, however many processes die. Where machines can be restarted, this one
+    is, as if it were replaced. Landed: the platform reports that the machine ended; without
+    machines, the kernel reports that each process of the node ended by a SIGKILL that no supervisor
+    had sent.
     """
 
     where: ClassVar[Where] = Where.NODE
     needs: ClassVar[frozenset[Need]] = frozenset({Need.NODES})
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
-        """Kill it."""
+        """Kill the node."""
         return target.kill()
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The end of all that ran there."""
+        """All its processes end."""
         return (Ends(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The platform's word on the machines, and the ends of all processes."""
+        """The platform's report on the machines, and the exits of all processes."""
         return machines_ended(occurrence, events, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A node has too little processor time for what runs on it."""
+"""Limits the processor time of a node."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
 from chaos.fault.targets import NodeTarget
 from chaos.fault.witness import effects_of
 
-LEAST = 1.25  # as many times as long as before
+LEAST = 1.25  # slowdown factor
 
 
 class NodeSlow(Fault):
-    """All that runs on a node shares ``cores`` of processor time: a noisy neighbour, a throttled
+    """All processes of a node share ``cores`` of processor time: a noisy neighbour, a throttled
     machine. Real.
 
-    By a quota of the kernel's: on the node's own control group where the node is a container, its
-    agent included, else on one group for each of its processes, an equal part each. What a rank
-    gets depends on what it asks for; what was measured stands beside it. Landed: the kernel counts
-    periods in which they had to wait, and the forward and backward phases of a rank there took a
-    quarter longer than before by its own account.
+    A kernel CPU quota enforces it: on the node's control group where the node is a container (its
+    agent included), else on one group per process with an equal part each. A rank's share depends
+    on its demand; the evidence shows the measured slowdown. Landed: the kernel counted throttled
+    periods, and a rank on the node itself reported forward and backward phases a quarter longer
+    than before.
     """
 
     where: ClassVar[Where] = Where.NODE
@@ -37,16 +37,18 @@ class NodeSlow(Fault):
     )
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
-        """Limit it."""
+        """Limit the processor time."""
         target.ration(self.cores)
         return {"requested_cores": self.cores}
 
     def heal(self, target: NodeTarget) -> None:
-        """As much as there is."""
+        """Remove the limit."""
         target.unration()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The slowest three steps in a row of any rank there, and its usual ones."""
+        """Compares the slowest three consecutive steps of any rank on the node with its
+        usual ones.
+        """
         kept = max(
             (effect.get("throttled", 0) for effect in effects_of(occurrence, events)), default=0
         )
@@ -64,7 +66,7 @@ class NodeSlow(Fault):
 
 
 def _grown(occurrence: Occurrence, events: Sequence[Event], process: str) -> float:
-    """As many times as long a process's phases took since, at worst; 0: not known."""
+    """A process's worst slowdown factor of its compute phases since the injection; 0: unknown."""
     commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == process]
     before = [_compute_s(e) for e in commits if e.time_ns < occurrence.time_ns]
     after = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:]

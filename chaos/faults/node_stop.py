@@ -1,4 +1,4 @@
-"""A node hangs with everything on it."""
+"""Freezes a node with everything on it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chaos.fault.witness import effects_of
 
 
 class NodeStop(Fault):
-    """Nothing on a node runs any more, its connections stay open: a machine that swaps, a
-    hypervisor that stalls. Real.
+    """Nothing on a node runs any more while its connections stay open: a swapping machine, a
+    stalled hypervisor. Real.
 
-    The machine is paused where there is one (``docker pause``, the kernel's freezer), its agent
-    with it; where nodes are only names, all its processes get SIGSTOP. Without a ``duration`` it
-    hangs until the end of the run. Landed: the platform says that it is paused, or the kernel shows
-    all its processes stopped.
+    A node that is a machine is paused together with its agent (``docker pause``, the kernel's
+    freezer); where nodes are only names, all its processes get SIGSTOP. Without a ``duration`` the
+    node hangs until the end of the run. Landed: the platform reports the node paused, or the kernel
+    shows all its processes stopped.
     """
 
     where: ClassVar[Where] = Where.NODE
@@ -27,19 +27,19 @@ class NodeStop(Fault):
     may_last: ClassVar[bool] = True
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
-        """Stop it."""
+        """Stop the node."""
         return target.pause()
 
     def heal(self, target: NodeTarget) -> None:
-        """Let it go on; whoever fenced it meanwhile has killed it."""
+        """Resume the node. If it was fenced meanwhile, its processes were killed."""
         target.resume()
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Nothing, until it is healed."""
+        """Its processes do nothing until healed."""
         return (StandsStill(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The platform's word, or the kernel's."""
+        """The node's state as reported by the platform or the kernel."""
         for effect in effects_of(occurrence, events):
             states = effect.get("nodes", {})
             if states and all(seen.get("state") == "paused" for seen in states.values()):

@@ -1,4 +1,4 @@
-"""The kernel kills a process for the memory it takes."""
+"""Makes the kernel's OOM killer kill a process."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from chaos.fault.witness import effects_of, exit_of
 
 
 class OomKill(Fault):
-    """A memory limit is set ``spare_mib`` above what is used, and a thread of the process allocates
-    until the kernel kills it: a leak in a data loader. Real, as root with control groups, or in a
-    container.
+    """The memory limit is set ``spare_mib`` above current usage, and a thread of the process
+    allocates until the kernel kills it: a leak in a data loader. Real, as root with control groups,
+    or in a container.
 
-    The limit is of a control group of the process's own, in which nobody else can be killed; where
-    its node is a container, it is the container's, and the kernel kills whoever has most there.
-    Healed by taking the limit away. Landed: the kernel counts an out-of-memory kill there, and
-    reports the process ended by SIGKILL.
+    The limit applies to a control group that holds only this process, so no other process can be
+    killed; where its node is a container, the limit is the container's, and the kernel kills the
+    largest process there. Healing removes the limit. Landed: the kernel counted an out-of-memory
+    kill in the group, and reports the process ended by SIGKILL.
     """
 
     where: ClassVar[Where] = Where.PROCESS
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MEMORY})
 
-    spare_mib: int = Field(default=32, ge=8, le=4096, description="MiB it may still allocate")
+    spare_mib: int = Field(
+        default=32, ge=8, le=4096, description="MiB the process may still allocate"
+    )
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:
-        """Limit it, and have it allocate."""
+        """Limit its memory, and make it allocate."""
         target.starve(self.spare_mib)
         return {"spare_mib": self.spare_mib}
 
     def heal(self, target: ProcessTarget) -> None:
-        """Remove the group."""
+        """Remove the limit."""
         target.release()
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The kernel's count, and the reaped exit status."""
+        """The kernel's count of OOM kills, and the reaped exit status."""
         ended = exit_of(occurrence, events)
         kills = max(
             (effect.get("oom_kills", 0) for effect in effects_of(occurrence, events)), default=0

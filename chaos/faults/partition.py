@@ -1,4 +1,4 @@
-"""The network falls apart."""
+"""Partitions the network between ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LEAST_S = 0.2
 
 
 class Partition(Fault):
-    """Nothing passes between the chosen ranks and the others; among themselves each side talks on.
-    Real where the kernel carries the links between nodes (docker: packets are dropped), else
-    emulated by the link proxy.
+    """Nothing passes between the chosen ranks and the others; ranks on the same side still reach
+    each other. Real where the kernel carries the links between nodes (docker: packets are dropped);
+    else emulated by the link proxy.
 
-    Bytes wait, connections live on and new ones are not made, and when it heals what waited goes
-    on, as after a cable is plugged in again. The supervisor hears both sides. ``one_way``: only
-    what the chosen ranks (or ``link.src``) send is held. Landed: a collective of the job stood
-    still for 0.2 s, or the job gave the group up for a stuck collective; whether a probe came
-    through stands beside it.
+    Open connections stay open with their bytes held back, and new ones cannot be made; after
+    healing, held bytes pass, as when a cable is plugged in again. The supervisor still reaches both
+    sides. ``one_way``: block only what the chosen ranks (or ``link.src``) send. Landed: a
+    collective of the job stood still for 0.2 s, or the job gave up the process group because of a
+    stuck collective; the evidence includes whether a probe came through.
     """
 
     where: ClassVar[Where] = Where.LINK
@@ -34,7 +34,7 @@ class Partition(Fault):
     one_way: bool = False
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
-        """Cut."""
+        """Cut the links."""
         by = target.shape(LinkShape(blocked=True), both_ways=not self.one_way)
         return {
             "cut_links": [list(link) for link in target.links],
@@ -43,9 +43,9 @@ class Partition(Fault):
         }
 
     def heal(self, target: LinkTarget) -> None:
-        """Whole again."""
+        """Restore the links."""
         target.shape(LinkShape(), both_ways=True)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The job's slowest collective since, or the failure it detected."""
+        """The job's slowest collective since the injection, or the failure it detected."""
         return stood_still(occurrence, events, LEAST_S)

@@ -1,4 +1,4 @@
-"""A sample that nobody can compute."""
+"""Poisons a sample so that no rank can compute it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from chaos.fault.targets import RankTarget
 
 
 class PoisonSample(Fault):
-    """One sample's loss is NaN from now to the end of the run, whoever computes it: a damaged
-    record, a label out of range, an input that overflows. All ranks are hit, whatever the target
-    says, and those that join later. Real.
+    """One sample's loss is NaN on every rank until the end of the run: a damaged record, a label
+    out of range, an input that overflows. It hits all ranks, whatever the target says, including
+    those that join later. Real.
 
-    ``sample``: its id; default: one of those due in the step, chosen with the seed. One that does
-    not come up within the 15 seconds in which evidence is awaited has not landed. Redoing the step
-    does not help; the stack has to find the sample and leave it out. Landed: the job itself refused
-    a non-finite value of the step.
+    ``sample``: its id; default: one of the step's samples, chosen with the seed. A sample that is
+    not computed within the 15 seconds allowed for evidence has not landed. Redoing the step does
+    not help; the stack must find the sample and skip it. Landed: the job itself refused a
+    non-finite value of the step.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -32,22 +32,22 @@ class PoisonSample(Fault):
     sample: int | None = Field(default=None, ge=0)
 
     def point(self, phase: str) -> str:
-        """Before the samples are computed."""
+        """The data phase, before samples are computed."""
         return "data"
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Poison it in this rank."""
+        """Poison the sample on this rank."""
         due = target.due_samples()
         sample = self.sample if self.sample is not None else random.Random(target.seed).choice(due)
         target.poison_sample(sample)
         return {"sample": sample}
 
     def heal(self, target: RankTarget) -> None:
-        """It is well again."""
+        """Stop poisoning the sample."""
         target.poison_sample(None)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """A refused step, in the log of a rank."""
+        """A step refused in a rank's log."""
         for event in events:
             if event.kind is Kind.NONFINITE_CAUGHT and event.time_ns > occurrence.time_ns:
                 evidence = {"step": event.step, "blamed": event.data["blamed"]}

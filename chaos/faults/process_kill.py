@@ -1,4 +1,4 @@
-"""A process dies at once."""
+"""Kills a process."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from chaos.fault.witness import killed
 class ProcessKill(Fault):
     """SIGKILL through the held pidfd: an out-of-memory kill, a lost host, a crashed runtime. Real.
 
-    Landed: the kernel reports the process ended by that signal, which its supervisor had not sent
-    before.
+    Landed: the kernel reports the process ended by that signal, and its supervisor had not sent it.
     """
 
     where: ClassVar[Where] = Where.PROCESS
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:
-        """Kill it."""
+        """Kill the process."""
         target.signal(signal.SIGKILL)
         return {"signal": "SIGKILL"}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit status, if its supervisor had not asked for its end before."""
+        """The reaped exit status, unless its supervisor had asked it to end."""
         return killed(occurrence, events, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A process dies of a segmentation fault."""
+"""Crashes a rank with a segmentation fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProcessSegv(Fault):
         return {"address": 0}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(signal=signal.SIGSEGV),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -1,4 +1,4 @@
-"""A process is told that it will be ended soon, and then it is."""
+"""Ends a process after a notice period."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import ProcessTarget
 from chaos.fault.witness import exit_of
 
-EXIT_TERMINATED = 128 + signal.SIGTERM  # what shells and well-behaved programs say
+EXIT_TERMINATED = 128 + signal.SIGTERM  # exit code by shell convention
 
 
 class ProcessTerm(Fault):
-    """SIGTERM through the held pidfd, ``grace_s`` seconds, then SIGKILL if it still lives: the
-    notice a cloud gives before it takes a machine back. Real.
+    """SIGTERM through the held pidfd, then, after ``grace_s`` seconds, SIGKILL if the process still
+    lives: the notice a cloud gives before it reclaims a machine. Real.
 
-    What is done with the notice is the strategy's: a last checkpoint, or a move to a spare before
-    the deadline. Landed: the process's own handler said that the signal came, or the kernel reports
-    that it ended by it.
+    The strategy decides how to use the notice: a last checkpoint, or a move to a spare before the
+    deadline. Landed: the process's own signal handler reported the signal, or the kernel reports
+    that the process ended by it.
     """
 
     where: ClassVar[Where] = Where.PROCESS
@@ -31,24 +31,24 @@ class ProcessTerm(Fault):
     grace_s: float = Field(default=30.0, ge=0, le=3600, description="seconds until SIGKILL")
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:
-        """Tell it, and see to it that the deadline is kept."""
+        """Send the notice, and schedule the kill."""
         target.signal(signal.SIGTERM)
         target.signal_later(signal.SIGKILL, self.grace_s)
         return {"signal": "SIGTERM", "grace_s": self.grace_s}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end, at the deadline at the latest."""
+        """The process ends by the deadline."""
         return (GoneBy(seconds=self.grace_s),)
 
     def shows_after_s(self) -> float:
-        """A process that is stopped hears of nothing, and shows it when it is killed at the
-        deadline.
+        """The grace period: a stopped process cannot handle the notice, so evidence comes only with
+        its kill at the deadline.
         """
         return self.grace_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The notice as its receiver passed it on, or the exit status of one that has no
-        handler.
+        """The notice as reported by the process, or the exit status of a process
+        without a handler.
         """
         for event in events:
             notice = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "notice"

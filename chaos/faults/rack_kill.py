@@ -1,4 +1,4 @@
-"""A rack is lost: nodes that fail together."""
+"""Kills all nodes of a rack together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chaos.fault.witness import machines_ended
 
 
 class RackKill(Fault):
-    """All nodes of a rack end at once: a lost power feed or switch, the correlated failure that
-    spares in the same rack do not help against. Real, as node-kill.
+    """All nodes of a rack die at once: a lost power feed or switch, a correlated failure against
+    which spares in the same rack do not help. Real, as node-kill.
 
-    ``launcher.nodes_per_rack`` says which nodes share a rack. One incident. Landed: as node-kill,
-    by the platform's word on its machines or the kernel's on the processes.
+    ``launcher.nodes_per_rack`` says which nodes share a rack. It counts as one incident. Landed: as
+    node-kill, by the platform's report on the machines or the kernel's on the processes.
     """
 
     where: ClassVar[Where] = Where.NODE
@@ -26,13 +26,13 @@ class RackKill(Fault):
     whole_racks: ClassVar[bool] = True
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
-        """Kill them."""
+        """Kill the nodes."""
         return target.kill()
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The end of all that ran there."""
+        """All their processes end."""
         return (Ends(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The platform's word on the machines, and the ends of all processes."""
+        """The platform's report on the machines, and the exits of all processes."""
         return machines_ended(occurrence, events, signal.SIGKILL)

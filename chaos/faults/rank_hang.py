@@ -1,4 +1,4 @@
-"""A rank hangs, in one of the ways in which ranks do."""
+"""Hangs a rank's training thread, in one of three ways."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from chaos.fault.witness import hung_by_script
 
 
 class RankHang(HoldsTraining):
-    """The training thread of a rank does not go on: asleep in a lock that is never released (a
-    deadlock), in an endless loop on the host, or waiting for a GPU kernel that does not end.
+    """A rank's training thread hangs: asleep in a lock that is never released (a deadlock), in an
+    endless loop on the host, or waiting for a GPU kernel that does not end.
 
-    ``how``: ``sleep`` waits in a lock, with the interpreter's lock released (real); ``spin`` runs
-    Python code (real); ``kernel`` waits for kernels that spin, each for at most a second (real on
-    CUDA); on CPU it is emulated by C code that uses a processor and has released the interpreter's
-    lock, which is how CUDA waits by default. ``hold_s``: seconds until it goes on; nothing ends it
-    before, except the end of the process. A process that is stopped, the fourth way to hang, is
-    ``process-stop``. Landed: the supervisor saw the rank's progress marks stand still, or the
-    rank's own account shows a step that long; in a script with points of its own: the script's
-    word, and the kernel's account of its main thread, which used a processor meanwhile, or none.
+    ``how``: ``sleep`` waits in a lock with the GIL released (real); ``spin`` runs Python code
+    (real); ``kernel`` waits for kernels that spin, each for at most a second (real on CUDA); on CPU
+    it is emulated by C code that uses a processor with the GIL released, which is how CUDA waits by
+    default. ``hold_s``: seconds until the thread continues; only the end of the process ends the
+    hang earlier. For a stopped process, the fourth way to hang, see ``process-stop``. Landed: the
+    supervisor saw the rank's progress marks stand still, or the rank itself reported a step that
+    long; in a script that calls ``chaos.beacon.point``: the script reports the hang, and the
+    kernel's account shows that its main thread used a processor meanwhile (``spin``, ``kernel``) or
+    did not (``sleep``).
     """
 
     by_script: ClassVar[str] = "hang"
@@ -35,7 +36,7 @@ class RankHang(HoldsTraining):
     hold_s: float = Field(default=60.0, gt=0, le=HANG_LIMIT_S, description="seconds it hangs")
 
     def acts(self, *, cuda: bool, real: frozenset[Need] = frozenset()) -> Fidelity:
-        """Only a kernel needs a device to be real."""
+        """``kernel`` is real only on a CUDA device."""
         return Fidelity.EMULATED if self.how == "kernel" and not cuda else Fidelity.REAL
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
@@ -43,12 +44,12 @@ class RankHang(HoldsTraining):
         return {"hung_s": self.hold_s, "how": target.body.hang(self.how, self.hold_s)}
 
     def for_script(self, step: int) -> str:
-        """How, and for how long."""
+        """The way to hang, and for how many seconds."""
         return f"{self.how} {self.hold_s:g}"
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its
-        word.
+        """A declared hang that blames the rank, or a step that long; for a script, the kernel's
+        account after the script reported the hang.
         """
         if said := hung_by_script(occurrence, events, self.by_script, busy=self.how != "sleep"):
             return Landed(witness="kernel: processor time", evidence=said)

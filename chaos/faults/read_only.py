@@ -1,4 +1,4 @@
-"""The disk that holds the checkpoints can no longer be written."""
+"""Makes the checkpoint file system read-only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from chaos.fault.witness import refused_write
 
 
 class ReadOnly(Fault):
-    """The file system of the checkpoints, a tmpfs of ``size_mib`` over their directory, is
+    """The checkpoint file system, a tmpfs of ``size_mib`` mounted over the checkpoint directory, is
     remounted read-only. Real.
 
-    It is what a kernel does after errors of a disk. The heal makes it writable again. Landed: the
-    kernel answers EROFS to a write from outside.
+    A kernel does this after disk errors. Healing makes the file system writable again. Landed: the
+    kernel answers EROFS to the harness's own probe write.
     """
 
     where: ClassVar[Where] = Where.STORAGE
@@ -30,18 +30,18 @@ class ReadOnly(Fault):
     size_mib: int = Field(default=64, ge=1, le=65536)
 
     def act(self, target: StorageTarget) -> Mapping[str, Any]:
-        """Remount it."""
+        """Remount the file system read-only."""
         target.set_read_only(True)
         return {"remounted": "ro"}
 
     def heal(self, target: StorageTarget) -> None:
-        """Remount it."""
+        """Remount the file system writable."""
         target.set_read_only(False)
 
     def follows(self) -> tuple[Consequence, ...]:
-        """No save."""
+        """No save succeeds on the disk."""
         return (NothingSaved(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """What the kernel answered to a write from outside."""
+        """The kernel's answer to the harness's probe write."""
         return refused_write(occurrence, events, "EROFS")

@@ -1,4 +1,4 @@
-"""One replica drifts away from the others."""
+"""Makes one replica drift away from the others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chaos.fault.witness import digests_differ
 
 
 class ReplicaDesync(Fault):
-    """Scales all parameters of one rank by 1 + ``amount``, a little: a missed update, a different
-    kernel. Real.
+    """All parameters of one rank are scaled by 1 + ``amount``, a small change: a missed update, a
+    different kernel. Real.
 
-    Nothing is non-finite and no loss jumps; only who compares the replicas can see it
+    Nothing is non-finite and no loss jumps; only a comparison of replicas shows it
     (replica-equality, at the next digest). Landed: the rank's own digest of its parameters differs
     from the one taken just before.
     """
@@ -31,21 +31,21 @@ class ReplicaDesync(Fault):
     amount: float = Field(default=1e-3, gt=0, le=0.5)
 
     def point(self, phase: str) -> str:
-        """Before forward."""
+        """The forward phase, at its start."""
         return "forward"
 
     def changes(self) -> str:
-        """Its parameters."""
+        """The parameters."""
         return "parameter"
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Scale them."""
+        """Scale the parameters."""
         for tensor in target.tensors(self.changes()).values():
             tensor.mul_(1 + self.amount)
         return {"amount": self.amount}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The rank's own account."""
+        """The rank itself reports the change."""
         return (SaidByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -1,4 +1,4 @@
-"""A process that waits as spare dies."""
+"""Kills a waiting spare."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chaos.fault.witness import killed
 
 
 class SpareKill(Fault):
-    """SIGKILL to a waiting spare: it must be replaced before it is needed, and training must not
-    notice. Real.
+    """SIGKILL to a waiting spare: it must be replaced before it is needed, without disturbing
+    training. Real.
 
     Its targets are spares, whatever the scenario's ``role`` says. Landed: the kernel reports the
-    process ended by that signal, which its supervisor had not sent before.
+    process ended by that signal, and its supervisor had not sent it.
     """
 
     where: ClassVar[Where] = Where.PROCESS
@@ -26,12 +26,12 @@ class SpareKill(Fault):
     role: ClassVar[Literal["worker", "spare"] | None] = "spare"
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:
-        """Kill it."""
+        """Kill the spare."""
         target.signal(signal.SIGKILL)
         return {"signal": "SIGKILL"}
 
     def follows(self) -> tuple[Consequence, ...]:
-        """Its end."""
+        """The process ends."""
         return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -1,4 +1,4 @@
-"""The key-value store's process is killed."""
+"""Kills the process of the key-value store."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from chaos.fault.witness import effects
 
 
 class StoreKill(Fault):
-    """SIGKILL for the process that holds the key-value store through which groups are formed. Real.
+    """SIGKILL to the process of the key-value store through which process groups are formed. Real.
 
-    Training needs no store and does not notice. The launcher starts another, empty, on a new port;
-    a group that was being formed fails, and is formed again. Landed: the wait status of the reaped
-    store, and the new port.
+    Training does not need the store and is not disturbed. The launcher starts another, empty store
+    on a new port; a group being formed at that time fails and is formed again. Landed: the wait
+    status of the reaped store, and the new port.
     """
 
     where: ClassVar[Where] = Where.STORE
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS})
 
     def act(self, target: StoreTarget) -> Mapping[str, Any]:
-        """Kill it."""
+        """Kill the store."""
         target.signal(signal.SIGKILL)
         return {"sent_signal": int(signal.SIGKILL)}
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """What the launcher saw end."""
+        """The store's exit as seen by the launcher."""
         for _, seen in effects(occurrence, events):
             if seen.get("reaped_signal") == signal.SIGKILL:
                 return Landed(witness="kernel: wait status", evidence=dict(seen))

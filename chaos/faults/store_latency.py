@@ -1,4 +1,4 @@
-"""The key-value store answers slowly."""
+"""Slows down the key-value store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chaos.fault.witness import effects
 
 
 class StoreLatency(Fault):
-    """Every request to the key-value store comes ``latency_ms`` late, by a proxy in front of it.
-    Emulated.
+    """Every request to the key-value store arrives ``latency_ms`` late. Emulated by a proxy in
+    front of it.
 
-    Training needs no store; groups take longer to form. Landed: the measured time of a request of
-    an uninvolved client is at least so long.
+    Training does not need the store, but process groups take longer to form. Landed: an independent
+    client measured a request time of at least ``latency_ms``.
     """
 
     where: ClassVar[Where] = Where.STORE
@@ -30,12 +30,12 @@ class StoreLatency(Fault):
     latency_ms: float = Field(gt=0, le=5_000)
 
     def act(self, target: StoreTarget) -> Mapping[str, Any]:
-        """Delay."""
+        """Delay the requests."""
         target.set_latency(self.latency_ms / 1000)
         return {"requested_latency_ms": self.latency_ms}
 
     def heal(self, target: StoreTarget) -> None:
-        """As before."""
+        """Remove the delay."""
         target.set_latency(0)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

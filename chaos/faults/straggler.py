@@ -1,4 +1,4 @@
-"""A rank computes slowly."""
+"""Slows down a rank's computation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Straggler(Fault):
     ``mode``: ``duty-cycle`` stretches forward, backward and optimizer by sleeping (emulated);
     ``cpu-contention`` runs threads that compete for the rank's core (real); ``cgroup-quota`` gives
     the rank's process a quota of processor time in a control group (real, as root);
-    ``sm-contention`` runs matrix products on the rank's GPU (real, CUDA only). The real ones are no
-    more exact than the machine: what was measured stands beside what was asked. Landed: the job's
-    own phase times of that rank grew by at least half of what was asked.
+    ``sm-contention`` runs matrix products on the rank's GPU (real, CUDA only). The real modes are
+    only as exact as the machine, so the evidence shows the measured factor beside the requested
+    one. Landed: the job's own phase times of that rank grew by at least half of the requested
+    slowdown.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -34,11 +35,11 @@ class Straggler(Fault):
     mode: Literal["duty-cycle", "cpu-contention", "cgroup-quota", "sm-contention"] = "duty-cycle"
 
     def wants(self) -> frozenset[Need]:
-        """A control group for a quota."""
+        """``cgroup-quota`` needs a control group."""
         return frozenset({Need.CGROUP}) if self.mode == "cgroup-quota" else frozenset()
 
     def acts(self, *, cuda: bool, real: frozenset[Need] = frozenset()) -> Fidelity:
-        """Only sleeping is an imitation."""
+        """Only ``duty-cycle``, which sleeps, is emulated."""
         return Fidelity.EMULATED if self.mode == "duty-cycle" else Fidelity.REAL
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
@@ -53,7 +54,7 @@ class Straggler(Fault):
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Median compute time of the target's first three whole steps under the fault, and before.
 
-        Real competition takes a while to bite: any three steps in a row will do there.
+        Real contention takes a while to have an effect, so there any three consecutive steps count.
         """
         commits = [
             e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process

@@ -1,4 +1,4 @@
-"""Values of one rank's tensors go wrong."""
+"""Corrupts values of one rank's tensors."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _TRIES = 64
 
 
 class TensorCorrupt(Fault):
-    """Overwrites elements in one rank: a bad multiply, a flipped memory bit, an overflow. Real.
+    """Tensor elements of one rank are overwritten: a bad multiply, a flipped memory bit, an
+    overflow. Real.
 
     ``surface``: parameter (before forward), input (the first floating-point tensor that enters the
-    model or a part of it), activation (what one module, chosen with the seed, puts out), loss,
-    gradient (after backward, before it is reduced), optimizer_state (before the optimizer uses it),
-    or rng (the seed of the step's random numbers). ``op``: nan, inf, bitflip of bit ``bit``
-    (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``, zero, or stale (what it
-    holds in this step is there again in the next). ``count``: elements hit, chosen with the seed.
-    Landed: the rank's own digest of the tensor differs from the one taken just before; of a script
-    with points of its own, which fills all of its gradients with NaN: its own word, and a number of
-    theirs if it gave one.
+    model or a part of it), activation (the output of one module, chosen with the seed), loss,
+    gradient (after backward, before the all-reduce), optimizer_state (before the optimizer uses
+    it), or rng (the seed of the step's random numbers). ``op``: nan, inf, bitflip of bit ``bit``
+    (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``, zero, or stale (the
+    value of this step returns in the next step). ``count``: elements hit, chosen with the seed.
+    Landed: the rank's own digest of the tensor differs from the one taken just before. A script
+    that calls ``chaos.beacon.point`` fills all of its gradients with NaN: there, the script reports
+    that it did, with a value computed from the gradients if it gave one.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -65,22 +66,22 @@ class TensorCorrupt(Fault):
         return self
 
     def not_by_script(self) -> str | None:
-        """A script knows its gradients, and one thing to do with them."""
+        """A script can only fill its gradients with NaN."""
         if self.surface == "gradient" and self.op == "nan" and self.count == 1:
             return None
         return "only surface: gradient with op: nan, without a count (it fills all of them)"
 
     def point(self, phase: str) -> str:
-        """Each surface exists at one point of a step only."""
+        """Each surface exists at only one point of a step."""
         return _PHASES.get(self.surface, "forward")
 
     def changes(self) -> str:
-        """The surface."""
+        """The surface, as ``RankTarget.tensors`` names it."""
         return self.surface
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Change the values, or see to it that they are changed on their way; returns what is known
-        of it.
+        """Change stored values, or install the change of values that are still to be computed;
+        returns what is known of it.
         """
         done = {"surface": self.surface, "op": self.op}
         if self.surface in _STORED:
@@ -93,13 +94,13 @@ class TensorCorrupt(Fault):
             self._spoil_forward(target)
         return done
 
-    # ---- tensors that are there between two phases
+    # ---- tensors stored between two phases
 
     def _overwrite(self, target: RankTarget) -> dict[str, Any]:
         rng = random.Random(f"{target.seed}/{target.step}")
         tensors = sorted((n, t) for n, t in target.tensors(self.surface).items() if t.numel() > 1)
         if not tensors:
-            raise LookupError(f"there is no tensor to corrupt on surface {self.surface}")
+            raise LookupError(f"no tensor to corrupt on surface {self.surface}")
         name, tensor = tensors[rng.randrange(len(tensors))]
         flat = tensor.view(-1)
         places = self._places(flat, rng)
@@ -115,8 +116,8 @@ class TensorCorrupt(Fault):
         return what | {"new": [str(v) for v in new[:10]]}
 
     def _places(self, flat: Any, rng: random.Random) -> list[int]:
-        """Elements to hit. Where an operation would leave a zero as it is, others are
-        looked for.
+        """Elements to hit; nonzero ones are preferred where the operation would leave a zero
+        unchanged.
         """
         idle = self.op in ("scale", "zero")
         places: set[int] = set()
@@ -198,13 +199,11 @@ class TensorCorrupt(Fault):
         return operations[self.op]()
 
     def follows(self) -> tuple[Consequence, ...]:
-        """The rank's own account."""
+        """The rank itself reports the change."""
         return (SaidByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Digests before and after, taken by the rank's own code; or what a script says of
-        itself.
-        """
+        """Digests before and after, taken by the rank's own code; or the script's report."""
         if said := said_by_script(occurrence, events, self.by_script):
             spoilt = said.get("after", "nan") in ("nan", "inf", "-inf")
             return Landed(witness="script: its own word", evidence=said) if spoilt else None

@@ -1,3 +1,3 @@
-"""From a scenario file to concrete, checked cells: ``extends``, ``--set``, matrix, names, checks,
-errors by place.
+"""Loads a scenario file into concrete, checked cells: ``extends``, ``--set``, matrix, names,
+checks, errors with positions.
 """

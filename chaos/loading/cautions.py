@@ -1,4 +1,4 @@
-"""What a scenario may say, and what will yet surprise: warnings."""
+"""Warnings about scenarios that are valid but will surprise their authors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW_STEP_S = 60.0
 
 
 def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
-    """What is allowed, and yet will surprise."""
+    """Warnings about valid parts of a scenario that will surprise."""
     if not scenario.faults:
         yield Problem(
             loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True
@@ -52,9 +52,7 @@ def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
 
 
 def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Iterator[Problem]:
-    """A fault past the end, or so late that too few steps are left to show that the job is healthy
-    again.
-    """
+    """A fault past the end, or too late to leave enough steps that show a healthy job."""
     points = fault.at.all_steps()
     if not points:
         return
@@ -118,7 +116,7 @@ def _no_save(
     last = fault.duration.steps
     if all((step + last) // every == (step - 1) // every for step in points):
         message = (
-            f"nobody saves in steps {points[0]} to {points[0] + last - 1}, so {fault.kind} changes"
+            f"no rank saves in steps {points[0]} to {points[0] + last - 1}, so {fault.kind} changes"
             f" nothing: a checkpoint is made every {every} steps"
         )
         yield Problem(loc=(*loc, "duration"), message=message)
@@ -134,12 +132,12 @@ def _empty_nodes(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     empty = sorted(set(range(place.nodes)) - held)
     if empty:
         who = f"{place.ranks} ranks" + (f" and spares ({spares})" if spares else "")
-        message = f"nobody is on node {empty[0]}: {who} take {len(held)} of {place.nodes} nodes"
+        message = f"node {empty[0]} is empty: {who} take {len(held)} of {place.nodes} nodes"
         yield Problem(loc=("launcher", "nodes"), message=message)
 
 
 def _never_steady(scenario: Scenario) -> Iterator[Problem]:
-    """A steady state that the run cannot come to before its first fault."""
+    """A steady state that the run cannot reach before its first fault."""
     certain = [step for f in scenario.faults if f.at.probability == 1 for step in f.at.all_steps()]
     steps = min([scenario.workload.steps, *(step - 1 for step in certain)])
     most = {"committed_steps": steps, "healthy_replicas": scenario.topology.replicas}

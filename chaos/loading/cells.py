@@ -1,4 +1,4 @@
-"""Which cells of a scenario's matrix the user wants."""
+"""Selects cells of a scenario's matrix."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from chaos.source.diagnostics import unknown
 
 
 def chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells named by ``--cell``; all without it. Raises ScenarioError for one that there is
-    not.
-    """
+    """The cells named by ``--cell``; all without it. Raises ScenarioError for an unknown cell."""
     known = [cell.id for cell in loaded.cells]
     for name in only:
         if name not in known:

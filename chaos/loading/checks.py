@@ -1,8 +1,7 @@
-"""What the models alone cannot know: plugins and their parameters, metrics, enough samples.
+"""Checks beyond the models: plugins and their parameters, metrics, enough samples.
 
-Every check works on the plain values of one cell and tolerates all that the models complain about
-elsewhere, so that one load shows all errors at once. What is allowed and yet will surprise:
-``chaos.loading.cautions``.
+Every check works on the plain values of one cell and tolerates what the models report, so that one
+load shows all errors at once. Warnings are in ``chaos.loading.cautions``.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def _seconds(section: Any, names: tuple[str, ...], loc: Loc) -> list[Problem]:
             section[name] = parse_duration(value)
         except ClauseError as error:
             problems.append(Problem(loc=(*loc, name), message=str(error), word=error.word))
-            section[name] = 1.0  # said once is enough: the models must not complain about it again
+            section[name] = 1.0  # a valid value, so that the models do not report it again
     return problems
 
 
@@ -167,8 +166,8 @@ def _merge_size(workload: Any) -> list[Problem]:
 def _plugin(
     name: Any, params: Any, kinds: Mapping[str, type[BaseModel]], what: str, locs: tuple[Loc, Loc]
 ) -> tuple[BaseModel | None, list[Problem]]:
-    """The plugin of a name with its parameters. ``locs``: where the name and the
-    parameters stand.
+    """Make the plugin of a name with its parameters. ``locs``: places of the name and of the
+    parameters.
     """
     if not isinstance(name, str):
         return None, []

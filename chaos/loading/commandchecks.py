@@ -1,4 +1,4 @@
-"""Whether a scenario asks of a command only what can be done to a program from outside."""
+"""Checks that a scenario with a command asks only for what works on a program from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chaos.scenario.workload import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 from chaos.source.diagnostics import Loc, Problem
 
 OWN = "own"
-"""The recovery of a command: its own."""
+"""Recovery strategy of a command: the command's own."""
 FROM_OUTSIDE = (Where.PROCESS, Where.NODE, Where.STORAGE, Where.CHECKPOINT)
 NEEDS = frozenset({Need.NODES, Need.MOUNT})
 SCRATCH = "$CHAOS_SCRATCH"
@@ -31,16 +31,16 @@ def is_command(tree: Mapping[str, Any]) -> bool:
 
 
 def own_recovery(tree: dict[str, Any]) -> None:
-    """Fill in what a command's scenario need not say: that it recovers by itself."""
+    """Fill in the recovery of a command, which recovers by itself."""
     if is_command(tree):
         tree.setdefault("recovery", OWN)
 
 
 def place_directory(tree: dict[str, Any], directory_of: Callable[[Loc], Path]) -> None:
-    """Have a command's directory start from the file that names it, or else from the one that gives
-    the command.
+    """Make a command's directory relative to the file that sets it, or else to the file with the
+    command.
 
-    ``directory_of``: place in the tree -> directory of the file it is from.
+    ``directory_of``: place in the tree -> directory of its file.
     """
     if is_command(tree):
         workload = tree["workload"]
@@ -51,7 +51,7 @@ def place_directory(tree: dict[str, Any], directory_of: Callable[[Loc], Path]) -
 
 
 def check_keys(workload: Any) -> Iterator[Problem]:
-    """Keys that go with the other sort of workload."""
+    """Keys that belong to the other sort of workload."""
     if not isinstance(workload, dict):
         return
     if workload.get("command") is None:
@@ -104,8 +104,8 @@ def check_keys(workload: Any) -> Iterator[Problem]:
 def check_command(
     tree: Mapping[str, Any], faults: Mapping[str, type[Fault]], recovery: Any
 ) -> Iterator[Problem]:
-    """Everything else that does not go with a command: launcher, recovery, faults that need to be
-    inside a rank.
+    """Everything else that does not work with a command: launcher, recovery, faults that act inside
+    a rank.
     """
     launcher = tree.get("launcher", "local")
     kind = launcher.get("kind", "local") if isinstance(launcher, dict) else launcher
@@ -129,9 +129,7 @@ def check_command(
 
 
 def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
-    """Files can be changed once it is known where they are; what is in them is the command's
-    secret.
-    """
+    """Checkpoint files can be changed if their directory is known; their content is not known."""
     if spec.target.checkpoint is None:
         return
     given = tree["workload"].get("checkpoint")
@@ -141,7 +139,7 @@ def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[
         )
         yield Problem(loc=(*loc, "kind"), message=message)
     if spec.target.checkpoint != "latest":
-        message = "which checkpoint of a command is of which step cannot be told: say latest"
+        message = "the step of a command's checkpoint is unknown: use latest"
         yield Problem(loc=(*loc, "target", "checkpoint"), message=message)
     if spec.params.get("mode") in ("torn", "lose-unsynced"):
         message = (
@@ -158,7 +156,7 @@ def works_from_outside(model: type[Fault]) -> bool:
 
 
 def works_by_script(model: type[Fault]) -> bool:
-    """Whether a script with points of its own can do it to itself."""
+    """Whether a script that calls ``chaos.beacon.point`` can apply the fault to itself."""
     return bool(model.by_script)
 
 
@@ -187,7 +185,7 @@ def _fault(
     if spec.target.role == "spare":
         yield Problem(
             loc=(*loc, "target", "role"),
-            message="which process of a command is a spare cannot be told",
+            message="it is unknown which process of a command is a spare",
         )
     causes = (*CAUSES, "error") if points else CAUSES
     if spec.expect.detected_by not in (None, *causes):
@@ -196,11 +194,11 @@ def _fault(
 
 
 def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> Iterator[Problem]:
-    """Phases, and what a script does to itself."""
+    """Phases, and faults that a script applies to itself."""
     where = model.where
     if spec.at.phase is not None and not points:
         message = (
-            "the phases of a command's steps cannot be told from outside: leave phase out, or say"
+            "the phases of a command's steps are unknown from outside: leave phase out, or set"
             f" {POINTS}"
         )
         yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
@@ -214,7 +212,7 @@ def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> I
 
 
 def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
-    """What no system call takes: a zero byte anywhere, a nameless variable."""
+    """Values that system calls reject: a zero byte anywhere, a variable without a name."""
     words = workload["command"]
     for index, word in enumerate(words if isinstance(words, list) else ()):
         if isinstance(word, str) and ("\0" in word or (not word and index == 0)):
@@ -239,7 +237,7 @@ def _regex(progress: Any) -> Iterator[Problem]:
     try:
         pattern = re.compile(progress["regex"])
     except (re.error, OverflowError, RecursionError) as error:
-        yield Problem(loc=loc, message=f"this is no regular expression: {error}")
+        yield Problem(loc=loc, message=f"not a regular expression: {error}")
         return
     if "step" not in pattern.groupindex:
         yield Problem(

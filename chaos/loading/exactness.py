@@ -1,9 +1,9 @@
-"""The repeat with elastic sums that a strategy adds to its own where it continues with fewer ranks.
+"""Adds a repeat with elastic sums for strategies that continue with fewer ranks.
 
-With fewer ranks gradients are summed in another order, so that the result is judged by a band, in
-which a state that is wrong and the same on all ranks can hide. With elastic sums the order is the
-same for any number of ranks, and the result has to be the control arm's bit for bit. One such
-repeat shows it; all others keep the sums, and so the times, of the job as it is.
+With fewer ranks, gradients are summed in another order, so the result is compared with a tolerance,
+which can hide a state that is wrong in the same way on all ranks. With elastic sums the order is
+the same for any number of ranks, and the result must match the control arm bit for bit. One such
+repeat is enough; all others keep the job's normal sums, and so its normal times.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ JUDGED_BY = "loss-equality"
 
 
 def beside(cell: Cell, tree: Mapping[str, Any], catalogue: Catalogue) -> Cell | None:
-    """The cell that plays ``cell`` once with elastic sums, without SLAs; None where it would show
-    nothing more, cannot be played, or was decided by the scenario, whose ``tree`` says
-    ``workload.determinism``.
+    """The cell that plays ``cell`` once with elastic sums, without SLAs. None if it would add
+    nothing, cannot be played, or the scenario's ``tree`` sets ``workload.determinism`` itself.
     """
     scenario = cell.scenario
     if AXIS in tree["workload"] or not _may_differ(scenario, catalogue) or not _compared(scenario):
@@ -38,7 +37,7 @@ def beside(cell: Cell, tree: Mapping[str, Any], catalogue: Catalogue) -> Cell | 
 
 
 def _may_differ(scenario: Scenario, catalogue: Catalogue) -> bool:
-    """Whether the strategy promises no exact result, and elastic sums would give one."""
+    """Whether the strategy does not promise an exact result, and elastic sums would give one."""
     work = scenario.workload
     if (
         work.command is not None
@@ -54,7 +53,7 @@ def _may_differ(scenario: Scenario, catalogue: Catalogue) -> bool:
 
 
 def _compared(scenario: Scenario) -> bool:
-    """Whether something is done to the job, and its result judged by the control arm's."""
+    """Whether the job has faults, and its result is compared with the control arm's."""
     asked = scenario.invariants
     if isinstance(asked, LeaveOut):
         judged = JUDGED_BY not in asked.leave_out

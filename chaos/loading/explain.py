@@ -1,4 +1,4 @@
-"""pydantic's errors in the words of the scenario file, each at the key or value a person has to
+"""Translates pydantic's errors into the terms of the scenario file, each at the key or value to
 change.
 """
 
@@ -31,7 +31,7 @@ _FORMS: Mapping[str, str] = MappingProxyType(
         "parallelism": "ddp, fsdp or {hsdp: {replicas: R, shards: S}}",
     }
 )
-# The models of such a field -> the key that tells that this one was meant.
+# Model of one form of such a field -> the key that identifies it.
 _TELLING: Mapping[str, str] = MappingProxyType(
     {
         "StepsDuration": "steps",
@@ -80,7 +80,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "less_than": ("less than", "lt"),
     }
 )
-_MOST_EXPLAINED = 200  # more than are ever shown
+_MOST_EXPLAINED = 200  # more errors than are ever shown
 _QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -97,7 +97,7 @@ def validate(model: type[M], tree: Any, base: Loc = ()) -> tuple[M | None, list[
 
 
 def valid(model: type[M], tree: Any) -> M | None:
-    """The same without a reason why not, which takes longer the more is wrong."""
+    """Like ``validate``, without the explanation, whose cost grows with the number of errors."""
     try:
         return model.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError:
@@ -122,17 +122,14 @@ def explain(
             )
         ]
     if len(errors) > _MOST_EXPLAINED:
-        rest = (
-            f"{len(errors) - _MOST_EXPLAINED} more errors are not looked at before others are"
-            " mended"
-        )
+        rest = f"{len(errors) - _MOST_EXPLAINED} more errors are checked once these are fixed"
         problems[base, rest] = Problem(loc=base, message=rest)
     return list(problems.values())
 
 
 def settle(tree: Any, loc: Sequence[str | int]) -> Loc:
-    """The part of pydantic's ``loc`` that exists in the tree: tags of unions, names of defaults
-    fall out.
+    """The part of pydantic's ``loc`` that exists in the tree: tags of unions and names of defaults
+    are dropped.
     """
     here, out = tree, []
     for part in loc:
@@ -184,7 +181,7 @@ def _explain_one(
 
 
 def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:
-    """What to say of a key; of one that belongs one level up, where it belongs."""
+    """Message for an unknown key; if it belongs one level up, the message says so."""
     key = str(raw[-1])
     message = unknown("key", key, _keys_at(model, raw[:-1]))
     if "did you mean" in message or len(raw) < 2 or not isinstance(raw[-2], str):
@@ -258,7 +255,7 @@ def _about_form(tag: str | int, value: Any) -> bool:
         return str(tag).startswith("list")
     if tag not in _TELLING or len(value) != 1:
         return str(tag)[:1].isupper()
-    # of several models, the one whose key is there, or nearly
+    # of several models, the one whose key is given, or a similar one
     (key,) = value
     meant = nearest(str(key), sorted(set(_TELLING.values()))) or _TELLING[str(tag)]
     rivals = {"count", "percent"}
@@ -270,7 +267,7 @@ def _offers(form: str, tag: str) -> bool:
 
 
 def _instead(name: str, value: Any) -> str:
-    """What to write for what was probably meant, or ""."""
+    """A suggestion for what was probably meant, or ""."""
     if name == "select" and isinstance(value, int) and not isinstance(value, bool):
         return f"; write {{count: {value}}}"
     if name == "select" and isinstance(value, str) and value.strip().endswith("%"):

@@ -1,7 +1,7 @@
-"""``extends: other.yaml``: a scenario that says only what it changes in another one.
+"""``extends: other.yaml``: a scenario that contains only its changes to another one.
 
 Mappings are merged, key by key and all the way down; lists and plain values are replaced; ``null``
-takes an inherited value away. Every value keeps its place in the file that it is from.
+removes an inherited value. Every value keeps its position in its own file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _extended(document: Document, path: Path, chain: tuple[Path, ...]) -> Docume
     base_path = path.parent / name
     try:
         resolved, is_file = base_path.resolve(), base_path.is_file()
-    # a name that is too long, links in a circle
+    # a name that is too long, or links in a circle
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or "links in a circle"
         raise _error(document, f"extends names a file that cannot be: {why}") from error
@@ -46,7 +46,7 @@ def _extended(document: Document, path: Path, chain: tuple[Path, ...]) -> Docume
     if len(chain) >= MAX_CHAIN:
         raise _error(document, f"more than {MAX_CHAIN} files extend one another")
     if not is_file:
-        raise _error(document, f"there is no file {base_path}")
+        raise _error(document, f"file {base_path} does not exist")
     base = _extended(read_document(base_path), base_path, (*chain, resolved))
     return _on_top(base, document)
 

@@ -1,6 +1,4 @@
-"""Whether one fault of a scenario can be what it says: kind, parameters, trigger, target, duration,
-limits.
-"""
+"""Checks one fault of a scenario: kind, parameters, trigger, target, duration, limits."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class Setting:
 
     @property
     def limits(self) -> BlastRadius | None:
-        """The blast radius, as far as it is possible at all."""
+        """The blast radius without limits that nothing could keep."""
         given, place = self.given, self.topology
         return given if given is None or place is None else possible(given, place)
 
@@ -73,7 +71,7 @@ class Setting:
 
     @property
     def scope(self) -> Scope | None:
-        """Who can be hit."""
+        """Possible targets."""
         place, limits = self.topology, self.given
         if place is None or self.strategy is None or limits is None:
             return None
@@ -86,7 +84,7 @@ class Setting:
 
 
 def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
-    """Everything wrong with one fault (its plain values) beyond what its model says."""
+    """All problems of one fault (its plain values) beyond those its model reports."""
     if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
         return
     name = raw["kind"]
@@ -156,8 +154,8 @@ def _phase(
     every = workload.checkpoint.steps if workload and workload.command is None else 1
     if phase == "checkpoint" and spec.at.all_steps() and every is None and workload is not None:
         message = (
-            f"checkpoints are made every {workload.checkpoint.every} here, at steps that nobody"
-            " knows beforehand: for phase checkpoint use a number of steps as"
+            f"checkpoints are made every {workload.checkpoint.every} here, at steps not"
+            " known beforehand: for phase checkpoint use a number of steps as"
             " workload.checkpoint.every"
         )
         yield Problem(loc=(*loc, "at", "phase"), message=message)
@@ -178,8 +176,8 @@ def _verify(spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
 def _target_keys(
     spec: FaultSpec, kind: type[Fault], loc: Loc, setting: Setting, *, next_save: bool
 ) -> Iterator[Problem]:
-    """Keys of the target that the kind, or another key, rules out. ``next_save``: it acts on
-    whoever saves next.
+    """Keys of the target that the kind, or another key, rules out. ``next_save``: the fault acts on
+    the next saving rank.
     """
     target, at = spec.target, (*loc, "target")
     given = target.model_fields_set
@@ -284,9 +282,7 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
 def _saver(
     spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, setting: Setting
 ) -> Iterator[Problem]:
-    """A fault of the saves must hit the rank that saves; where the target is random, it mostly hits
-    another.
-    """
+    """A fault of saves must hit a saving rank; a random target would mostly hit another."""
     savers = set(range(setting.workload.savers if setting.workload else 1))
     everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})
     hit, all_of_them = (
@@ -304,9 +300,7 @@ def _saver(
 
 
 def _writer(spec: FaultSpec, loc: Loc, setting: Setting) -> Iterator[Problem]:
-    """The rank whose next save is broken writes a part, and if it is not the first, names no
-    checkpoint.
-    """
+    """A rank whose next save is broken must write a part; only rank 0 renames the checkpoint."""
     rank, savers = spec.target.rank, set(range(setting.workload.savers if setting.workload else 1))
     if rank not in savers:
         yield Problem(
@@ -326,7 +320,7 @@ def _who(savers: set[int]) -> str:
 
 
 def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
-    """The error of a rank that is not there says which there are."""
+    """The error's text; for an unknown rank or replica it says which exist."""
     for name in ("rank", "replica"):
         if error.part == (name,):
             place = scope.topology
@@ -356,7 +350,7 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
             sheltered=scope.sheltered,
         )
     except ScenarioError:
-        return  # a target that resolves to nobody is said where it stands
+        return  # an empty target is reported at its own place
     places = {fault.id: index for index, fault in enumerate(usable)}
     said: set[str] = set()
     for step, active in blast.together(planned):

@@ -24,9 +24,7 @@ _ENV = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?",
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What may be referred to: name -> (value, where it stands). ``env`` holds the environment
-    variables.
-    """
+    """Names that can be referenced: name -> (value, place). ``env``: the environment variables."""
 
     matrix: Mapping[str, tuple[Any, Loc]]
     vars: Mapping[str, tuple[Any, Loc]]
@@ -35,8 +33,8 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A tree without references. ``origins``: place -> place its value is from; ``used``:
-    references met.
+    """A tree without references. ``origins``: place -> place its value came from; ``used``:
+    references found.
     """
 
     tree: Any

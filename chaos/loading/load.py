@@ -1,4 +1,4 @@
-"""From a scenario file to concrete, checked cells; every error at once, with its place.
+"""Loads a scenario file into concrete, checked cells; reports all errors at once, with positions.
 
 Nothing is started here.
 """
@@ -55,7 +55,7 @@ class LoadedScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
-    """One cell on its way: its problems are relative to ``resolved``; ``placed``: those in other
+    """A cell being loaded. Its problems are relative to ``resolved``; ``placed``: those in other
     files.
     """
 
@@ -76,10 +76,10 @@ def load(
 ) -> LoadedScenario:
     """Read, resolve and check a scenario file.
 
-    ``overrides``: ``a.b=value`` strings, or what options of their own set; ``env``: for
+    ``overrides``: ``a.b=value`` strings, or values set by separate options; ``env``: for
     ``${env:...}``.
 
-    Raises ScenarioError with every error there is.
+    Raises ScenarioError with all errors.
     """
     original = extended(read_document(path), path)
     document = settings.apply(original, overrides)
@@ -88,7 +88,7 @@ def load(
     placed += [p for draft in drafts for p in draft.placed]
     placed += _differing(document, drafts)
     if document.problems:
-        # what is wrong already at a place explains all that follows from it there
+        # hide follow-up problems at places that already have one
         known = {(p.span.source, p.span.line, p.span.column) for p in document.problems}
         rest = [p for p in placed if (p.span.source, p.span.line, p.span.column) not in known]
         placed = [*document.problems, *rest]
@@ -164,9 +164,9 @@ def _draft(
     problems += found
     variables = {} if document.tree.get("vars") is None else {"vars": given.tree}
     scenario, found = validate(Scenario, {**concrete, **variables})
-    # A failed reference left a null behind: it has been said already.
+    # A failed reference left a null behind, and was reported already.
     later = [p for p in [*found, *check_cell(concrete, catalogue)] if not _follows(p, broken)]
-    # Checks over the whole file (loc ()) are also made one by one, at their places.
+    # Checks of the whole file (loc ()) are also made separately, at their places.
     specific = [problem for problem in later if problem.loc]
     problems += specific or ([] if problems else later)
     merged = Resolved(
@@ -200,9 +200,7 @@ def _interpolated(
 
 
 def _follows(problem: Problem, broken: Collection[Loc]) -> bool:
-    """Whether a problem is but the consequence of a value at its place, or in it, that could not be
-    read.
-    """
+    """Whether a problem only follows from an unreadable value at its place or inside it."""
     loc = problem.loc
     inside = not problem.on_key and loc and any(other[: len(loc)] == loc for other in broken)
     return loc in broken or bool(inside)

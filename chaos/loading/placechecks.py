@@ -1,6 +1,6 @@
-"""Checks that the ranks and nodes that a scenario spares, and the replicas it keeps, exist.
+"""Checks that the ranks, nodes and replicas protected by a scenario exist.
 
-A typing error here would leave a rank unprotected without notice.
+A typing error there would silently leave a rank unprotected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from chaos.source.diagnostics import Loc, Problem
 
 
 def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
-    """What the blast radius names."""
+    """Check ranks, nodes and replicas named by the blast radius."""
     yield from _missing(
         "rank", limits.protected_ranks, place.ranks, ("blast_radius", "protected_ranks")
     )
@@ -28,15 +28,13 @@ def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
 
 
 def check_excluded(exclude: Exclusion, place: Topology, loc: Loc) -> Iterator[Problem]:
-    """Whom a fault's target leaves out. ``loc``: of ``exclude``."""
+    """Check ranks and nodes excluded by a fault's target. ``loc``: of ``exclude``."""
     yield from _missing("rank", exclude.ranks, place.ranks, (*loc, "ranks"))
     yield from _missing("node", exclude.nodes, place.nodes, (*loc, "nodes"))
 
 
 def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
-    """The limits without one that nothing could keep to: that is one error, and not one of every
-    fault.
-    """
+    """The limits without an impossible one, which is reported once instead of for every fault."""
     least = limits.min_healthy_replicas
     return (
         limits
@@ -46,7 +44,7 @@ def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
 
 
 def missing(what: str, number: int, there: int) -> str:
-    """The message that a rank or node does not exist, and which do."""
+    """The message that a rank or node does not exist, with those that do."""
     only = (
         f"{what} 0 is the only one"
         if there == 1

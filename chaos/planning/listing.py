@@ -1,4 +1,4 @@
-"""What ``chaos list`` shows: names, one line about each, parameters with their defaults."""
+"""Content of ``chaos list``: names, one line about each, parameters with their defaults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from chaos.fault.base import Fault, Fidelity, Need
 from chaos.source.source import read_document
 
 NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
-"""How names of other files end that a search for defects keeps beside scenarios: spoilt ones, and
-changes of logs.
+"""Suffixes of other files that ``chaos fuzz`` keeps beside scenarios: invalid scenarios, and
+changed logs.
 """
 
 
@@ -50,7 +50,7 @@ def first_sentence(documented: object) -> str:
 
 
 def model_entry(name: str, model: type[BaseModel]) -> Entry:
-    """A plugin model as an entry. Its JSON Schema tells types and defaults in YAML's own terms."""
+    """A plugin model as an entry; types and defaults come from its JSON Schema, in YAML terms."""
     schema = model.model_json_schema()
     required = set(schema.get("required", ()))
     parameters = tuple(
@@ -69,7 +69,7 @@ def model_entry(name: str, model: type[BaseModel]) -> Entry:
 
 
 class Abilities(Protocol):
-    """Of a launcher: see ``harness.launch.launcher.Launcher``."""
+    """Abilities of a launcher; see ``harness.launch.launcher.Launcher``."""
 
     offers: ClassVar[frozenset[Need]]
     real: ClassVar[frozenset[Need]]

@@ -1,6 +1,4 @@
-"""What a run would do, worked out without doing any of it: cells, arms, schedule, expected
-duration.
-"""
+"""Plans a run without starting anything: cells, arms, schedule, expected duration."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from chaos.scenario.model import Cell, Scenario
 from chaos.scenario.workload import WorkloadSpec
 from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 
-# Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not
-# say, as seen at 4 ranks on 2 cores; good to a factor of two.
+# Seconds to start, stop and judge an arm, to recover, and for a step of a workload that gives no
+# estimate; measured with 4 ranks on 2 cores, accurate to a factor of two.
 _ARM_S = 5.0
 _INCIDENT_S = 1.0
 _STEP_S = 0.05
@@ -47,7 +45,8 @@ class CellPlan:
 class RunPlan:
     """A whole run.
 
-    ``estimate_s``: expected wall seconds, a rough estimate; ``arms``: trainings, controls included.
+    ``estimate_s``: roughly estimated wall time in seconds; ``arms``: number of trainings, controls
+    included.
     """
 
     scenario: str
@@ -81,7 +80,7 @@ def plan_run(
 def plan_cell(cell: Cell, catalogue: Catalogue, seed: int) -> CellPlan:
     """Plan every repeat of one cell."""
     scenario = cell.scenario
-    spares = 0  # none that could be told of a command
+    spares = 0  # unknown for a command
     if scenario.workload.command is None:
         strategy = catalogue.strategies[scenario.recovery.strategy](**scenario.recovery.params)
         spares = int(getattr(strategy, "spares_wanted", 0))
@@ -159,10 +158,10 @@ def _layout(work: WorkloadSpec) -> str:
 
 
 def target_text(fault: PlannedFault) -> str:
-    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest
+    """What a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest
     checkpoint``.
 
-    Arrivals one after the other.
+    Separate arrivals are listed in order.
     """
     if fault.each:
         one_by_one = [

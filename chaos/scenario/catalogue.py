@@ -1,6 +1,6 @@
-"""What may be named in a scenario.
+"""Catalogue of everything a scenario may name.
 
-The command line, which may import everything, builds it and passes it in.
+Built by the command line, which may import everything.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from chaos.fault.base import Fault
 class Catalogue:
     """Name -> plugin model, whose fields are the YAML params.
 
-    ``metrics``: name -> unit (s, ms, ratio, steps, samples, count, samples/s). ``per_arm``: the
-    metrics that give one value per repeat, however many faults strike; the others give one per
-    incident.
+    ``metrics``: name -> unit (s, ms, ratio, steps, samples, count, samples/s). ``per_arm``: metrics
+    with one value per repeat, whatever the number of faults; the others have one per incident.
     """
 
     faults: Mapping[str, type[Fault]]

@@ -1,4 +1,4 @@
-"""What a scenario says about one fault: kind, target, trigger, duration, expectation. See
+"""Scenario model of one fault: kind, target, trigger, duration, expectation. See
 ``chaos.scenario.model``.
 """
 
@@ -24,7 +24,7 @@ Step = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 
 MAX_OCCURRENCES = 10_000
-"""A trigger that would fire more often than this is a slip of the pen."""
+"""A trigger that would fire more often than this is rejected as a mistake."""
 DEFAULT_ARRIVALS = 100
 """Arrivals of ``mtbf`` and ``weibull`` without ``max``: more than a run of an hour at one in 40 s.
 """
@@ -62,19 +62,19 @@ class LinkTarget(Strict):
 
 
 class Exclusion(Strict):
-    """Who is never chosen."""
+    """Ranks and nodes that are never chosen."""
 
     ranks: list[Index] = Field(default_factory=list)
     nodes: list[Index] = Field(default_factory=list)
 
 
 class TargetSpec(Strict):
-    """Who is hit. ``rank`` or ``link`` name one, ``replica`` all ranks that hold one copy of the
-    model, or with ``select`` some of them; else ``role``, ``node`` and ``rack`` narrow the
-    candidates, and ``select`` chooses among them with the seed.
+    """What the fault hits. ``rank`` or ``link`` names one target; ``replica`` names all ranks that
+    hold one copy of the model, or with ``select`` some of them; otherwise ``role``, ``node`` and
+    ``rack`` narrow the candidates, and ``select`` chooses among them with the seed.
 
     ``minority`` is the largest number below half of the candidates, ``majority`` the smallest above
-    it; both, and ``percent``, are counted before ``exclude`` takes anybody out.
+    it; both, and ``percent``, are counted before ``exclude`` applies.
     """
 
     role: Literal["worker", "spare", "coordinator", "any"] = "worker"
@@ -89,7 +89,9 @@ class TargetSpec(Strict):
 
 
 class WeibullSpec(Strict):
-    """Gaps between arrivals with this mean (seconds) and shape; below 1 failures come in bursts."""
+    """Gaps between arrivals with this mean (seconds) and shape; with a shape below 1, failures come
+    in bursts.
+    """
 
     mean: float = Field(gt=0, description="seconds, or a string such as 30s")
     shape: float = Field(gt=0.05, le=20)
@@ -98,7 +100,7 @@ class WeibullSpec(Strict):
 class TraceSpec(Strict):
     """A trace that was read: its times in seconds after the first step starts, or its steps.
 
-    In YAML the name of a CSV or JSON file; the resolved scenario holds what was in it.
+    In YAML the name of a CSV or JSON file; the resolved scenario holds its content.
     """
 
     file: str
@@ -109,21 +111,21 @@ class TraceSpec(Strict):
 
 
 class TriggerSpec(Strict):
-    """When. Exactly one of ``step``, ``steps``, ``from`` with ``until``, ``time`` (seconds after
-    the first step starts), ``event``, ``mtbf``, ``weibull`` or ``trace``.
+    """When the fault fires. Exactly one of ``step``, ``steps``, ``from`` with ``until``, ``time``
+    (seconds after the first step starts), ``event``, ``mtbf``, ``weibull`` or ``trace``.
 
-    ``step: 77`` means: while step 77 is being computed, that is when 76 steps are committed.
-    ``probability`` is decided by the seed for each step, time or event of its own.
+    ``step: 77`` means: while step 77 is computed, when 76 steps are committed. ``probability`` is
+    decided by the seed, separately for each step, time or event.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     step: Step | None = None
     steps: list[Step] | None = Field(default=None, min_length=1, max_length=MAX_OCCURRENCES)
-    from_: Step | None = Field(default=None, alias="from", description="first of a row of steps")
-    until: Step | None = Field(default=None, description="last of a row of steps")
+    from_: Step | None = Field(default=None, alias="from", description="first step of a range")
+    until: Step | None = Field(default=None, description="last step of a range")
     every: Step | None = Field(
-        default=None, description="gap between the steps of a row; default 1"
+        default=None, description="gap between the steps of a range; default 1"
     )
     time: float | None = Field(default=None, ge=0, description="seconds, or a string such as 2.5s")
     mtbf: float | None = Field(
@@ -214,16 +216,15 @@ class StepsDuration(Strict):
 
 
 class MaxRetrigger(Strict):
-    """Fire again after a rollback, so many times in all."""
+    """Fire again after a rollback, ``max`` times in all."""
 
     max: int = Field(ge=1)
 
 
 class ExpectSpec(Strict):
-    """What the fault should lead to; a different outcome fails the run.
+    """Expected outcome of the fault; a different outcome fails the run.
 
-    ``blame: rank``: the failure must be laid on the rank that was hit; ``none``: nobody may be
-    blamed.
+    ``blame: rank``: the failure must be blamed on the rank hit; ``none``: no rank may be blamed.
     """
 
     outcome: (
@@ -234,9 +235,10 @@ class ExpectSpec(Strict):
 
 
 class FaultSpec(Strict):
-    """One planned fault. ``params`` are the kind's own; ``duration`` bounds faults that last.
+    """One planned fault. ``params`` are parameters of the kind; ``duration`` limits faults that
+    last.
 
-    ``verify``: what the evidence that the fault landed must say, such as ``{measured_mbit_per_s: "<
+    ``verify``: conditions on the evidence that the fault landed, such as ``{measured_mbit_per_s: "<
     30"}``.
     """
 

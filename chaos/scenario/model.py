@@ -1,4 +1,4 @@
-"""The scenario: typed, strict models of the YAML. Loading with positions and errors for people:
+"""Typed, strict models of a scenario's YAML. Loading, with positions and readable errors:
 ``chaos.loading``.
 """
 
@@ -61,8 +61,8 @@ __all__ = [
 
 
 class RecoverySpec(Strict):
-    """Which strategy recovers, with its own parameters. In YAML a bare name or ``{strategy: name,
-    param: value}``.
+    """The recovery strategy and its parameters. In YAML a bare name or ``{strategy: name, param:
+    value}``.
     """
 
     strategy: str
@@ -96,16 +96,16 @@ class SlaCheck(Strict):
 
 
 class StopCondition(Strict):
-    """Halt and heal when this holds: ``no_committed_step_for > 60s``, ``wall_time > 300s``,
-    ``healthy_replicas < 2``, ``failures > 10`` or ``loss_nonfinite``.
+    """Halt the run and heal faults when this holds: ``no_committed_step_for > 60s``, ``wall_time >
+    300s``, ``healthy_replicas < 2``, ``failures > 10`` or ``loss_nonfinite``.
     """
 
     when: str
 
 
 class SteadyCheck(Strict):
-    """What must be so before the first fault, or the run is inconclusive: ``committed_steps >= 5
-    within 60s``, ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
+    """Required before the first fault, or the run is inconclusive: ``committed_steps >= 5 within
+    60s``, ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
     """
 
     check: str
@@ -117,12 +117,12 @@ class SteadyCheck(Strict):
 
 
 class BlastRadius(Strict):
-    """How much may be broken at once. A plan that cannot keep to it is an error; an occurrence that
-    would break it is not fired, and recorded as failed.
+    """Limits on how much may be broken at once. A plan that must exceed a limit is an error; an
+    occurrence that would exceed one is not fired, and is recorded as failed.
 
-    ``privileges``: the most a fault may need on this machine; without it, any. ``max_nodes_lost``:
-    nodes that are lost or stopped as a whole at the same time, each until the job has recovered
-    from it.
+    ``privileges``: highest privilege a fault may need on this machine; default: any.
+    ``max_nodes_lost``: nodes lost or stopped as a whole at the same time, each counted until the
+    job has recovered from it.
     """
 
     max_concurrent_faults: int | None = Field(default=None, ge=1)
@@ -136,7 +136,7 @@ class BlastRadius(Strict):
 
 
 class Requires(Strict):
-    """Capabilities; an unmet one skips the run with exit code 7."""
+    """Required capabilities; a missing one skips the run with exit code 7."""
 
     cuda_devices: int = Field(default=0, ge=0)
     cores: int = Field(default=0, ge=0)
@@ -180,44 +180,42 @@ class LauncherSpec(Strict):
 
 
 class Timeouts(Strict):
-    """How long the supervisor waits: seconds, or 30s, 5m. What is left out is learned from the job,
-    or usual.
+    """How long the supervisor waits: seconds, or 30s, 5m. A missing value is learned from the job,
+    or has its default.
     """
 
     hang: float | None = Field(
         default=None,
         gt=0,
-        description="silence of a rank, whatever it does, and of all ranks together",
+        description="longest silence of a rank, whatever it does, and of all ranks together",
     )
     park: float | None = Field(
         default=None,
         gt=0,
-        description="least time a rank has to leave a generation that is aborted (1s)",
+        description="minimum time for a rank to leave an aborted generation (1s)",
     )
     join: float | None = Field(
         default=None,
         gt=0,
-        description="without a sign of life while a group forms, restores and copies (60s)",
+        description="longest silence while a group forms, restores and copies (60s)",
     )
 
 
 class LeaveOut(Strict):
-    """All invariants but these, which the verdict does then not rest on."""
+    """All invariants except these, which then do not affect the verdict."""
 
     leave_out: list[str] = Field(min_length=1)
 
 
 class Scenario(Strict):
-    """One resolved scenario: interpolation and matrix applied, so ``recovery`` is concrete. One
-    cell.
-    """
+    """One resolved scenario (one cell), with interpolation and matrix applied."""
 
     version: Literal[1]
     name: Name
     description: str = ""
     tags: list[str] = Field(default_factory=list)
     extends: str | None = Field(
-        default=None, description="another scenario file that this one changes"
+        default=None, description="another scenario file, which this one modifies"
     )
     vars: dict[str, Any] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -239,7 +237,7 @@ class Scenario(Strict):
 
     @property
     def topology(self) -> Topology:
-        """Where its ranks are."""
+        """Placement of the ranks."""
         place = self.launcher
         return Topology(
             ranks=self.workload.ranks,
@@ -280,8 +278,8 @@ class Cell(Strict):
     exact_for: str | None = None
 
     def among(self, only: Collection[str]) -> bool:
-        """Whether it is asked for: all cells are by an empty ``only``, and one named brings the one
-        beside it.
+        """Whether ``only`` selects this cell. An empty ``only`` selects all; naming a cell also
+        selects its repeat with elastic sums.
         """
         return not only or self.id in only or self.exact_for in only
 
@@ -294,8 +292,8 @@ class SkippedCell(Strict):
 
 
 class ResolvedRun(Strict):
-    """What ``scenario.resolved.yaml`` of a run directory holds: all that ``chaos analyze`` needs
-    beside the events.
+    """Content of ``scenario.resolved.yaml`` in a run directory: all that ``chaos analyze`` needs
+    besides the events.
 
     ``sla_lines``: metric -> line of each of its clauses in the source file, in order.
     """

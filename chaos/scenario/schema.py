@@ -1,7 +1,7 @@
-"""The JSON Schema (draft 2020-12) of a scenario file, for editors: completion, hover texts,
-underlines.
+"""The JSON Schema (draft 2020-12) of a scenario file, for completion, hover texts and error marks
+in editors.
 
-It is looser than ``chaos validate``, which alone knows what fits together; what it rejects is
+The schema is looser than ``chaos validate``, which also checks combinations; whatever it rejects is
 wrong.
 """
 
@@ -29,7 +29,7 @@ _SECONDS: Json = {
     "type": "string",
     "pattern": r"^\s*[0-9.]+(e[-+]?[0-9]+)?\s*(us|ms|s|m|min|h)\s*$",
 }
-# Keys whose value is written out in every file, never referred to.
+# Keys whose values must be literal, never references.
 _LITERAL = frozenset({"version", "name", "matrix"})
 
 
@@ -100,7 +100,7 @@ def _recovery(strategies: Mapping[str, type[BaseModel]], defs: Json) -> Json:
                 "then": {"properties": beside, "additionalProperties": False},
             }
         )
-    # without a strategy: on top of the one of a scenario that is extended
+    # without a strategy: keeps the strategy of the extended scenario
     whole = {"type": "object", "properties": {"strategy": names}, "allOf": branches}
     return {"anyOf": [names, whole]}
 
@@ -162,9 +162,7 @@ def _steady() -> Json:
 
 
 def _extending(schema: Json) -> None:
-    """A scenario that extends another may leave out anything, and take an inherited value away with
-    null.
-    """
+    """A scenario that extends another may omit any key, and remove an inherited value with null."""
     extends = {"required": ["extends"]}
     schema["if"], schema["else"] = extends, {"required": schema.pop("required", [])}
     for name, definition in schema["properties"].items():
@@ -216,7 +214,7 @@ def _or_reference(schema: Any) -> Any:
 
 
 def _texts(schema: Mapping[str, Any]) -> Json:
-    """What an editor shows must stay at the top, not inside an alternative."""
+    """Texts shown by an editor, which must stay at the top level, not inside an alternative."""
     return {key: schema[key] for key in ("description", "default", "title") if key in schema}
 
 

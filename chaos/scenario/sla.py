@@ -1,4 +1,4 @@
-"""Bounds in words: SLA clauses ("median < 2s"), durations ("500ms") and stop conditions.
+"""Parses SLA clauses ("median < 2s"), durations ("500ms") and stop conditions.
 
 Pure, standard library only.
 """
@@ -85,7 +85,7 @@ class StopRule:
         return self.limit
 
 
-MOST_LETTERS = 100  # of a word that may be a slip of the pen
+MOST_LETTERS = 100  # longest word for which a correction is suggested
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -121,8 +121,7 @@ def parse_clause(text: str, metric_unit: str) -> Clause:
 
 
 def samples_needed(aggregate: str) -> int:
-    """Values an aggregate needs to say anything with 95 % confidence (p90: 29, p95: 59, p99: 299,
-    else 1).
+    """Number of values an aggregate needs for 95 % confidence (p90: 29, p95: 59, p99: 299, else 1).
 
     A distribution-free one-sided bound: the largest of n independent values is above the q-quantile
     with probability 1 - q**n (Wilks 1941, order statistics), so n is the smallest with 1 - q**n >=
@@ -155,12 +154,12 @@ def parse_duration(value: str | float) -> float:
     Raises ClauseError (a ValueError) for anything else, negative and non-finite ones included.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ClauseError(f"{value!r} is no duration: write 2.5 (seconds) or '500ms'")
+        raise ClauseError(f"{value!r} is not a duration: write 2.5 (seconds) or '500ms'")
     if isinstance(value, str):
         match = _DURATION.fullmatch(value)
         if match is None or not match["unit"]:
             raise ClauseError(
-                f"{value!r} is no duration: write a number and a unit, such as 2s, 500ms or 1m",
+                f"{value!r} is not a duration: write a number and a unit, such as 2s, 500ms or 1m",
                 value,
             )
         seconds = _in_unit(float(match["value"]), match["unit"], "s")
@@ -203,7 +202,7 @@ def parse_stop(text: str) -> StopRule:
 
 def _whole(text: str) -> float:
     if not text.isdecimal() or len(text) > 9:
-        raise ClauseError(f"{text!r} is no whole number", text)
+        raise ClauseError(f"{text!r} is not a whole number", text)
     return float(text)
 
 
@@ -217,7 +216,7 @@ def _unknown(what: str, word: str, choices: Sequence[str]) -> str:
 def _in_unit(value: float, unit: str, metric_unit: str) -> float:
     if metric_unit in ("s", "ms"):
         if unit not in SECONDS:
-            given = f"unit {unit!r} is no time" if unit else f"{value:g} has no unit"
+            given = f"{unit!r} is not a unit of time" if unit else f"{value:g} has no unit"
             raise ClauseError(f"{given}: use one of {', '.join(SECONDS)}, such as {value:g}s", unit)
         # times 1000 rather than over 1e-3: 500ms must be exactly 500 in a metric of milliseconds
         return (

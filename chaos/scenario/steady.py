@@ -1,4 +1,4 @@
-"""Steady state: what must be so before the first fault, in words that can be judged from the event
+"""Parses steady-state checks: conditions required before the first fault, judged from the event
 log.
 """
 
@@ -23,9 +23,9 @@ _CHECK = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyRule:
-    """``name op limit``. ``over``: the last so many steps before the first fault (``step_time_cv``,
-    the standard deviation of step times over their mean); ``within_s``: seconds after training
-    began.
+    """``name op limit``. ``over``: number of steps before the first fault to use (``step_time_cv``,
+    the standard deviation of step times divided by their mean); ``within_s``: seconds after
+    training began.
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""Which rank is on which node, which node in which rack, and whose ranks make a replica: a function
-of numbers.
-"""
+"""Computes the placement of ranks on nodes, of nodes in racks, and of ranks in replicas."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class Topology:
 
     @property
     def spare_nodes(self) -> tuple[int, ...]:
-        """Nodes that the ranks do not reach: they stand by, with spares or without."""
+        """Nodes without ranks: standby nodes, with or without spares."""
         return tuple(range(self.node_of(self.ranks - 1) + 1, self.nodes))
 
     def node_of_spare(self, index: int) -> int:

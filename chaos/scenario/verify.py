@@ -1,5 +1,5 @@
-"""What landed evidence must say, in the words of a scenario: ``{measured_mbit_per_s: "< 30",
-signal: SIGKILL}``.
+"""Conditions of a scenario on landed evidence: ``{measured_mbit_per_s: "< 30", signal:
+SIGKILL}``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def complaint(wanted: Any) -> str:
     if not match["limit"]:
         return f"nothing follows {match['op']!r}: write '{match['op']} 30'"
     if match["op"] in _COMPARE and _number(match["limit"]) is None:
-        return f"{match['limit']!r} is no number to compare with"
+        return f"{match['limit']!r} is not a number to compare with"
     return ""
 
 
 def unmet(verify: Mapping[str, Any], evidence: Mapping[str, Any]) -> str | None:
-    """Why the evidence does not meet the conditions; None when it does. Dots reach into mappings:
+    """Why the evidence does not meet the conditions; None: it does. Dots address nested mappings:
     ``exit.signal``.
     """
     for name, wanted in verify.items():

@@ -1,5 +1,6 @@
-"""What a scenario says about the training it watches: a built-in workload, or any command. See
-``chaos.scenario.model``."""
+"""Scenario model of the training job: a built-in workload, or any command. See
+``chaos.scenario.model``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from chaos.scenario.fault import Strict
 from chaos.scenario.sla import parse_duration
 
 COMMAND = "command"
-"""The kind of a workload that is a command."""
+"""Kind of a workload that runs a command."""
 ONLY_BUILT_IN = (
     "size",
     "params",
@@ -43,7 +44,7 @@ def size_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{text!r} is no size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)"
+            f"{text!r} is not a size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)"
         )
     number, prefix, binary = found.groups()
     power = _PREFIXES.index(prefix) + 1 if prefix else 0
@@ -57,7 +58,8 @@ class MemorySpec(Strict):
 
     every: int = Field(default=5, ge=1, description="steps between checkpoints in memory")
     limit: str = Field(
-        default="4GB", description="memory for them on each node, copies for others included"
+        default="4GB",
+        description="memory for these checkpoints per node, including copies for other nodes",
     )
     replicate: bool = Field(
         default=True, description="keep a copy on another node, where there is one"
@@ -68,7 +70,7 @@ class MemorySpec(Strict):
     def _is_a_size(cls, value: str) -> str:
         if size_bytes(value) < 1:
             raise ValueError(
-                "the limit holds nothing: use 100MB or more, at least three times the state of a"
+                "the limit is zero: use 100MB or more, at least three times the state of a"
                 " node's ranks"
             )
         return value
@@ -80,20 +82,20 @@ class MemorySpec(Strict):
 
 
 class CheckpointSpec(Strict):
-    """Checkpoint every so many committed steps, keeping the newest few. A command only says where
-    it puts its own.
+    """Save a checkpoint every ``every`` committed steps, and keep the newest ones. A command only
+    gives the directory of its own checkpoints.
     """
 
     every: int | str = Field(
         default=25,
-        description="steps between checkpoints, or a time such as 30s, or auto: as often as pays",
+        description="steps between checkpoints, or a time such as 30s, or auto: cheapest interval",
     )
     keep: int = Field(
         default=3, ge=1, description="checkpoints kept; the last good one is never deleted"
     )
     mode: Literal["sync", "async"] = Field(
         default="sync",
-        description="async: training only waits for a copy in memory, written in the background",
+        description="async: training waits only for a copy in memory, written in the background",
     )
     sharded: bool = Field(
         default=False,
@@ -102,12 +104,12 @@ class CheckpointSpec(Strict):
     delta: int | None = Field(
         default=None,
         ge=2,
-        description="write only what changed, and everything at each so-manieth checkpoint",
+        description="write only what changed, and everything at every n-th checkpoint",
     )
     mtbf: float | None = Field(
         default=None,
         gt=0,
-        description="with every: auto: mean time between failures, seconds or 3h; else as observed",
+        description="with every: auto: mean time between failures, seconds or 3h; else observed",
     )
     directory: str | None = Field(
         default=None, description="of a command: where it keeps its checkpoints"
@@ -125,7 +127,7 @@ class CheckpointSpec(Strict):
         if isinstance(value, int):
             if value < 1:
                 raise ValueError(
-                    f"{value} is no number of steps: use 1 or more, or a time such as 30s, or auto"
+                    f"{value} is not a step count: use 1 or more, or a time such as 30s, or auto"
                 )
         elif value != "auto" and parse_duration(value) <= 0:
             raise ValueError(
@@ -149,7 +151,7 @@ class CheckpointSpec(Strict):
 
     @property
     def steps(self) -> int | None:
-        """Steps between checkpoints, None where they are not counted in steps."""
+        """Steps between checkpoints; None if the interval is not in steps."""
         return self.every if isinstance(self.every, int) else None
 
     @property
@@ -164,12 +166,13 @@ class EvaluateSpec(Strict):
     every: int = Field(ge=1, description="steps between evaluations")
     takes: float = Field(gt=0, le=3600, description="how long each takes: seconds, or 30s")
     declared: bool = Field(
-        default=True, description="rank 0 says so (job.busy); false: it is only known not to train"
+        default=True,
+        description="rank 0 reports it (job.busy); false: it only stops training meanwhile",
     )
 
     @property
     def due(self) -> dict[str, float]:
-        """When, and for how long."""
+        """Interval in steps, and duration in seconds."""
         return {"every": self.every, "takes": self.takes}
 
 
@@ -195,9 +198,8 @@ class Hybrid(Strict):
 
 
 class WorkloadSpec(Strict):
-    """What is trained: ``kind`` names a built-in workload and ``params`` its own parameters
-    (``size`` for short); or ``command`` is any training program, run as it is, that recovers by
-    itself.
+    """The training job: ``kind`` names a built-in workload and ``params`` its parameters (``size``
+    is a shorthand); or ``command`` is any training program, run unchanged, that recovers by itself.
     """
 
     kind: str = Field(default="", description="a built-in workload; left out with command")
@@ -208,7 +210,7 @@ class WorkloadSpec(Strict):
     global_batch: int = Field(
         default=16,
         ge=1,
-        description="samples per step over all ranks; of a command 1, so that steps are counted",
+        description="samples per step over all ranks; for a command 1, so that steps are counted",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallelism: Literal["ddp", "fsdp"] | Hybrid = Field(
@@ -254,7 +256,9 @@ class WorkloadSpec(Strict):
         description="longest time without progress, start-up included: seconds, or 60s",
     )
     start_deadline: float | None = Field(
-        default=None, gt=0, description="longest time to the first progress; else progress_deadline"
+        default=None,
+        gt=0,
+        description="longest time to the first progress; default: progress_deadline",
     )
     restarts: int = Field(
         default=0,
@@ -278,8 +282,8 @@ class WorkloadSpec(Strict):
     )
 
     def patience(self, *, begun: bool) -> tuple[float, str]:
-        """Seconds that a command may go without progress, and the name of the bound; ``begun``:
-        there was some.
+        """Seconds that a command may go without progress, and the name of this limit; ``begun``:
+        there was some progress already.
         """
         if begun or self.start_deadline is None:
             return self.progress_deadline, "progress_deadline"

@@ -1,3 +1,1 @@
-"""When faults fire and whom they hit: decided before the first one, from scenario and seed
-alone.
-"""
+"""When faults fire and what they hit, decided before the first one from scenario and seed alone."""

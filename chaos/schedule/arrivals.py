@@ -1,5 +1,5 @@
-"""Random and recorded arrivals: seeded gaps between failures, and traces of real ones. Pure but for
-reading a trace.
+"""Arrival times of failures: seeded random gaps, or recorded traces. Pure except for reading a
+trace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_STEP = 10**9
 
 
 def draw(*words: str | int) -> int:
-    """63 bits, the same for the same words on every machine."""
+    """63 pseudo-random bits, the same for the same words on every machine."""
     text = "\0".join(f"{type(word).__name__}:{word}" for word in words)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
@@ -37,7 +37,7 @@ def share(*words: str | int) -> float:
 
 
 def arrival_times(at: TriggerSpec, seed: int, fault: str) -> tuple[float, ...]:
-    """Times in seconds after the first step starts, in order; () for a trigger that is not by time.
+    """Times in seconds after the first step starts, in order; () if the trigger is not by time.
 
     Gaps are drawn by inversion: exponential for ``mtbf`` (a Poisson process), Weibull with scale
     ``mean / gamma(1 + 1 / shape)`` for ``weibull``.
@@ -64,7 +64,7 @@ def arrival_times(at: TriggerSpec, seed: int, fault: str) -> tuple[float, ...]:
 
 @dataclass(kw_only=True)
 class TraceRead:
-    """What was found in a trace file, and what is wrong with it, at its places in that file."""
+    """Content of a trace file, and its problems with their places in the file."""
 
     times: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -105,11 +105,11 @@ def read_trace(path: Path) -> TraceRead:
 
 
 Row = tuple[str, Any, Span]
-"""``time`` or ``step``, the value, its place; or "" with a complaint."""
+"""``time`` or ``step``, the value and its place; or "", a complaint and its place."""
 
 
 def _take(out: TraceRead, key: str, value: Any) -> str:
-    """Add one value; what is wrong with it, or ""."""
+    """Add one value; returns what is wrong with it, or ""."""
     if key == "step":
         text = str(value).strip()
         if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text[:12]) <= MAX_STEP:
@@ -194,10 +194,9 @@ def _line(source: str, lines: list[str], number: int) -> Span:
 def fill_traces(
     tree: Mapping[str, Any], directory_of: Callable[[Loc], Path]
 ) -> tuple[list[Problem], list[Placed]]:
-    """Put the contents of every trace file named in the faults of ``tree`` in place of its name.
-
-    ``directory_of``: where the file that a value was written in lies. What is wrong: in the
-    scenario, in traces.
+    """Replace the name of every trace file in the faults of ``tree`` by its content.
+    ``directory_of``: directory of the file in which a value was written. Returns the problems in
+    the scenario, and those in trace files.
     """
     problems: list[Problem] = []
     placed: list[Placed] = []
@@ -214,7 +213,7 @@ def fill_traces(
             problems.append(Problem(loc=loc, message=_about_file(name, error)))
             read = TraceRead()
         placed += read.problems
-        # after an error one step stands in for the trace, so that nothing else complains of it
+        # after an error one step stands in for the trace, to avoid follow-up errors
         steps = read.steps or ([] if read.times and not read.problems else [1])
         at["trace"] = {"file": name, "times": [] if read.problems else read.times, "steps": steps}
     return problems, placed

@@ -1,6 +1,4 @@
-"""How much may be broken at once: whether one more occurrence keeps to a scenario's blast radius.
-Pure.
-"""
+"""Checks whether one more occurrence stays within a scenario's blast radius. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ _NEEDED: Mapping[Need, Privilege] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is broken now. ``active``: faults injected and neither healed nor recovered from;
-    ``healthy``: replicas that train or could at once; ``nodes``: lost or stopped as a whole.
+    """Current damage. ``active``: number of faults injected and neither healed nor recovered from;
+    ``healthy``: number of replicas that train or could train at once; ``nodes``: nodes lost or
+    stopped as a whole.
     """
 
     active: int
@@ -35,8 +34,8 @@ class Damage:
 
 
 def privilege(needs: Collection[Need], costs: Mapping[Need, Privilege] = NO_COSTS) -> Privilege:
-    """What a fault kind with these needs must be allowed on this machine. ``costs``: a launcher's
-    own, where it meets a need by other means than most.
+    """The privilege that a fault kind with these needs requires on this machine. ``costs``: a
+    launcher's own privileges for needs it meets by unusual means.
     """
     due = (costs.get(need, _NEEDED.get(need, "none")) for need in needs)
     return max(due, key=PRIVILEGES.index, default="none")
@@ -52,7 +51,7 @@ def may_need(
 
 
 def ranks_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> frozenset[int]:
-    """The ranks that an occurrence touches; for a fault of a link, those at its source."""
+    """The ranks an occurrence hits; for a link fault, the source ranks."""
     if where is Where.HEALTH:
         return frozenset()
     on_nodes = (rank for node in fault.nodes for rank in topology.ranks_on(node))
@@ -60,7 +59,7 @@ def ranks_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> f
 
 
 def nodes_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> frozenset[int]:
-    """The nodes on which an occurrence touches anything."""
+    """The nodes on which an occurrence hits anything."""
     ranks = (topology.node_of(rank) for rank in ranks_hit(fault, where, topology))
     spares = (topology.node_of_spare(index) for index in fault.spares)
     return frozenset((*fault.nodes, *ranks, *spares)) if where is not Where.HEALTH else frozenset()
@@ -78,9 +77,9 @@ def refusal(
 ) -> str | None:
     """Why one more occurrence may not fire; None when it may.
 
-    ``ranks``: whom it hits; ``disables``: whether they stop being healthy by it (a slow link does
-    not); ``shards``: ranks of a replica, of which one breaks it; ``nodes``: on which it hits
-    anything; ``whole``: that it takes entirely.
+    ``ranks``: ranks hit; ``disables``: whether they become unhealthy (a slow link does not disable
+    them); ``shards``: ranks per replica, where losing one breaks the replica; ``nodes``: nodes on
+    which it hits anything; ``whole``: nodes it takes entirely.
     """
     protected = sorted(set(ranks) & set(limits.protected_ranks))
     if protected:
@@ -112,10 +111,9 @@ def refusal(
 
 
 def together(planned: Sequence[PlannedFault]) -> Iterator[tuple[int, tuple[PlannedFault, ...]]]:
-    """Steps at which more than one fault is due or still lasts, each with those faults, the newest
-    last.
+    """Steps at which several faults are due or still active, each with these faults, newest last.
 
-    Only what is certain beforehand: triggers in steps, and durations in steps.
+    Considers only what is known beforehand: triggers and durations in steps.
     """
     spans = [
         (step, step + max(0, (fault.duration_steps or 1) - 1), fault)

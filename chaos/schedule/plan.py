@@ -1,7 +1,7 @@
-"""When and where faults fire: a pure function of the scenario and the seed.
+"""Plans when and where faults fire, as a pure function of the scenario and the seed.
 
 Every choice is drawn from (seed, fault id) through SHA-256, so adding, removing or reordering other
-faults changes nothing for this one, and a plan is the same on every machine and Python.
+faults does not change it, and a plan is the same on every machine and Python version.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ Point = tuple[int, str]
 STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")
 DEFAULT_PHASE = "data"
 NO_POINT: Point = (0, "")
-"""The point under which firings by an event, or by the first of a fault's times, are counted."""
+"""The point under which firings by an event are counted. It equals the point of a fault's first
+time, (0, "").
+"""
 NEXT_STEP = 0
-"""In a point that a rank holds at: the next step, whatever its number."""
+"""Step number of a point that means "the next step", whatever its number."""
 EVERY_ATTEMPT_LIMIT = 1000
-"""``every_attempt`` means this many: a job that never gets past its fault must end by itself."""
+"""Firings of ``every_attempt``: bounded, so that a job that never gets past its fault ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One fault with everything decided.
+    """One fault with every choice made.
 
     ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``nodes``; ``links``: directed
     (source rank, destination rank); ``checkpoint``: ``latest``, step, None. ``points``: (step,
     phase) pairs for triggers in steps, ``times_s`` for those in time, ``event`` with ``nth`` for
-    those by event. ``max_fires``: firings per point, time or event (once = 1). ``probability`` has
-    been decided already for points, times and a single event; ``declined`` names those that it
-    ruled out. ``each``: what every one of ``times_s`` hits, drawn for each anew, the first as
-    above; empty where all hit the same. ``verify``: what the landed evidence must say. ``seed``:
-    the fault's own, below 2**32.
+    those by event. ``max_fires``: firings per point, time or event (once = 1). ``probability`` is
+    already decided for points, times and a single event; ``declined`` names those it ruled out.
+    ``each``: targets of each of ``times_s``, drawn separately, the first equal to the fields above;
+    empty if all hit the same targets. ``verify``: conditions on the landed evidence. ``seed``: the
+    fault's own, below 2**32.
     """
 
     id: str
@@ -74,7 +76,7 @@ class PlannedFault:
     seed: int
 
     def aimed(self, point: Point) -> PlannedFault:
-        """With the targets of one of its times; ``point``: (number of the time, "")."""
+        """A copy with the targets of one of its times; ``point``: (number of the time, "")."""
         if not self.each:
             return self
         mine = self.each[point[0]]
@@ -86,9 +88,9 @@ class PlannedFault:
 def plan_scenario(
     scenario: Scenario, kinds: Mapping[str, type[Fault]], *, seed: int, spares: int
 ) -> tuple[PlannedFault, ...]:
-    """Decide all faults of one arm. ``kinds``: name -> fault class; ``spares``: spares there are.
+    """Plan all faults of one arm. ``kinds``: name -> fault class; ``spares``: number of spares.
 
-    Raises ScenarioError when a fault would have no target.
+    Raises ScenarioError if a fault would have no target.
     """
     return plan(
         scenario.faults,
@@ -116,7 +118,7 @@ def plan(
     """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``,
     ``sheltered``: ranks and nodes never chosen.
 
-    Raises ScenarioError when a fault would have no target.
+    Raises ScenarioError if a fault would have no target.
     """
     scope = Scope(
         topology=topology or Topology(ranks=ranks),
@@ -136,7 +138,7 @@ def most_occurrences(at: TriggerSpec) -> int:
 
 
 def repeat_seed(seed: int, repeat: int) -> int:
-    """Seed of one repeat, below 2**32, the same in every cell, so that strategies meet the same
+    """Seed of one repeat, below 2**32; the same in every cell, so that all strategies face the same
     faults.
 
     Repeat 0: ``seed``.
@@ -145,7 +147,7 @@ def repeat_seed(seed: int, repeat: int) -> int:
 
 
 def happens(probability: float, *words: str | int) -> bool:
-    """Whether what has this probability happens; the same for the same words."""
+    """Whether an event of this probability happens; the same for the same words."""
     return probability >= 1 or share(*words, "chance") < probability
 
 
@@ -200,7 +202,9 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
 
 
 def _arrival_seed(seed: int, number: int) -> int:
-    """Who wears out next is drawn anew: one machine does not bear all the failures of a fleet."""
+    """Seed of one arrival: targets are drawn again for each, as one machine does not suffer all
+    failures of a fleet.
+    """
     return seed if number == 0 else draw(seed, "arrival", number)
 
 

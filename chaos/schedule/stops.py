@@ -1,6 +1,4 @@
-"""Stop conditions and what they are judged by: pure, and the same for a built-in job and a
-command.
-"""
+"""Evaluates stop conditions, in the same way for a built-in job and a command. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from chaos.scenario.sla import OPERATORS, StopRule
 
 @dataclass(kw_only=True)
 class Tally:
-    """What the orchestrator's own events have said so far."""
+    """Failures counted from the orchestrator's events."""
 
     failures: int = 0
     nonfinite: bool = False

@@ -1,8 +1,7 @@
-"""Whom a fault hits: candidates by role, node and rack, and a choice among them that the seed
-decides.
+"""Chooses a fault's targets: candidates by role, node and rack, and a seeded choice among them.
 
-Candidates are ranked by a digest of (seed, fault id, candidate), so the first n of n + 1 chosen are
-the n chosen, and no other fault changes the choice.
+Candidates are ordered by a digest of (seed, fault id, candidate), so choosing n + 1 only adds one
+to the n chosen, and no other fault changes the choice.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from chaos.schedule.arrivals import draw
 from chaos.source.diagnostics import Loc
 
 PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)
-"""Places of which a job has one: their faults choose no rank, spare or node."""
+"""Places that exist once per job: their faults choose no rank, spare or node."""
 _OF_TRAINING = (Where.RANK, Where.LINK)
-"""Where only ranks that train can be hit, with ``role: any`` too."""
+"""Places where only training ranks can be hit, even with ``role: any``."""
 
 Who = tuple[str, int]
 """``worker``, ``spare``, ``node`` or ``rack``, and its number."""
 
 
 class TargetError(ValueError):
-    """No target can be hit. ``part``: the key of the target that is to blame, below ``target``."""
+    """No target can be hit. ``part``: the key below ``target`` that causes this."""
 
     def __init__(self, message: str, part: Loc = ()) -> None:
         super().__init__(message)
@@ -37,8 +36,8 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Who is there. ``protected``, ``sheltered``: ranks and nodes that the blast radius keeps from
-    harm.
+    """All possible targets. ``protected``, ``sheltered``: ranks and nodes protected by the blast
+    radius.
     """
 
     topology: Topology
@@ -49,11 +48,12 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What of a fault kind matters to its plan.
+    """Properties of a fault kind that affect its plan.
 
-    ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that takes racks;
-    ``separates``: a link fault that cuts the chosen ranks off from the others, not from each other;
-    ``relentless``: it fires again at every attempt; ``role``: hits these, whatever the target says.
+    ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that hits whole
+    racks; ``separates``: a link fault that cuts the chosen ranks off from the others, not from each
+    other; ``relentless``: fires again at every attempt; ``role``: the only role it hits, whatever
+    the target says.
     """
 
     where: Where | None = None
@@ -89,7 +89,7 @@ def traits_of(kind: type[Fault]) -> Traits:
 
 
 def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Targets:
-    """Choose the targets. Raises TargetError when there are none, or not enough."""
+    """Choose the targets. Raises TargetError if there are none, or not enough."""
     target, where = fault.target, traits.where
     if traits.role is not None:
         target = target.model_copy(update={"role": traits.role})
@@ -143,7 +143,7 @@ def _people(target: TargetSpec, scope: Scope) -> list[Who]:
 
 
 def _named(target: TargetSpec, topology: Topology) -> tuple[int, ...] | None:
-    """The ranks that it names, if it does."""
+    """The ranks named by the target, if it names any."""
     if target.rank is not None:
         return (target.rank,)
     return None if target.replica is None else topology.ranks_of(target.replica)
@@ -158,7 +158,7 @@ def _on(target: TargetSpec, node: int, topology: Topology) -> bool:
 
 
 def _harmed(target: TargetSpec, scope: Scope) -> set[Who]:
-    """Who may not be chosen."""
+    """Candidates that must not be chosen."""
     topology = scope.topology
     out: set[Who] = {("worker", rank) for rank in (*target.exclude.ranks, *scope.protected)}
     for node in (*target.exclude.nodes, *scope.sheltered):
@@ -189,7 +189,7 @@ def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[i
 def _select(
     fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, word: str
 ) -> list[Who]:
-    """The chosen of a group, in the group's order of numbers. ``out``: who is never chosen."""
+    """The chosen members of a group, ordered by number. ``out``: members never chosen."""
     if not group:
         raise TargetError(f"there is no {word} to select from", ("role",))
     free = [who for who in group if who not in out]
@@ -240,7 +240,7 @@ def _link(target: TargetSpec, scope: Scope) -> Targets:
         if rank is not None and rank >= ranks:
             raise TargetError(f"there is no rank {rank} among {ranks}", ("link", name))
     if link.src == link.dst:
-        raise TargetError(f"a link from rank {link.src} to itself is none", ("link", "dst"))
+        raise TargetError(f"a rank has no link to itself (rank {link.src})", ("link", "dst"))
     others = [link.dst] if link.dst is not None else [r for r in range(ranks) if r != link.src]
     if not others:
         raise TargetError("a link needs a rank on its other side", ("link",))

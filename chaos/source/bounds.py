@@ -1,7 +1,8 @@
-"""How large a scenario may be, looked at before anything that takes longer the larger it is:
-whatever a file holds is judged within two seconds and half a gigabyte.
+"""Size limits for scenarios, checked before anything whose cost grows with size, so that any file
+is judged within two seconds and half a gigabyte.
 
-Far above what people write: the limits are for files that are something else, or meant to do harm.
+The limits are far above what people write; they stop files that are not scenarios, or are
+malicious.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STACKED = re.compile(rf"(?:[-?:][ \t]+){{{MAX_NESTED}}}")
 
 
 def text_problem(text: str) -> str:
-    """Why YAML text is not worth parsing; empty: it is. An upper bound of its values is counted, in
+    """Why YAML text should not be parsed; empty: it may be. Counts an upper bound of its values in
     linear time.
     """
     parts = sum(text.count(separator) for separator in _SEPARATORS)
@@ -40,7 +41,7 @@ def text_problem(text: str) -> str:
 
 
 def tree_problems(tree: Any) -> list[Problem]:
-    """What of a resolved scenario is too much to be checked."""
+    """Parts of a resolved scenario that are too large to check."""
     if not isinstance(tree, dict):
         return []
     if count(tree, MAX_VALUES) > MAX_VALUES:
@@ -51,7 +52,7 @@ def tree_problems(tree: Any) -> list[Problem]:
 
 
 def work_problems(cells: int, tree: Any) -> list[Problem]:
-    """What of so many cells of a scenario is too much."""
+    """A problem if this many cells are too much to check."""
     values = cells * count(tree, MAX_WORK)
     if cells < 2 or values <= MAX_WORK:
         return []

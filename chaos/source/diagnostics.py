@@ -1,6 +1,4 @@
-"""Where a scenario is wrong, and how that is said: ``file:line:column: message``, source line,
-caret.
-"""
+"""Locates and formats problems of a scenario: ``file:line:column: message``, source line, caret."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from chaos.scenario.sla import nearest
 
 Loc = tuple[str | int, ...]
 
-# Words people bring from elsewhere that no edit distance would find.
+# Words familiar from other tools that no edit distance would match.
 _FAMILIAR = {
     "on": "at",
     "when": "at",
@@ -30,7 +28,7 @@ _MAX_LINE, _MAX_BEFORE = 160, 60  # characters of a source line, and of those be
 _MAX_MESSAGE = 400
 _MAX_SOURCE = 500
 _LONG_WORD = re.compile(r"\S{121,}")
-_MAX_WORD = 80  # of a message: the source line below it shows the word once more
+_MAX_WORD = 80  # in a message; the source line below repeats the word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
 
 
 def render(placed: Placed, *, label: str = "") -> str:
-    """One problem as people read it, over three lines (one when its line is empty)."""
+    """One problem as text of three lines (one if its source line is empty)."""
     span = _shortened(placed.span)
     message = _LONG_WORD.sub(lambda word: clipped(word[0], _MAX_WORD), placed.message)
     message = _on_one_line(clipped(message, _MAX_MESSAGE))
@@ -117,7 +115,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _shortened(span: Span) -> Span:
-    """With so much of its line as can be read."""
+    """The span with its line shortened to a readable length."""
     text, column = span.text, span.column
     if len(text) > _MAX_LINE:
         start = max(0, column - 1 - _MAX_BEFORE)

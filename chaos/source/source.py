@@ -1,4 +1,4 @@
-"""A YAML file as plain values that remember where each key and value stands.
+"""Reads YAML into plain values, with the position of each key and value.
 
 YAML 1.2 by ruamel's composer; the values are built here, because only then a duplicate key, a tag
 or an oversized number is one more problem with a place instead of an exception that hides all
@@ -36,7 +36,7 @@ _PLAIN_TAGS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """Plain values (``tree``), the place of every key and value, and what is wrong already."""
+    """Plain values (``tree``), the place of every key and value, and the problems found so far."""
 
     tree: Any
     keys: Mapping[Loc, Span]
@@ -61,9 +61,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a scenario file. Raises ScenarioError when there is no YAML mapping in it to
-    speak of.
-    """
+    """Read a scenario file. Raises ScenarioError if it is not a YAML mapping."""
     document = parse(read_text(path), str(path))
     if not isinstance(document.tree, dict):
         kinds = {type(None): "is empty", list: "holds a list"}
@@ -85,7 +83,7 @@ def parse(text: str, source: str) -> Document:
         raise scenario_error([Placed(span=span, message=why)])
     lines = text.splitlines() or [""]
     try:
-        # of anchors, say, which are refused below: it would be printed raw
+        # such as one about anchors, which are refused below; it would be printed raw
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", YAMLWarning)
             root = YAML(typ="safe", pure=True).compose(text)
@@ -159,12 +157,12 @@ def _code(character: str | bytes | int) -> int:
 
 
 def _halved(text: str) -> bool:
-    """Whether there are surrogates in it, which no encoding takes."""
+    """Whether the text contains surrogates, which cannot be encoded."""
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 class _Builder:
-    """Turns a node graph into plain values, and notes where everything stands."""
+    """Turns a node graph into plain values, and records their positions."""
 
     def __init__(self, lines: list[str], source: str) -> None:
         self.keys: dict[Loc, Span] = {}
@@ -229,7 +227,7 @@ class _Builder:
                 return self._int(node, text, loc) if kind == "int" else self._float(node, text, loc)
             # forms of YAML 1.1, such as 1:30, which a %YAML directive brings back
             except ValueError:
-                return self._problem(node, f"{text} is no number", loc)
+                return self._problem(node, f"{text} is not a number", loc)
         if _halved(text):
             return self._problem(node, "text holds half of a surrogate pair", loc)
         return text

@@ -1,4 +1,4 @@
-"""Plays the arms of a comparison, one after the other, and notes each; what was played is never
+"""Plays the arms of a comparison one after the other, and records each; finished arms are not
 played again.
 """
 
@@ -35,8 +35,8 @@ ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}
 
 @dataclass(frozen=True, kw_only=True)
 class ArmProgress:
-    """How far a comparison is, after one arm. ``left_s``: expected seconds for those that
-    are left.
+    """Progress of a comparison after one arm. ``left_s``: expected seconds for the
+    remaining arms.
     """
 
     number: int
@@ -48,9 +48,7 @@ class ArmProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """What plays the arms of a plan. ``pythons``: label -> interpreter of its stack's
-    environment.
-    """
+    """Plays the arms of a plan. ``pythons``: label -> interpreter of its stack's environment."""
 
     directory: Directory
     plan: Plan
@@ -60,7 +58,7 @@ class Player:
     catalogue: Catalogue
 
     def check(self) -> None:
-        """Write and load one scenario of every stack and family, before anything is started. Raises
+        """Write and load one scenario of every stack and family before starting anything. Raises
         ScenarioError.
         """
         seen = set()
@@ -99,9 +97,9 @@ class Player:
             ) from error
 
     def play(self, said: Callable[[ArmProgress], None]) -> int:
-        """Play what is missing. ``said``: told after each arm. Returns an exit code: 0 all done, 4
-        some arms broke and are missing still, 5 something could not be cleaned up, 130 or 143 a
-        signal ended it.
+        """Play all missing arms. ``said``: called after each arm. Returns an exit code: 0 all done,
+        4 some arms broke and are still missing, 5 something could not be cleaned up, 130 or 143
+        ended by a signal.
         """
         done = self.directory.played()
         took = {arm: played.seconds for arm, played in done.items()}
@@ -148,7 +146,7 @@ class Player:
 
 
 def left_of(directory: Directory, plan: Plan) -> tuple[Sequence[Arm], float, int]:
-    """(arms that are missing, seconds they are expected to take, how many of them by a guess)."""
+    """(missing arms, their expected seconds, number of arms whose time is a guess)."""
     done = directory.played()
     missing = [arm for arm in plan.arms if arm not in done]
     took = {arm: played.seconds for arm, played in done.items()}
@@ -156,5 +154,5 @@ def left_of(directory: Directory, plan: Plan) -> tuple[Sequence[Arm], float, int
 
 
 def now() -> str:
-    """The time, as plans and trials have it."""
+    """The current time in the format of plans and trials."""
     return datetime.now(UTC).isoformat(timespec="seconds")

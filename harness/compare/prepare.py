@@ -1,6 +1,4 @@
-"""From what a user asks for to a plan: which stacks are ready, what each chooses, which arms there
-are.
-"""
+"""Turns a request into a plan: which stacks are ready, their settings, and all arms."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ from harness.launch.devices import versions
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What the command line says. ``seed``: of the first repetition, the others follow it;
+    """Options of the command line. ``seed``: of the first repetition, counting up for the others;
     ``against``: label of the reference, empty for the first built-in one; ``deadline``: seconds;
     ``closed``, ``tune``, ``without``: as of ``Plan``.
     """
@@ -68,7 +66,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A plan, and what plays it. ``pythons``: label -> interpreter."""
+    """A plan, with all that is needed to play it. ``pythons``: label -> interpreter."""
 
     plan: Plan
     entrants: Mapping[str, Entrant]
@@ -109,7 +107,7 @@ def prepare(
 def _ready(
     asked: CompareOptions, wanted: Sequence[Entrant]
 ) -> tuple[list[Entrant], dict[str, Path], dict[str, str]]:
-    """(entrants that can be played, label -> interpreter, label -> why one is left out)."""
+    """(entrants that can be played, label -> interpreter, label -> why it is left out)."""
     pythons, missing = _pythons(wanted)
     if missing and not asked.skip_missing:
         names = sorted({one.name for one in wanted if one.label in missing})
@@ -207,7 +205,7 @@ def _reference(chosen: Sequence[Entrant], against: str) -> str:
 
 
 def _like(one: Entrant, chosen: Sequence[Entrant], reference: str) -> str:
-    """Label of what a stack is set against: the built-in that goes on in the same way, else the
+    """Label of the stack to compare with: the built-in that continues in the same way, else the
     reference.
     """
     of_kind = [
@@ -269,7 +267,7 @@ def _versions(one: Entrant) -> dict[str, str]:
 
 
 def as_planned(plan: Plan, *, skip_missing: bool) -> CompareOptions:
-    """What was asked for when a plan was made."""
+    """The options from which a plan was made."""
     again = f"{plan.reference} {AGAIN}"
     return CompareOptions(
         name=plan.name,
@@ -296,9 +294,9 @@ def as_planned(plan: Plan, *, skip_missing: bool) -> CompareOptions:
 
 
 def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
-    """The plan of a comparison that goes on. What the stored arms were played with and what is here
-    now must be the same, or the difference ``accepted``, and then it stands in the report, as does
-    that seeds were added. Raises ScenarioError.
+    """The plan of a resumed comparison. Code, machine and versions must match those of the stored
+    arms; ``accepted`` allows differences, which the report then states, as it states added seeds.
+    Raises ScenarioError.
     """
     refuse_other(old, new)
     changes = differences(old.provenance, new.provenance)
@@ -333,9 +331,7 @@ def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
 
 
 def set_aside(directory: Directory) -> Path:
-    """Give the directory of a comparison another name, with the time it was begun. Raises
-    InfrastructureError.
-    """
+    """Rename a comparison's directory, adding its start time. Raises InfrastructureError."""
     began = slug(directory.read_plan().started)
     for number in range(100):
         place = directory.root.with_name(

@@ -1,7 +1,7 @@
-"""Runs that were made one by one, compared: of several strategies, or of one in two versions of the
+"""Compares runs that were made separately: of several strategies, or of one in two versions of the
 code.
 
-Nothing made them alike, so whatever differs beside the stack is said.
+Nothing ensured equal conditions, so all differences besides the stack are reported.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MAKES_THE_JOB = (
     "device",
     "determinism",
 )
-"""Of a workload: what must be the same for its times to be compared."""
+"""Workload settings that must be equal for times to be comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPart:
-    """What one of the compared directories holds."""
+    """Content of one of the compared directories."""
 
     path: Path
     stacks: list[StackInfo]
@@ -63,7 +63,7 @@ def compare_stored(
     paths: Sequence[Path], *, name: str, argv: Sequence[str], price: float | None, currency: str
 ) -> Comparison:
     """Compare run directories, and comparisons. Raises NoRun for a path that is neither,
-    ScenarioError when there is nothing in them to compare.
+    ScenarioError if there is nothing to compare.
     """
     parts = _told_apart([_part(path) for path in paths])
     stacks = [stack for part in parts for stack in part.stacks]
@@ -169,7 +169,7 @@ def _at_rest(label: str, sources: Sequence[Source]) -> AtRest | None:
 def _source(
     path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: str, resolved: ResolvedRun
 ) -> Source | None:
-    """None: a control, an arm without faults, or one that was cut short."""
+    """A trial's source; None for a control, an arm without faults, or one that was cut short."""
     kinds = sorted({fault.kind for fault in cell.scenario.faults})
     budget = Budget()
     log = log_in(run.events(arm.id), budget)
@@ -202,7 +202,7 @@ def _source(
 
 
 def _program(cell: Cell) -> str:
-    """The strategy; of a command its program."""
+    """The strategy, or the program of a command."""
     scenario = cell.scenario
     return (
         scenario.workload.title
@@ -228,8 +228,8 @@ def _info(label: str, cell: Cell, results: Results) -> StackInfo:
 
 
 def _told_apart(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """Two runs of one stack get its label with the directory's name, as two versions of it are to
-    be compared.
+    """Give runs of the same stack distinct labels by adding the directory's name, to compare two
+    versions of it.
     """
     times = Counter(stack.label for part in parts for stack in part.stacks)
     made = []
@@ -259,7 +259,7 @@ def _short(parts: Sequence[StoredPart], index: int) -> str:
 
 
 def _cautions(parts: Sequence[StoredPart]) -> list[str]:
-    """What is not alike between the first directory and each other one."""
+    """Differences between the first directory and each other one."""
     first, found = parts[0], [line for part in parts for line in part.cautions]
     for other in parts[1:]:
         where = f"{other.path} and {first.path}"

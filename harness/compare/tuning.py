@@ -1,10 +1,9 @@
-"""``chaos compare --tune STACK``: which combination of a stack's documented options recovers
-fastest. Pure.
+"""``chaos compare --tune STACK``: finds the combination of a stack's documented options that
+recovers fastest. Pure.
 
-The candidates are all combinations of the stack's ``grid``; each is put under every family with
-seeds that no comparison uses. First comes who loses the fewest jobs, and of those that lose as many
-the best by the geometric mean, over the families, of the median recovery time: no family counts
-more because its times are longer.
+The candidates are all combinations of the stack's ``grid``; each runs under every family with seeds
+that no comparison uses. They are ranked by the number of lost jobs, then by the geometric mean over
+families of the median recovery time, so that no family counts more because its times are longer.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from harness.compare.result.outcome import FOR_EVER
 from harness.compare.result.summary import SAYS_NOTHING
 
 FIRST_SEED = 9001
-"""Seeds of a sweep begin here; those of a comparison begin at 1."""
+"""First seed of a sweep; those of a comparison begin at 1."""
 MOST = 64
-SHORTEST_S = 1e-3  # a time of zero would win whatever the other families say
+SHORTEST_S = 1e-3  # a time of zero would win whatever the other families' times are
 
 
 def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
@@ -58,8 +57,8 @@ def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
 
 
 def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: str) -> Sweep:
-    """What the trials of a finished sweep say. Raises ScenarioError when no candidate survived
-    every family.
+    """Result of a finished sweep's trials. Raises ScenarioError if no candidate survived every
+    family.
     """
     tried = [
         _tried(
@@ -108,8 +107,8 @@ def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> 
 
 
 def score(times: Sequence[Sequence[float]]) -> float:
-    """Geometric mean over families of the median recovery time in seconds, of the trials that
-    survived; infinite where none of a family did.
+    """Geometric mean over families of the median recovery time in seconds, over surviving trials;
+    infinite if a family has none.
     """
     known = [[time for time in mine if math.isfinite(time)] for mine in times]
     if not known or not all(known):

@@ -1,6 +1,4 @@
-"""What each stack holds ready, and whom it suspects, while nothing is done to its job: one table,
-for page and text.
-"""
+"""Idle spares and false alarms of each stack while no fault acts: one table, for page and text."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def rows(facts: ComparisonFacts) -> list[tuple[str, ...]]:
 
 
 def at_rest(facts: ComparisonFacts) -> Table:
-    """The same for a page."""
+    """The same rows for a page."""
     wide = ("stack", "per rank-hour")
     columns = [Column(name=name, kind="wide" if name in wide else "number") for name in HEAD]
     return table(

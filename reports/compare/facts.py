@@ -1,5 +1,5 @@
-"""What a comparison says, before anybody draws it: who kept the job's work, who was faster, what it
-cost.
+"""Facts of a comparison, independent of format: which stacks kept the job's work, which were
+faster, and the costs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from harness.judge.figures import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeTraits:
-    """What a class of outcomes means. ``kept``: the job went on with the work it had done;
-    ``tried``: the stack was put to the test at all; ``meaning``: one line for the key; its place in
-    ``OUTCOMES`` is how good it is.
+    """Meaning of a class of outcomes. ``kept``: the job kept its work; ``tried``: the stack was
+    really tested; ``meaning``: one line for the key. Classes in ``OUTCOMES`` are ordered from best
+    to worst.
     """
 
     kept: bool
@@ -38,40 +38,40 @@ class OutcomeTraits:
 OUTCOMES: Mapping[OutcomeClass, OutcomeTraits] = MappingProxyType(
     {
         "masked": OutcomeTraits(kept=True, tried=True, meaning="training never stopped"),
-        "recovered": OutcomeTraits(kept=True, tried=True, meaning="went on from where it was"),
+        "recovered": OutcomeTraits(kept=True, tried=True, meaning="continued where it was"),
         "rolled back": OutcomeTraits(
-            kept=True, tried=True, meaning="went on from a checkpoint, steps done again"
+            kept=True, tried=True, meaning="continued from a checkpoint, steps redone"
         ),
         "degraded": OutcomeTraits(
-            kept=True, tried=True, meaning="went on slower or with fewer ranks"
+            kept=True, tried=True, meaning="continued slower or with fewer ranks"
         ),
         "started over": OutcomeTraits(
-            kept=False, tried=True, meaning="went on from step 0, all work lost"
+            kept=False, tried=True, meaning="restarted from step 0, all work lost"
         ),
         "all ranks died": OutcomeTraits(kept=False, tried=True, meaning="the job ended"),
         "hung": OutcomeTraits(
-            kept=False, tried=True, meaning="the job stood still until it was ended"
+            kept=False, tried=True, meaning="the job stood still until it was stopped"
         ),
         "committed bad values": OutcomeTraits(
             kept=False, tried=True, meaning="trained on damaged state, unnoticed"
         ),
         "not landed": OutcomeTraits(
-            kept=False, tried=False, meaning="the fault did not take effect; says nothing"
+            kept=False, tried=False, meaning="the fault did not take effect; proves nothing"
         ),
         "not offered": OutcomeTraits(
-            kept=False, tried=False, meaning="this stack cannot be put under this fault"
+            kept=False, tried=False, meaning="this stack cannot take part in this fault"
         ),
         "refuted": OutcomeTraits(
-            kept=False, tried=False, meaning="its record cannot be right, and counts for nothing"
+            kept=False, tried=False, meaning="its record is not credible, and is ignored"
         ),
     }
 )
 
 
 class ComparisonFacts:
-    """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first,
-    then the fastest; ``counted``: families that test the stacks, which findings and ranks are
-    about; ``apart``: those that test what a training script checks.
+    """Lookups and ranks of a comparison. ``labels``: of the stacks that ran, first those that kept
+    most, then the fastest; ``counted``: families that test the stacks, used for findings and ranks;
+    ``apart``: families that test a training script's checks.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -97,7 +97,7 @@ class ComparisonFacts:
 
     @cached_property
     def stacks(self) -> dict[str, StackInfo]:
-        """Label -> what it is."""
+        """Label -> stack."""
         return {stack.label: stack for stack in self.comparison.stacks}
 
     @property
@@ -107,8 +107,8 @@ class ComparisonFacts:
 
     @cached_property
     def others(self) -> list[str]:
-        """The labels that are not of the reference's kind: where it is ours, those that are not;
-        ``none`` recovers from nothing and is what a step costs without any stack.
+        """Labels not of the reference's kind: if it is ours, those of others. Without ``none``,
+        which recovers from nothing and only shows the bare step time.
         """
         ours = self.stacks[self.reference].ours if self.reference in self.stacks else False
         known = [(label, self.stacks[label]) for label in self.labels if label != self.reference]
@@ -117,39 +117,39 @@ class ComparisonFacts:
         ]
 
     def against(self, label: str) -> str:
-        """The label that one is set against: a built-in that goes on in the same way, else the
+        """The label that one is compared with: a built-in that continues in the same way, else the
         reference.
         """
         known = self.stacks.get(label)
         return (known.against if known is not None else "") or self.reference
 
     def cell(self, label: str, family: str) -> CellSummary | None:
-        """The summary, None where that pair did not run."""
+        """The summary of a stack under a family; None: it did not run."""
         return self._cells.get((label, family))
 
     def ratio(self, label: str, family: str, metric: str = "recovery") -> Ratio | None:
-        """The paired ratio against what the stack is set against."""
+        """The paired ratio against the stack it is compared with."""
         found = self._ratios.get((label, family, metric))
         return found if found is not None and found.against == self.against(label) else None
 
     def trials(self, label: str, family: str) -> list[Trial]:
-        """By seed."""
+        """The trials of a stack under a family, by seed."""
         found = (t for t in self.comparison.trials if (t.label, t.family) == (label, family))
         return sorted(found, key=lambda trial: trial.seed)
 
     def kept(self, label: str) -> int:
-        """In how many of the families that count every trial kept the job's work."""
+        """Number of counted families in which every trial kept the job's work."""
         found = (self.cell(label, family) for family in self.counted)
         return sum(cell is not None and OUTCOMES[cell.worst].kept for cell in found)
 
     def tried(self, label: str) -> int:
-        """In how many of the families that count it was put to the test."""
+        """Number of counted families in which the stack was tested."""
         found = (self.cell(label, family) for family in self.counted)
         return sum(cell is not None and OUTCOMES[cell.worst].tried for cell in found)
 
     def recovery(self, label: str, family: str) -> float | None:
-        """Median seconds; infinite where it does not recover, None where there is nothing to
-        recover from.
+        """Median recovery time in seconds; infinite if it does not recover, None if there is
+        nothing to recover from.
         """
         cell = self.cell(label, family)
         return cell.recovery.median if cell is not None and cell.recovery is not None else None
@@ -165,7 +165,7 @@ class ComparisonFacts:
         return max(found, key=lambda metric: metric.median or 0.0, default=None)
 
     def fastest_other(self, family: str) -> tuple[str, float] | None:
-        """The other stack set against the reference that kept the work with the smallest finite
+        """The other stack, compared with the reference, that kept the work with the smallest finite
         median recovery, and that median.
         """
         found = []
@@ -181,7 +181,7 @@ class ComparisonFacts:
         return (min(found)[1], min(found)[0]) if found else None
 
     def money(self, hours: float | None) -> float | None:
-        """What GPU hours cost at the price given."""
+        """Cost of GPU hours at the given price."""
         price = self.comparison.price
         return None if hours is None or price is None else hours * price
 
@@ -198,7 +198,7 @@ class ComparisonFacts:
         return {"useful": max(useful, 0.0)} | {k: v for k, v in lost.items() if v > 0}
 
     def phased(self, label: str, family: str) -> str:
-        """How many trials have phases, of those in which the fault landed."""
+        """Number of trials with phases, of those in which the fault landed."""
         landed = [trial for trial in self.trials(label, family) if OUTCOMES[trial.outcome].tried]
         return counted(sum(bool(trial.phases) for trial in landed), len(landed))
 
@@ -214,8 +214,8 @@ class ComparisonFacts:
         return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
 
     def ahead(self, label: str, family: str) -> str:
-        """How a stack does better under a family than what it is set against; empty where it does
-        not.
+        """How a stack does better under a family than the stack it is compared with; empty if it
+        does not.
         """
         reference = self.against(label)
         mine, other = self.cell(reference, family), self.cell(label, family)
@@ -238,7 +238,7 @@ class ComparisonFacts:
         return f"shorter than {reference}, which may be chance" if shorter else ""
 
     def _usual(self, label: str) -> float:
-        """Median over families of the median recovery time; what has none counts as never."""
+        """Median over families of the median recovery time; a missing one counts as never."""
         found = [value for f in self.counted if (value := self.recovery(label, f)) is not None]
         return statistics.median(found) if found else math.inf
 

@@ -1,6 +1,4 @@
-"""``compare.html``: one file that needs nothing else, not even a network; its script only sorts
-tables.
-"""
+"""``compare.html``: a self-contained page that needs no network; its script only sorts tables."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def _text(name: str) -> Markup:
 
 
 def _about(comparison: Comparison) -> str:
-    """How much was run, when."""
+    """What was run, and when."""
     pairs = plural(len(comparison.trials), "pair") + " of arms"
     when = comparison.started + (
         f" to {comparison.finished}" if comparison.finished else ", not finished"
@@ -100,7 +98,7 @@ def _about(comparison: Comparison) -> str:
 
 
 def _setup(comparison: Comparison) -> str:
-    """On which machine, and what was trained."""
+    """The machine, and the training job."""
     machine = {k: v for k, v in comparison.machine.items() if k in _MACHINE and v not in ([], None)}
     parts = [pairs(machine), pairs(comparison.workload)]
     return "; ".join(part for part in parts if part)

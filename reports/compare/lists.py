@@ -24,7 +24,7 @@ from reports.content.figures import MISSING, pairs, survived
 
 
 def witnesses(facts: ComparisonFacts) -> Table:
-    """What shows that each outcome is what it is said to be."""
+    """Evidence for each outcome."""
     columns = [
         Column(name="fault"),
         Column(name="stack"),
@@ -79,7 +79,7 @@ def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
 
 
 def trials(facts: ComparisonFacts) -> Table:
-    """Every trial, and the command that does it again."""
+    """Every trial, with the command to repeat it."""
     columns = [
         Column(name="fault"),
         Column(name="stack"),
@@ -94,7 +94,7 @@ def trials(facts: ComparisonFacts) -> Table:
         Column(name="wall clock", unit="s", kind="number"),
         Column(name="step", unit="s", kind="number"),
         Column(name="verdict"),
-        Column(name="again, and where its record is", kind="wide"),
+        Column(name="command to repeat it, and its record", kind="wide"),
     ]
     known = facts.comparison.trials
     return table("Every trial", columns, [_trial(trial) for trial in known])
@@ -124,20 +124,20 @@ def _trial(t: Trial) -> list[Cell]:
 
 
 def settings(facts: ComparisonFacts) -> Table:
-    """What was chosen for each stack, why, and in which version."""
+    """Settings of each stack, the reasons, and versions."""
     columns = [
         Column(name="stack"),
-        Column(name="what it is", kind="wide"),
+        Column(name="description", kind="wide"),
         Column(name="settings", kind="wide"),
         Column(name="why these", kind="wide"),
         Column(name="versions", kind="wide"),
     ]
     rows = []
     for stack in facts.comparison.stacks:
-        chosen = pairs(stack.chosen) or "all as they come"
+        chosen = pairs(stack.chosen) or "all defaults"
         versions = pairs(dict(stack.versions)) or MISSING
-        told = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
-        rows.append([text(words) for words in told])
+        row = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
+        rows.append([text(words) for words in row])
     return table("Settings and versions", columns, rows)
 
 

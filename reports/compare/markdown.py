@@ -44,11 +44,11 @@ def _lines(facts: ComparisonFacts) -> Iterator[str]:
     yield from section("Scorecard")
     yield from _scorecard(facts, facts.counted)
     if facts.apart:
-        yield from section("What a training script checks, apart from its stack")
+        yield from section("Faults that only a training script's own checks can notice")
         yield from _scorecard(facts, facts.apart)
     yield ""
     yield (
-        "Outcome (the least good of the trials), median recovery time with its distribution-free 95"
+        "Outcome (the worst of the trials), median recovery time with its distribution-free 95"
         " % interval (from 6 values on), until the job was at its full rate and as safe as before,"
         " goodput, samples lost. Times are rounded up, goodput down."
     )
@@ -58,7 +58,7 @@ def _lines(facts: ComparisonFacts) -> Iterator[str]:
             f"Not finished: {plural(comparison.missing, 'arm')} of the plan did not run yet.",
         )
     if comparison.cautions:
-        yield from section("Not a fair pair in everything")
+        yield from section("Pairs that are not fully comparable")
         yield from (f"- {escape(line)}" for line in comparison.cautions)
     if comparison.skipped:
         yield from section("Did not run")
@@ -75,7 +75,7 @@ def _lines(facts: ComparisonFacts) -> Iterator[str]:
     body = [
         (
             s.label,
-            pairs(s.chosen) or "all as they come",
+            pairs(s.chosen) or "all defaults",
             s.because or MISSING,
             pairs(dict(s.versions)) or MISSING,
         )
@@ -222,5 +222,5 @@ def _notes(facts: ComparisonFacts) -> Iterator[str]:
         f"{stack.label}: {line}" for stack in facts.comparison.stacks for line in stack.fidelity
     ]
     if lines:
-        yield from section("What is not as in production")
+        yield from section("Differences from production")
         yield from (f"- {escape(line)}" for line in lines)

@@ -1,4 +1,4 @@
-"""The drawings of a comparison, one row a stack, each with its finding as its title."""
+"""Plots of a comparison, one row per stack, each with its finding as its title."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _times_finding(facts: ComparisonFacts, family: str) -> str:
     never = len(known) - len(finite)
     tail = f"; {never} of {plural(len(known), 'stack')} did not" if never else ""
     if not finite:
-        return f"{family}: nobody recovers" if known else f"{family}: nothing to recover from"
+        return f"{family}: no stack recovers" if known else f"{family}: nothing to recover from"
     fastest = f"{family}: {finite[0][1]} recovers first, in {number(finite[0][0], 'lower')} s"
     if len(finite) > 1:
         fastest += (
@@ -165,7 +165,7 @@ def _waterfall_finding(family: str, trials: Sequence[Trial]) -> str:
 
 
 def wall(facts: ComparisonFacts, family: str) -> Chart | None:
-    """Where the wall time of the faulted arms went, by stack: useful first, the rest is badput."""
+    """Wall time of the faulted arms by class and stack: useful time first, the rest is badput."""
     found = {label: split for label in facts.labels if (split := facts.mean_wall(label, family))}
     if not found:
         return None

@@ -1,5 +1,5 @@
-"""Small drawings by hand: positions are in percent, so that marks and letters keep their size in a
-narrow window.
+"""Small hand-made SVG drawings, with positions in percent so that marks and letters keep their size
+in a narrow window.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from harness.compare.result.model import OutcomeClass
 from harness.judge.incident import PhaseSpan
 
 ROOM = 82.0
-"""Percent of the width for finite values; what is right of it is for those that never came."""
+"""Percent of the width for finite values; the rest is for values that never came."""
 HATCHES = {
     "abort": "M2 0V6",
     "regroup": "M0 6L6 0M-1 1L1 -1M5 7L7 5",
@@ -50,19 +50,19 @@ _ICONS: dict[OutcomeClass, str] = {
 
 
 def slug(name: str) -> str:
-    """A class name of CSS, of a phase or a class of lost time."""
+    """The CSS class name of a phase or of a class of lost time."""
     return "".join(c if c.isalnum() else "-" for c in name.lower())
 
 
 def icon(outcome: OutcomeClass) -> Markup:
-    """The shape of an outcome; the word stands beside it, so that it is hidden from readers."""
+    """The shape of an outcome, hidden from screen readers because the word stands beside it."""
     return Markup('<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{}</svg>').format(
         Markup(_ICONS[outcome])
     )
 
 
 def patterns() -> Markup:
-    """The hatches that all bars share, to stand once on the page."""
+    """The hatches shared by all bars, placed once on the page."""
     drawn = Markup("").join(
         Markup(
             '<pattern id="hatch-{}" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -76,8 +76,8 @@ def patterns() -> Markup:
 
 
 class AxisScale:
-    """Values to percent of the width, linear from 0 or logarithmic over whole decades; infinity is
-    right of all.
+    """Maps values to percent of the width, linearly from 0 or logarithmically over whole decades;
+    infinity is rightmost.
     """
 
     def __init__(self, values: Sequence[float], *, logarithmic: bool, room: float = ROOM) -> None:
@@ -104,7 +104,7 @@ class AxisScale:
         )
 
     def ticks(self) -> list[float]:
-        """Where lines go: decades, or about five round numbers."""
+        """Positions of grid lines: decades, or about five round numbers."""
         if self.logarithmic:
             step = math.ceil((self.high - self.low) / 6)
             return [10.0**e for e in range(int(self.low), int(self.high) + 1, step)]
@@ -181,7 +181,7 @@ def shares(scale: AxisScale, parts_of: Sequence[tuple[str, float]], label: str) 
 def curves(
     control: Sequence[tuple[float, float]], faulted: Sequence[tuple[float, float]], label: str
 ) -> Markup:
-    """Two lines over each other, the control's broad and grey; stretched to the width there is."""
+    """Two overlaid lines, the control's broad and grey; stretched to the available width."""
     every = [p for p in (*control, *faulted) if math.isfinite(p[1])]
     if not every:
         return Markup("")

@@ -1,4 +1,4 @@
-"""One table of a comparison; a cell knows what it is sorted by."""
+"""One table of a comparison; each cell carries its sort key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTCOME_ORDER = {name: place for place, name in enumerate(OUTCOMES)}
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Content, and what sorts it: a number, words, or nothing (then it comes last)."""
+    """Content and its sort key: a number, text, or empty (sorted last)."""
 
     content: Markup
     key: str = ""
@@ -45,9 +45,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """``name``: what it is for readers that do not see it; ``left_out``: rows cut to keep the page
-    readable.
-    """
+    """``name``: accessible name; ``left_out``: number of rows cut to keep the page readable."""
 
     name: str
     columns: tuple[Column, ...]
@@ -59,7 +57,7 @@ class Table:
 def table(
     name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str
 ) -> Table:
-    """A table of at most MAX_ROWS rows; the points of a column of numbers line up."""
+    """A table of at most MAX_ROWS rows, with the decimal points of a column aligned."""
     kept = [list(row) for row in rows[:MAX_ROWS]]
     for place, column in enumerate(columns):
         if column.kind == "number":
@@ -76,7 +74,7 @@ def table(
 
 
 def text(value: object, key: str | None = None) -> Cell:
-    """A cell of words."""
+    """A text cell."""
     content = escape(value)
     return Cell(content=content, key=str(value) if key is None else key)
 
@@ -84,12 +82,12 @@ def text(value: object, key: str | None = None) -> Cell:
 def count(
     value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
 ) -> Cell:
-    """A cell of one number."""
+    """A cell with one number."""
     return Cell(content=figure(value, unit, better, finest), key=sort_key(value))
 
 
 def sort_key(value: float | None) -> str:
-    """What sorts a number; one that is missing comes last."""
+    """Sort key of a number; a missing one comes last."""
     return "" if value is None or math.isnan(value) else repr(float(value))
 
 

@@ -1,4 +1,4 @@
-"""The tables of a comparison; a cell knows what it is sorted by."""
+"""The tables of a comparison; each cell carries its sort key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from reports.content.figures import MISSING, plural
 
 
 def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
-    """Stack by fault family: what became of the job, how long it took, what was lost."""
+    """Stack by fault family: outcome of the job, recovery time, losses."""
     columns = [
         Column(name="stack"),
         *(Column(name=family, kind="score") for family in families),
@@ -92,16 +92,16 @@ def _time(cell: CellSummary) -> Markup:
 
 
 def _whole(cell: CellSummary) -> Markup:
-    """In the words of the reports of a run."""
+    """Times to full rate and redundancy, in the words of a run's reports."""
     known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
-    told = [
+    parts = [
         Markup("{} {}").format(name, median(metric, unit=True))
         for name, metric in known
         if metric is not None
     ]
     return (
-        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(told))
-        if told
+        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(parts))
+        if parts
         else Markup("")
     )
 
@@ -115,8 +115,8 @@ def _losses(cell: CellSummary) -> Markup:
 
 
 def ratios(facts: ComparisonFacts) -> Table:
-    """Each stack's recovery time over that of the stack it is set against, pair by pair of the same
-    seed.
+    """Each stack's recovery time divided by that of the stack it is compared with, by pairs of the
+    same seed.
     """
     pooled = any(ratio.family == EVERY for ratio in facts.comparison.ratios)
     families = [EVERY, *facts.families] if pooled else facts.families
@@ -127,7 +127,7 @@ def ratios(facts: ComparisonFacts) -> Table:
         if label != facts.reference
     ]
     return table(
-        "Recovery time as a multiple of that of the stack it is set against", columns, rows
+        "Recovery time as a multiple of that of the stack it is compared with", columns, rows
     )
 
 

@@ -1,6 +1,4 @@
-"""The sentences that state the finding, for the person who pays; each number carries its exact
-value.
-"""
+"""Sentences that state the findings for decision makers; each number carries its exact value."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ from reports.compare.facts import OUTCOMES, ComparisonFacts, listed
 from reports.content.figures import MISSING, NEVER, few, number, plural, quantity
 
 COST_UNIT = METRICS["failure_cost"].unit
-"""Of what a failure costs: a rank has a GPU where there are any, so the price of a GPU hour is that
-of one.
+"""Unit of a failure's cost: each rank has one GPU if there are any, so the price of a GPU hour
+applies to a rank-hour.
 """
 
 
 def exact(value: float | None, text: str) -> Markup:
-    """``<data value>``: what is read, and the value it was rounded from."""
+    """``<data value>``: the text shown, with the value it was rounded from."""
     if value is None or math.isnan(value):
         return Markup(MISSING)
     machine = ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else repr(value)
@@ -32,15 +30,15 @@ def exact(value: float | None, text: str) -> Markup:
 def figure(
     value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
 ) -> Markup:
-    """A number by the column's rule, with its unit where it has one to show."""
+    """A number rounded by the column's rule, with its unit if it has one."""
     text = number(value, better, finest) if finest else quantity(value, unit, better)
     shown = text if unit in ("", "ratio", "1") or text in (MISSING, NEVER) else f"{text} {unit}"
     return exact(value, shown)
 
 
 def median(metric: Metric | None, unit: bool = False) -> Markup:
-    """The median of a metric, rounded against whoever has it, with its unit where that is asked
-    for, and with how many values it is of where not every trial gave one.
+    """The median of a metric, rounded against its stack; ``unit``: with its unit. It says how many
+    trials gave a value if not all did.
     """
     if metric is None:
         return Markup(MISSING)
@@ -50,16 +48,14 @@ def median(metric: Metric | None, unit: bool = False) -> Markup:
 
 
 def interval(bounds: tuple[float, float] | None, better: str = "neither") -> Markup:
-    """``[low, high]``; empty where there is none, or where all of it is never."""
+    """``[low, high]``; empty if there is none, or if both ends are infinite."""
     if bounds is None or math.isinf(bounds[0]):
         return Markup("")
     return Markup("[{}, {}]").format(*(exact(v, number(v, better)) for v in bounds))
 
 
 def findings(facts: ComparisonFacts) -> list[Markup]:
-    """The headline, then what qualifies it; the first is about survival, the others about speed,
-    money and doubt.
-    """
+    """The headline about survival, followed by sentences about speed, cost and uncertainty."""
     if facts.reference not in facts.labels:
         ran = (
             f"{plural(len(facts.labels), 'other stack')} did"
@@ -101,9 +97,9 @@ def _survival(facts: ComparisonFacts) -> Markup:
 
 
 def _times(facts: ComparisonFacts, label: str, family: str) -> tuple[float, bool] | None:
-    """How many times as long a stack takes as what it is set against, and whether that is shown;
-    None where one of them never recovers. Of pairs their ratio, never that of the medians, which
-    may say otherwise; without pairs nothing is shown.
+    """A stack's recovery time over that of the stack it is compared with, and whether the
+    difference is shown; None if one of them never recovers. With pairs it is the paired ratio,
+    never that of the medians, which may differ; without pairs no difference counts as shown.
     """
     mine, theirs = facts.recovery(facts.against(label), family), facts.recovery(label, family)
     if not mine or theirs is None or not (math.isfinite(mine) and math.isfinite(theirs)):
@@ -124,7 +120,9 @@ def _multiple(facts: ComparisonFacts, label: str, family: str, times: float) -> 
 
 
 def _speed(facts: ComparisonFacts) -> Markup:
-    """What is shown to be slower, and what only was in these trials, never in one breath."""
+    """Stacks shown to be slower, and those that only were slower in these trials, in separate
+    sentences.
+    """
     shown: list[Markup] = []
     open_: list[Markup] = []
     for family in facts.counted:
@@ -154,8 +152,8 @@ def _speed(facts: ComparisonFacts) -> Markup:
 
 
 def _alike(facts: ComparisonFacts) -> Markup:
-    """Stacks that are set against another built-in than the reference, since they go on in
-    its way.
+    """Stacks compared with a built-in other than the reference, because they continue in the same
+    way.
     """
     parts = []
     for label in facts.others:
@@ -200,7 +198,7 @@ def _division(facts: ComparisonFacts) -> Markup:
 
 
 def _behind(facts: ComparisonFacts) -> Markup:
-    """Where another is better, in the same size of letters."""
+    """Where other stacks are better, given the same prominence."""
     parts = []
     for family in facts.counted:
         other = facts.fastest_other(family)

@@ -1,1 +1,3 @@
-"""What reports say, before any page is drawn: facts, figures, rows of metrics, series."""
+"""Content shared by reports, independent of their format: facts, figures, rows of
+metrics, series.
+"""

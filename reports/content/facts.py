@@ -1,5 +1,5 @@
-"""What every report says in the same words: tallies, the strategy comparison, where recovery time
-went.
+"""Facts that all reports state in the same words: tallies, the strategy comparison, recovery time
+by phase.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFacts:
-    """One line of the comparison of strategies; ``note`` names a price that the numbers alone do
-    not show.
+    """One line of the comparison of strategies; ``note`` names a cost that the numbers alone do not
+    show.
     """
 
     cell: CellResult
@@ -42,7 +42,7 @@ class StrategyFacts:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What it gives and what it costs, in the order of the comparison's columns."""
+        """Benefits and costs, in the order of the comparison's columns."""
         return (
             median_of(self.recovery, alone=False),
             range_of(self.recovery),
@@ -59,8 +59,8 @@ class StrategyFacts:
 
 
 def degraded(results: Results) -> list[str]:
-    """A line for each incident after which a command went on with fewer ranks to its end: that is
-    no recovery.
+    """One line for each incident after which a command continued with fewer ranks to its end, which
+    is not a recovery.
     """
     return [
         f"{i.fault} in {i.cell}, repeat {i.repeat}: {i.evidence['ranks']}"
@@ -76,7 +76,7 @@ def strategies(results: Results) -> list[StrategyFacts]:
 
 
 def labels(results: Results) -> dict[str, str]:
-    """Cell id to what the cell is called, no two alike (``harness.judge.measure.labels``)."""
+    """Cell id -> unique label of the cell (``harness.judge.measure.labels``)."""
     return {cell.id: cell.label or cell.id for cell in results.cells}
 
 
@@ -136,9 +136,7 @@ def phase_medians(incidents: Iterable[Incident]) -> dict[str, float]:
 
 
 def tallies(results: Results) -> list[str]:
-    """``4 of 5 SLAs``, invariants, faults landed and healed: how much held, of how much
-    was asked.
-    """
+    """Counts of what held: ``4 of 5 SLAs``, invariants, and faults landed and healed."""
     invariants = [f for cell in results.cells for f in cell.invariants.values()]
     parts = []
     if results.slas:
@@ -164,8 +162,8 @@ def failing_slas(results: Results) -> list[SlaResult]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """A node over all arms. ``processes``: of the first arm that had it; ``lost``: arm and why;
-    ``clock_bound_s``: the worst.
+    """A node over all arms. ``processes``: from the first arm with it; ``lost``: arm and reason;
+    ``clock_bound_s``: the largest.
     """
 
     number: int
@@ -178,7 +176,7 @@ class NodeFacts:
 
 
 def nodes(results: Results) -> list[NodeFacts]:
-    """Every machine that was a node of an arm, by number; a node that two machines were in turn has
+    """Every machine that was a node of an arm, by number; a node held by two machines in turn has
     two rows.
     """
     found: dict[tuple[int, str, str], NodeFacts] = {}

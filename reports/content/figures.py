@@ -1,6 +1,4 @@
-"""Numbers and words as people read them; the rule of rounding is that of
-``chaos.events.figures``.
-"""
+"""Formats numbers and text for people, rounding as in ``chaos.events.figures``."""
 
 from __future__ import annotations
 
@@ -50,15 +48,14 @@ _TO_BASE = {
     "%": 0.01,
 }
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories of what is no visible character and no space."""
+"""Unicode categories of characters that are neither visible nor spaces."""
 _FIGURE_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
 
 
 def median_of(metric: Metric | None, *, unit: bool = False, alone: bool = True) -> str:
-    """The median of a metric, rounded against us, with its unit where that is asked for, and with
-    how many values it is of where not everything gave one. ``alone``: no column beside it says how
-    many.
+    """The median of a metric, rounded against us; ``unit``: with its unit. With ``alone`` (no
+    column beside it shows the count), it says how many values it has if some are missing.
     """
     if metric is None or metric.median is None:
         return MISSING
@@ -68,12 +65,12 @@ def median_of(metric: Metric | None, *, unit: bool = False, alone: bool = True) 
 
 
 def few(metric: Metric | None) -> str:
-    """`` (2 of 3)`` where an incident or an arm gave no value; else empty."""
+    """`` (2 of 3)`` if an incident or arm gave no value; else empty."""
     return "" if metric is None or metric.counted == str(metric.n) else f" ({metric.counted})"
 
 
 def count_of(metric: Metric | None) -> str:
-    """How many values a metric has, for a column of its own."""
+    """Number of values of a metric, for a separate column."""
     return MISSING if metric is None else metric.counted
 
 
@@ -91,7 +88,7 @@ def percent(ratio: float) -> str:
 
 
 def survived(one: Survival | None) -> str:
-    """``3 of 4: 75 % [19.4 %, 99.4 %]``; empty where nothing tells. A lower bound stays one."""
+    """``3 of 4: 75 % [19.4 %, 99.4 %]``; empty without data. The lower bound is rounded down."""
     if one is None or one.probability is None:
         return ""
     between = f"[{int(one.low * 1000) / 10:g} %, {percent(one.high)}]"
@@ -99,8 +96,8 @@ def survived(one: Survival | None) -> str:
 
 
 def alarms(one: FalseAlarms) -> tuple[str, str, str]:
-    """How many, in how many rank-hours, and how many per rank-hour, of few hours only what it is
-    below.
+    """Number of false alarms, rank-hours, and rate per rank-hour; with few hours only its upper
+    bound.
     """
     if one.rate is None:
         return MISSING, MISSING, "no unfaulted time"
@@ -110,8 +107,8 @@ def alarms(one: FalseAlarms) -> tuple[str, str, str]:
 
 
 def align(texts: Sequence[str]) -> list[str]:
-    """Pad numbers on the right with figure spaces, so that the points of a right-aligned column
-    line up.
+    """Pad numbers on the right with figure spaces, so that the decimal points of a right-aligned
+    column line up.
     """
     decimals = [len(t.partition(".")[2]) if _is_number(t) else None for t in texts]
     widest = max((d for d in decimals if d is not None), default=0)
@@ -133,7 +130,7 @@ def _padding(decimals: int, widest: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseFigure:
-    """An SLA clause taken apart; ``limit`` is in base units (seconds, ratio)."""
+    """A parsed SLA clause; ``limit`` is in base units (seconds, ratio)."""
 
     aggregate: str
     op: str
@@ -141,8 +138,8 @@ class ClauseFigure:
 
 
 def parse_clause(text: str) -> ClauseFigure | None:
-    """Take ``"median < 500ms"`` apart. None for another form: the report then shows only
-    the text.
+    """Parse ``"median < 500ms"``. None for any other form, of which the report shows
+    only the text.
     """
     match = _CLAUSE.match(text)
     if match is None:
@@ -189,8 +186,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Text in which control characters, bidirectional ones included, are spelt out; lines, tabs and
-    spaces stay. Names come from YAML and logs: an escape sequence among them must reach neither a
-    terminal nor a page.
+    """Text with control characters, including bidirectional ones, spelt out; line feeds, tabs and
+    spaces stay. Names come from YAML and logs, and their escape sequences must not reach a terminal
+    or a page.
     """
     return "".join(c if c in "\n\t" or category(c) not in UNSEEN else ascii(c)[1:-1] for c in text)

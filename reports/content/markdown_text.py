@@ -1,4 +1,4 @@
-"""Tables and text of Markdown that stay what they are, whatever is in them."""
+"""Makes Markdown text and tables in which content cannot act as markup."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
 
 
 def escape(text: str) -> str:
-    """Text that stays text: no markup, no HTML, no mention, one line."""
+    """Escape text: no markup, no HTML, no mention, one line."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return _SPECIAL.sub(r"\\\1", flat)
 
 
 def section(title: str) -> tuple[str, str, str]:
-    """A heading with the empty lines around it."""
+    """A heading with empty lines around it."""
     return "", f"### {title}", ""
 
 
@@ -41,5 +41,5 @@ def table(
 
 
 def code_lines(text: str) -> list[str]:
-    """Lines of a fenced block; a fence among them would end it early."""
+    """Lines for a fenced block, without fences that would end it early."""
     return [visible(line).replace("```", "'''") for line in text.splitlines()]

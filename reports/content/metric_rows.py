@@ -1,6 +1,4 @@
-"""Every metric of every cell, and the rates over its arms, as rows of text that all
-reports share.
-"""
+"""Rows of text shared by all reports: every metric of every cell, and the rates over its arms."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def absent(results: Results) -> list[str]:
-    """Why metrics have no value, once for all cells with one reason."""
+    """Why metrics have no value; cells with the same reason share a line."""
     found = (
         f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items()
     )
@@ -100,12 +98,12 @@ def rates(results: Results) -> Iterator[tuple[str, ...]]:
     names = labels(results)
     for cell in results.cells:
         if cell.reliability is not None:
-            told = cell.reliability
+            reliability = cell.reliability
             yield (
                 names[cell.id],
-                *_survival(told.survival),
-                *alarms(told.false_alarms),
-                *_spares(told.spares),
+                *_survival(reliability.survival),
+                *alarms(reliability.false_alarms),
+                *_spares(reliability.spares),
             )
 
 
@@ -131,7 +129,7 @@ def _spares(one: Spares) -> tuple[str, ...]:
 
 
 def _few(cell: CellResult) -> list[str]:
-    """What a terminal says of a cell's metrics beside its table."""
+    """Metrics of a cell that a terminal shows beside its table."""
     parts = []
     for name, words in (
         ("ettr", "ETTR {}"),
@@ -143,15 +141,15 @@ def _few(cell: CellResult) -> list[str]:
             parts.append(words.format(median_of(metric, unit=True)))
     recovery = cell.metrics.get("recovery_time")
     if recovery is not None and recovery.values:
-        told = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
-        parts.append(f"recovery {told} arms" if recovery.p99 is None else f"recovery {told}")
+        quantiles = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
+        parts.append(
+            f"recovery {quantiles} arms" if recovery.p99 is None else f"recovery {quantiles}"
+        )
     return parts
 
 
 def short(results: Results) -> list[str]:
-    """A line for each cell, for a terminal: who survived, how often somebody was suspected for
-    nothing, what waits.
-    """
+    """One line per cell for a terminal: survival, false alarms, idle spares."""
     names = labels(results)
     measured = {names[cell.id]: _few(cell) for cell in results.cells}
     lines = []

@@ -1,4 +1,4 @@
-"""Series over time and step, read from the event logs of an arm."""
+"""Reads series over time and step from the event logs of an arm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_POINTS = 1500
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSeries:
-    """Committed steps of one arm. ``observed``: of a command, as far as it printed them.
+    """Committed steps of one arm. ``observed``: the steps of a command, as far as it reported them.
 
     ``steps`` has the columns time_s (since run_started), generation, step, samples, loss;
     ``healed`` maps (fault, occurrence) to the second it was healed.
@@ -31,8 +31,8 @@ class ArmSeries:
     healed: dict[tuple[str, int], float]
 
     def throughput(self) -> pd.DataFrame:
-        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again is
-        none. Steps of one moment, as lines of a command that were heard together, count together.
+        """Columns time_s and rate (samples/s) between commits of *new* steps; redone steps do not
+        count. Steps with the same time, such as lines of a command read together, count as one.
         """
         frame = self.steps
         seen = frame["step"].cummax().shift(fill_value=0)
@@ -42,19 +42,20 @@ class ArmSeries:
         thinned = pd.DataFrame(
             {"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()}
         )
-        # The first interval would count the start-up as a slow step; it is in the badput instead.
+        # Without the first interval, which would count start-up as a slow step; it is in the
+        # badput.
         return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[
             ["time_s", "rate"]
         ].iloc[1:]
 
     @property
     def rate_unit(self) -> str:
-        """Of ``throughput``; a command need not tell how many samples a step has."""
+        """Unit of ``throughput``; a command may not report samples."""
         return "steps/s" if self.observed and (self.steps["samples"] == 1).all() else "samples/s"
 
     def losses(self) -> pd.Series:
-        """Loss by step; of a step committed more than once, the last, which the final state rests
-        on.
+        """Loss by step; for a step committed more than once the last value, which led to the final
+        state.
         """
         return (
             self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"].sort_index()
@@ -63,7 +64,7 @@ class ArmSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What the plots of one cell show: one faulted arm, its incidents, and its unfaulted twin."""
+    """Data for the plots of one cell: a faulted arm, its incidents, and its control arm."""
 
     cell: str
     strategy: str
@@ -114,8 +115,8 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
 
 
 def commits_of(log: Log) -> list[Event]:
-    """Commits as the ranks logged them; of a command, what its reports come to, at the moment each
-    step ended.
+    """Commits as logged by the ranks; for a command, derived from its reports, at the end of each
+    step.
     """
     if not _observed(log):
         return list(log.of(Kind.STEP_COMMITTED))
@@ -123,13 +124,13 @@ def commits_of(log: Log) -> list[Event]:
 
 
 def _observed(log: Log) -> bool:
-    """Whether the arm is of a command, seen from outside."""
+    """Whether the arm ran a command, observed from outside."""
     started = log.first(Kind.RUN_STARTED)
     return started is not None and bool(started.data.get("observed"))
 
 
 def start_ns(log: Log) -> int:
-    """The moment an arm began: ``run_started``, or its first event when the log lacks it."""
+    """Start time of an arm: ``run_started``, or its first event if the log lacks it."""
     started = log.first(Kind.RUN_STARTED)
     return started.time_ns if started else log.events[0].time_ns if log.events else 0
 

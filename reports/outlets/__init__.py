@@ -1,1 +1,1 @@
-"""Where results go that is no file of the run: the terminal, GitHub Actions, OpenTelemetry."""
+"""Outputs other than files of the run: the terminal, GitHub Actions, OpenTelemetry."""

@@ -1,7 +1,6 @@
-"""What GitHub Actions shows of a run: annotations on the scenario's lines, and the step summary.
+"""Writes GitHub Actions annotations on the scenario's lines, and the step summary.
 
-Everything that a scenario or a log has written is escaped: it must not become a workflow command of
-its own.
+Text from scenarios and logs is escaped, so that it cannot act as a workflow command.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from reports.content.facts import incidents_of, phase_medians
 from reports.content.figures import number
 
 MAX_EACH = 10
-"""Annotations of a level that GitHub shows for one step; the rest would vanish unsaid."""
+"""Annotations per level that GitHub shows for one step; it silently drops the rest."""
 MAX_MESSAGE = 4000
 SUMMARY_BYTES = 900 * 1024
 """GitHub refuses a step summary above 1 MiB."""
@@ -39,15 +38,17 @@ class Annotation:
 
     def __str__(self) -> str:
         place = {"file": self.file, "line": self.line, "title": self.title}
-        told = ",".join(f"{key}={_property(str(value))}" for key, value in place.items() if value)
-        return f"::{self.level} {told}::{_data(self.message[:MAX_MESSAGE])}"
+        properties = ",".join(
+            f"{key}={_property(str(value))}" for key, value in place.items() if value
+        )
+        return f"::{self.level} {properties}::{_data(self.message[:MAX_MESSAGE])}"
 
 
 def remarks(results: Results, env: Mapping[str, str]) -> list[Annotation]:
-    """What did not pass, errors first; of more than MAX_EACH of a level, the last one says how many
-    more there are.
+    """Annotations for everything that did not pass, errors first; beyond MAX_EACH of a level, the
+    last one gives the number of the rest.
 
-    An SLA's is on its clause's line, an invariant's and a run's on the file.
+    An SLA's annotation is on its clause's line, an invariant's or a run's on the file.
     """
     file = _in_repository(results.source, env)
     found = [*_of_slas(results, file), *_of_invariants(results, file)]
@@ -66,7 +67,7 @@ def remarks(results: Results, env: Mapping[str, str]) -> list[Annotation]:
 
 
 def append_summary(text: str, path: Path) -> None:
-    """Add to the step summary, cut at a line where all of it would be above SUMMARY_BYTES.
+    """Append to the step summary, cut at a line end if it would exceed SUMMARY_BYTES.
 
     Raises InfrastructureError when it cannot be written.
     """
@@ -130,14 +131,14 @@ def _few(found: list[Annotation]) -> list[Annotation]:
         return found
     more = len(found) - MAX_EACH + 1
     last = found[MAX_EACH - 1]
-    told = Annotation(
+    rest = Annotation(
         level=last.level,
         title=f"{more} more",
         message=f"{more} more are in the summary and in the report",
         file=last.file,
         line=None,
     )
-    return [*found[: MAX_EACH - 1], told]
+    return [*found[: MAX_EACH - 1], rest]
 
 
 def _in_repository(source: str, env: Mapping[str, str]) -> str:

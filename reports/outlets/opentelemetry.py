@@ -1,5 +1,5 @@
-"""Incidents as OpenTelemetry spans: one for each arm, below it one for each incident, below that
-its phases.
+"""Exports incidents as OpenTelemetry spans: one per arm, its incidents below it, and their phases
+below those.
 
 The spans are made here without OpenTelemetry; ``export`` needs its software development kit
 (``trainchaos[otel]``).
@@ -29,8 +29,8 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class OtelSpan:
-    """Something that took time. ``start_ns``, ``end_ns``: unix time; ``failed``: why it counts as
-    an error, or empty.
+    """A span. ``start_ns``, ``end_ns``: unix time; ``failed``: why it counts as an
+    error, or empty.
     """
 
     name: str
@@ -42,11 +42,11 @@ class OtelSpan:
 
 
 def spans(run: RunDirectory, results: Results) -> tuple[list[OtelSpan], list[str]]:
-    """A span for each faulted arm that has incidents, with them and their phases; and a line for
-    each arm left out, as its log does not say when it began.
+    """A span for each faulted arm with incidents, containing them and their phases; and a line for
+    each arm left out because its log lacks its start time.
 
-    An incident that the job never recovered from lasts until the end of its arm; one with nothing
-    to recover from, as long as its detection.
+    An incident without recovery lasts until the end of its arm; one with nothing to recover from
+    lasts until its detection.
     """
     found, left_out = [], []
     for arm in results.arms:
@@ -69,8 +69,8 @@ def export(
     """Send spans and return how many. ``exporter``: None for OTLP over HTTP as the
     OTEL_EXPORTER_OTLP_... variables say.
 
-    Raises MissingCapability where OpenTelemetry is not installed, InfrastructureError where nobody
-    takes them.
+    Raises MissingCapability if OpenTelemetry is not installed, InfrastructureError if the endpoint
+    does not accept the spans.
     """
     try:
         from opentelemetry.sdk.resources import Resource
@@ -93,14 +93,13 @@ def export(
     for span in found:
         _emit(provider, span, None)
     try:
-        # in one batch, and not by a processor, which would keep it to itself when nobody takes the
-        # spans
+        # in one batch, without a span processor, which would hide a failed export
         if (
             memory.get_finished_spans()
             and exporter.export(memory.get_finished_spans()) is not SpanExportResult.SUCCESS
         ):
             raise InfrastructureError(
-                "the spans were not taken", hint="see OTEL_EXPORTER_OTLP_ENDPOINT"
+                "the spans were not accepted", hint="see OTEL_EXPORTER_OTLP_ENDPOINT"
             )
         return len(memory.get_finished_spans())
     finally:
@@ -192,8 +191,8 @@ def _incident(i: Incident, start: int, arm_end: int) -> OtelSpan:
 
 
 def _began(run: RunDirectory, arm: ArmResult) -> int | None:
-    """Unix nanoseconds of ``run_started``: its monotonic time, by the pair that the log's first
-    event holds.
+    """Unix nanoseconds of ``run_started``: its monotonic time, converted by the clock pair of the
+    log's first event.
     """
     try:
         log = read_log(Path(run.root / arm.events))

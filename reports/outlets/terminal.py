@@ -1,5 +1,5 @@
-"""The closing words of a run in a terminal: verdict, what failed and why, strategies, what to do
-next.
+"""Closing summary of a run in a terminal: verdict, failures with reasons, strategies,
+next steps.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from reports.page.svg import (
     to_svg,
 )
 
-# Hatches carry the meaning where colour cannot; the fault's colour is the time before anybody
-# noticed it.
+# Hatches carry the meaning where colour cannot; the fault's colour marks the time before it was
+# detected.
 PHASE_LOOKS = {
     "detect": (FAULT, ""),
     "abort": (RECOVERY, "||||"),
@@ -94,9 +94,7 @@ def _timed(results: Results, cell: str) -> list[Incident]:
 
 
 def _end(incident: Incident) -> float:
-    """Where an incident's drawing ends: its recovery, or its last known phase when it never
-    recovered.
-    """
+    """End of an incident's drawing: its recovery, or its last known phase if it never recovered."""
     last = max((p.start + p.seconds for p in incident.phases), default=0.0)
     recovery = incident.recovery_time or 0.0
     return last if math.isinf(recovery) else max(last, recovery)
@@ -185,14 +183,16 @@ def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
     """Common ends of the axes, so that the cells' plots can be compared: seconds, samples/s."""
     series = [s for pair in pairs for s in (pair.faulted, pair.control) if s is not None]
     rates = pd.concat([s.throughput()["rate"] for s in series])
-    # One commit that follows another within microseconds would flatten everything else.
+    # Two commits within microseconds of each other would flatten everything else.
     top = float(rates.quantile(0.99)) * 1.25 if len(rates) else 1.0
     ends = [float(s.steps["time_s"].max()) for s in series] + [p.faulted.arm.wall_s for p in pairs]
     return max(ends) or 1.0, top or 1.0
 
 
 def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
-    """Fault colour until it is noticed (or healed), recovery colour until the first new step."""
+    """Shade in the fault's colour until detection (or heal), then in the recovery's until the first
+    new step.
+    """
     start = incident.injected_s
     healed = max(
         pair.faulted.healed.get((incident.fault, number), start) for number in incident.occurrences
@@ -220,7 +220,7 @@ def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame
     text = (
         f"{number(stalled, 'lower')} s without a new step"
         if stalled
-        else "goes on through the fault"
+        else "continues through the fault"
     )
     after = faulted[faulted["time_s"] > last.injected_s + (last.recovery_time or 0.0)]["rate"]
     if control is None or after.empty or control.empty:

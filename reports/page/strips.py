@@ -16,8 +16,7 @@ NEVER_ROOM = 14.0
 
 def strip(sla: SlaResult) -> Markup:
     """Every value as a point, the limit as a line, the forbidden side shaded; infinity is an arrow.
-
-    Empty when there is no value to show.
+    Empty without values.
     """
     if not sla.values:
         return Markup("")
@@ -47,8 +46,8 @@ def strip(sla: SlaResult) -> Markup:
 
 
 class _Scale:
-    """Values to horizontal positions; zero is always on it, and infinity is kept off the end of the
-    axis.
+    """Maps values to horizontal positions; always includes zero, and keeps room for infinity at the
+    end.
     """
 
     def __init__(self, values: Sequence[float]) -> None:

@@ -34,7 +34,7 @@ FINEST_S = 1e-4
 
 
 def comparison(results: Results) -> PageTable:
-    """Strategies side by side: what they give and what they cost."""
+    """Strategies side by side: their benefits and costs."""
     columns = (
         PageColumn(name="strategy"),
         PageColumn(name="verdict"),
@@ -119,7 +119,7 @@ def _margin(text: str, observed: float | None, unit: str) -> str:
 
 
 def faults(results: Results) -> PageTable:
-    """Every incident: what was done, who saw it land, what the system made of it."""
+    """Every incident: the fault, the evidence that it landed, and the system's reaction."""
     columns = (
         PageColumn(name="cell"),
         PageColumn(name="fault"),
@@ -166,7 +166,9 @@ def _fault_row(cell: str, i: Incident, there: str) -> list[str]:
 
 
 def lost_steps(i: Incident) -> str:
-    """How many; all, if the job never recovered; or with which other fault they were counted."""
+    """Number of lost steps; ``all`` if the job never recovered; or the fault with which they were
+    counted.
+    """
     if i.never_recovered:
         return "all"
     return str(i.steps_lost) if i.answered_with is None else f"with {i.answered_with}"
@@ -215,7 +217,7 @@ def phases(results: Results) -> PageTable:
 
 
 def machines(results: Results) -> PageTable:
-    """Every node of the run: which machine it was, who ran there, how it was lost."""
+    """Every node of the run: its machine, its processes, how it was lost."""
     columns = (
         PageColumn(name="node"),
         PageColumn(name="host"),

@@ -1,4 +1,4 @@
-"""Where the wall clock went, as a frame and as a table."""
+"""Wall time by class, as a data frame and as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reports.page.table import PageColumn, PageTable, numeric, table
 WALL_FINEST_S = 1e-3
 
 
-# The order of one arm's life: start, steady work, the fault and its repair, what is left.
+# In order of an arm's life: start, steady work, fault and repair, rest.
 WALL_CLASSES = (
     "useful",
     "initialisation",

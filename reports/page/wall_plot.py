@@ -1,4 +1,4 @@
-"""The plot of where the wall clock went."""
+"""Plot of wall time by class."""
 
 from __future__ import annotations
 

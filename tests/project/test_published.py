@@ -388,7 +388,7 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "sims.tar.xz"
     with lzma.open(path, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(LogError, match="no plain file below it"):
+    with pytest.raises(LogError, match="not a plain file below it"):
         published.archived(path)
 
 

@@ -1,3 +1,3 @@
-"""Recovery stacks as a comparison needs them: their software in environments of its own, and their
-tuned options.
+"""Recovery stacks for a comparison: their software in separate environments, and their tuned
+options.
 """

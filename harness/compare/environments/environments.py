@@ -1,9 +1,9 @@
-"""Where the software of compared stacks is: for each that needs one a virtual environment of its
-own, pinned.
+"""Finds the software of compared stacks: each stack that needs one has a separate virtual
+environment with pinned packages.
 
 Below ``$TRAINCHAOS_STACKS`` (else ``$XDG_CACHE_HOME/trainchaos/stacks``, else
-``~/.cache/trainchaos/stacks``) there is a directory an environment. It counts as ready once its
-mark is written, which an install does last.
+``~/.cache/trainchaos/stacks``) there is one directory per environment. It counts as ready once its
+mark is written, the last act of an install.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.compare.environments.tuned import stack_of
 VARIABLE = "TRAINCHAOS_STACKS"
 MARK = "trainchaos-ready.json"
 OWNED = ".trainchaos-stack"
-"""In every directory that an install made: no other is ever removed."""
+"""Marker in every directory made by an install; no other directory is ever removed."""
 CONSTRAINTS = ROOT / "constraints.txt"
 COMMON = ("torch", "numpy", "pydantic", "xxhash")
 """What the training scripts of all stacks need; in each environment, in the versions of
@@ -47,13 +47,13 @@ BELOW_THEM = (
     "typing-extensions",
     "typing-inspection",
 )
-"""What those need in turn."""
+"""Their dependencies."""
 _BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+)\.(\d+)")
 
 
 class Ready(BaseModel):
-    """The mark. ``wanted``: what was asked of pip; ``python``: version; ``versions``: of
-    everything, by name.
+    """The mark of a ready environment. ``wanted``: requirements given to pip; ``python``: version;
+    ``versions``: of all packages, by name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,9 +66,9 @@ class Ready(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The software of a stack, as it is now. ``why``: it is not ready, and what to do; ``python``:
-    its interpreter; ``versions``: of the packages that make the stack; ``directory``: None where
-    chaos's own environment serves.
+    """Current state of a stack's software. ``why``: why it is not ready, and what to do;
+    ``python``: its interpreter; ``versions``: of the stack's own packages; ``directory``: None if
+    chaos's own environment is used.
     """
 
     name: str
@@ -91,7 +91,7 @@ def find(name: str) -> type[Stack]:
         return known[name]
     near = nearest(name, sorted(known))
     raise ScenarioError(
-        f"there is no stack {name!r}",
+        f"unknown stack {name!r}",
         hint=(f"did you mean {near}? " if near else "")
         + f"stacks are {', '.join(sorted(known))}: chaos stacks list",
     )
@@ -103,7 +103,7 @@ def made(name: str, settings: Settings = "default") -> Stack:
 
 
 def root() -> Path:
-    """Where environments lie."""
+    """Directory of all environments."""
     said = os.environ.get(VARIABLE)
     if said:
         return Path(said).expanduser().absolute()
@@ -117,7 +117,7 @@ def directory_of(name: str, requirements: Requirements) -> Path:
 
 
 def interpreter(directory: Path) -> Path:
-    """Of a virtual environment."""
+    """The Python interpreter of a virtual environment."""
     return directory / "bin" / "python"
 
 
@@ -154,7 +154,7 @@ def _of(name: str, stack: type[Stack]) -> Environment:
 
 
 def need(name: str) -> Environment:
-    """As ``look``. Raises ScenarioError, with the command that makes it, when it is not ready."""
+    """As ``look``. Raises ScenarioError with the install command if it is not ready."""
     found = look(name)
     if not found.ready:
         raise ScenarioError(
@@ -164,21 +164,21 @@ def need(name: str) -> Environment:
 
 
 def python_of(name: str, stack: type[Stack] | None = None) -> Path | None:
-    """Interpreter of a stack's environment; None when it is not ready. ``stack``: the class, where
-    it is no plugin.
+    """Interpreter of a stack's environment; None if it is not ready. ``stack``: the class, if it is
+    not a plugin.
     """
     found = _of(name, stack or find(name))
     return found.python if found.ready else None
 
 
 def versions_of(name: str, stack: type[Stack] | None = None) -> dict[str, str]:
-    """Versions of the packages that make a stack, as they are installed."""
+    """Installed versions of a stack's own packages."""
     return dict(_of(name, stack or find(name)).versions)
 
 
 def wanted(requirements: Requirements) -> list[str]:
-    """What an environment is made of, as pip takes it: the stack's pins, and what the training
-    scripts need.
+    """Requirements of an environment for pip: the stack's pins, and packages the training scripts
+    need.
     """
     pins = {package_of(pin): pin for pin in pinned(COMMON)}
     pins |= {
@@ -188,8 +188,8 @@ def wanted(requirements: Requirements) -> list[str]:
 
 
 def pinned(names: Sequence[str]) -> list[str]:
-    """These packages as ``constraints.txt`` has them; those that it has not are left out. Raises
-    ScenarioError when there is no such file.
+    """Pins of these packages from ``constraints.txt``; packages not listed there are omitted.
+    Raises ScenarioError if the file cannot be read.
     """
     try:
         lines = CONSTRAINTS.read_text().splitlines()
@@ -203,12 +203,12 @@ def pinned(names: Sequence[str]) -> list[str]:
 
 
 def package_of(pin: str) -> str:
-    """Canonical name of the package that a pin is about."""
+    """Canonical name of a pin's package."""
     return canonical(re.split(r"[\[<>=!~; @]", pin.strip(), maxsplit=1)[0])
 
 
 def canonical(name: str) -> str:
-    """As package names are compared (PEP 503)."""
+    """A package name in canonical form (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -231,7 +231,7 @@ def unfit(
 
 
 def read_mark(directory: Path) -> Ready | None:
-    """None when there is none that can be read."""
+    """The mark of a directory; None if it is missing or unreadable."""
     try:
         return read_model(directory / MARK, Ready)
     except (OSError, ValueError):
@@ -248,7 +248,7 @@ def _why_not(name: str, directory: Path, requirements: Requirements) -> str:
             return "it is not installed"
         ours = (directory / OWNED).exists()
         return (
-            "an install of it was broken off"
+            "an install of it was interrupted"
             if ours
             else f"chaos stacks install did not make {directory}"
         )

@@ -1,9 +1,9 @@
 """Makes and removes the environments of stacks.
 
 An install that fails, is interrupted or is killed leaves nothing that counts as ready: the mark is
-written last, a failed one removes what it made, and the next removes what a killed one has left.
-One at a time makes an environment; the lock is held by pip too, so that a pip whose chaos was
-killed is waited for.
+written last, a failed install removes its files, and the next install removes what a killed one
+left. Only one install at a time makes an environment; pip holds the lock too, so the next install
+waits for a pip whose chaos was killed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from harness.compare.environments.environments import MARK, OWNED, Environment, 
 from harness.compare.environments.stack import Requirements
 
 LIMIT_S = 1800.0
-"""Of one command."""
+"""Time limit of one command."""
 END_LIMIT_S = 10.0
 LOOK_S = 0.5
 SHOWN_LINES = 12
 Say = Callable[[str], None]
-"""Told how it goes: a short line, again and again."""
+"""Callback for progress: a short line, called repeatedly."""
 _HINTS = (
     (
         "No space left on device",
@@ -69,7 +69,7 @@ def install(name: str, say: Say, *, base: Path = Path(sys.executable)) -> Enviro
     with _locked(found.directory, say) as lock:
         if environments.look(name).ready:
             return environments.look(name)
-        if _is_of_somebody_else(found.directory):
+        if _is_foreign(found.directory):
             _adopt(name, found.directory, requirements)
         else:
             _make(name, found.directory, requirements, say, base=base, lock=lock)
@@ -131,8 +131,8 @@ def _make(
 
 
 def _adopt(name: str, directory: Path, requirements: Requirements) -> None:
-    """Take an environment that somebody made by hand, where it has every pinned version; it is
-    never removed. Raises InfrastructureError that says what it lacks.
+    """Adopt an environment that was made by hand, if it has every pinned version; it is never
+    removed. Raises InfrastructureError that names what it lacks.
     """
     python, wanted = environments.interpreter(directory), environments.wanted(requirements)
     if not python.exists():
@@ -153,13 +153,13 @@ def _adopt(name: str, directory: Path, requirements: Requirements) -> None:
 
 
 def _has(versions: Mapping[str, str], pin: str) -> bool:
-    """A local version (2.13.0+cpu) is the same release."""
+    """Whether the pinned version is installed; a local version (2.13.0+cpu) is the same release."""
     there = versions.get(environments.package_of(pin), "")
     return pin.partition("==")[2].strip() in (there, there.partition("+")[0])
 
 
 def _versions(python: Path) -> dict[str, str]:
-    """Of everything that is installed."""
+    """Versions of all installed packages."""
     listed = subprocess.run(
         [str(python), "-m", "pip", "--disable-pip-version-check", "list", "--format", "json"],
         capture_output=True,
@@ -184,7 +184,7 @@ def _write_mark(directory: Path, python: Path, wanted: list[str], *, seconds: fl
 
 
 class _Runner:
-    """Runs one command of an install after the other; what they print goes to a file."""
+    """Runs the commands of an install; their output goes to a log file."""
 
     def __init__(self, name: str, log: Path, say: Say, lock: int) -> None:
         self._name, self._log, self._say, self._lock = name, log, say, lock
@@ -238,8 +238,8 @@ class _Runner:
 
 
 def pip_words(text: str) -> list[str]:
-    """What pip said went wrong, at most ``SHOWN_LINES`` lines; the last lines where it is not pip
-    that speaks.
+    """pip's error messages, at most ``SHOWN_LINES`` lines; the last lines of the output if they are
+    not pip's.
     """
     lines = [
         line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()
@@ -264,7 +264,9 @@ def pip_words(text: str) -> list[str]:
 
 @contextmanager
 def _locked(directory: Path, say: Say | None) -> Iterator[int]:
-    """The lock of an environment, as a descriptor. ``say``: None not to wait for it."""
+    """Hold the lock of an environment; yields its descriptor. ``say``: None to fail instead of
+    waiting.
+    """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(
@@ -305,7 +307,7 @@ def _taken(lock: int) -> bool:
 
 
 def _python_of(directory: Path) -> str:
-    """Its version, as the environment's own record says."""
+    """The environment's Python version, from its ``pyvenv.cfg``."""
     try:
         lines = (directory / "pyvenv.cfg").read_text().splitlines()
     except OSError:
@@ -314,15 +316,15 @@ def _python_of(directory: Path) -> str:
     return said.get("version", platform.python_version())
 
 
-def _is_of_somebody_else(directory: Path) -> bool:
+def _is_foreign(directory: Path) -> bool:
     return directory.exists() and not (directory / OWNED).exists() and any(directory.iterdir())
 
 
 def _clear(directory: Path) -> None:
-    """The mark goes first, what says that it is ours last."""
+    """Remove an environment: the ready mark first, the ownership marker last."""
     if not directory.exists():
         return
-    if _is_of_somebody_else(directory):
+    if _is_foreign(directory):
         raise InfrastructureError(
             f"{directory} was not made by chaos stacks install",
             hint="move it away, or set TRAINCHAOS_STACKS",
@@ -341,8 +343,8 @@ def _clear(directory: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """pip starts others: all of its session are ended, while it is not yet reaped and its number is
-    its own.
+    """Kill pip's whole session, as pip starts other processes. This is done before pip is reaped,
+    while its pid cannot be reused.
     """
     if process.returncode is None:
         try:
@@ -360,6 +362,8 @@ def _last_line(log: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Of pip: nothing of the caller's Python, as its PYTHONPATH would shadow what is installed."""
+    """Environment for pip without the caller's Python settings, whose PYTHONPATH would shadow
+    installed packages.
+    """
     left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
     return {name: value for name, value in os.environ.items() if name not in left_out}

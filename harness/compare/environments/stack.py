@@ -1,9 +1,9 @@
-"""What a recovery stack is to a comparison: pinned software, and a command line that trains the
-common job under it.
+"""Base class of a recovery stack in a comparison: pinned software, and a command that trains the
+common job with it.
 
-Every stack, ours included, is started as a program from outside (``workload: {command: ...}``),
-reports its steps by ``chaos.beacon``, and has its faults done to it by the same injector, so that
-the same observers measure all of them.
+Every stack, ours included, runs as an external program (``workload: {command: ...}``), reports its
+steps by ``chaos.beacon``, and gets its faults from the same injector, so that the same observers
+measure all stacks.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from chaos.errors import ScenarioError
 
 Settings = Literal["default", "tuned"]
 Value = int | float | str
-"""Of an option that a sweep may choose."""
+"""Value of an option that a sweep may choose."""
 Way = Literal["replica", "spare", "restart", "shrink", "none"]
-"""How a stack goes on, which decides what it is compared with: survivors go on and the lost replica
-comes back; a process that is paid for all the time takes the lost one's place; everything starts
-again from a checkpoint; survivors go on and nothing comes back; it does not.
+"""How a stack continues after a failure, which decides what it is compared with. ``replica``:
+survivors continue and the lost replica returns; ``spare``: a provisioned idle process replaces the
+lost one; ``restart``: everything restarts from a checkpoint; ``shrink``: survivors continue and
+nothing returns; ``none``: the job ends.
 """
 ROOT = Path(__file__).resolve().parents[3]
-"""Where these packages lie; scripts in another environment find them by PYTHONPATH."""
+"""Root of these packages; scripts in other environments find them through PYTHONPATH."""
 CHECKPOINTS = "checkpoints"
 """Directory below ``$CHAOS_SCRATCH`` that every stack keeps its checkpoints in."""
 FAMILIES = ("kill", "hang", "exception", "nan", "corrupt-checkpoint", "kill-while-saving")
-"""Names of the fault families in ``scenarios/compare``, as ``Stack.not_offered`` is asked."""
+"""Names of the fault families in ``scenarios/compare``, as passed to ``Stack.not_offered``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """An environment of its own. ``pins``: as pip takes them, exact; ``without_dependencies``: pins
-    to install with ``--no-deps``; ``python``: versions it works with, as a specifier; ``probe``: a
-    module whose import shows that it is ready; ``shared``: name of the environment where several
-    stacks have one; else it has the stack's.
+    """Requirements of a separate environment. ``pins``: exact requirements for pip;
+    ``without_dependencies``: pins to install with ``--no-deps``; ``python``: specifier of supported
+    versions; ``probe``: a module whose import proves that it works; ``shared``: name of an
+    environment shared by several stacks; by default it has the stack's name.
     """
 
     pins: tuple[str, ...]
@@ -49,9 +50,9 @@ class Requirements:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonJob:
-    """What every stack trains: gpt of ``size`` on the corpus at ``data``, the same samples in each
-    step for the same seed, AdamW with the built-in workload's settings, a checkpoint each ``every``
-    steps below ``$CHAOS_SCRATCH``.
+    """The job that every stack trains: gpt of ``size`` on the corpus at ``data``, the same samples
+    in each step for the same seed, AdamW with the built-in workload's settings, a checkpoint every
+    ``every`` steps below ``$CHAOS_SCRATCH``.
     """
 
     size: str
@@ -63,17 +64,20 @@ class CommonJob:
     data: Path
 
     def environment(self) -> dict[str, str]:
-        """What ``from_environment`` reads, and what processes of a rank need to find these
-        packages, to use one thread each and to talk over the loopback interface. Part of every
-        drive's ``env``.
+        """Variables for ``from_environment``, and those with which ranks find these packages, use
+        one thread each and communicate over the loopback interface. Part of every drive's ``env``.
         """
-        told = {f"JOB_{name.upper()}": str(value) for name, value in asdict(self).items()}
-        return told | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        variables = {f"JOB_{name.upper()}": str(value) for name, value in asdict(self).items()}
+        return variables | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CommonJob:
-        """The job of this process; ``CHAOS_SEED``, the seed of the arm, goes before ``JOB_SEED``.
-        Raises ScenarioError that names what is missing or no number.
+        """The job of this process; ``CHAOS_SEED``, the seed of the arm, takes precedence over
+        ``JOB_SEED``. Raises ScenarioError that names missing or non-numeric values.
         """
         words = {field.name: env.get(f"JOB_{field.name.upper()}", "") for field in fields(cls)}
         words["seed"] = env.get("CHAOS_SEED") or words["seed"]
@@ -105,9 +109,9 @@ class CommonJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Drive:
-    """How to start it: ``argv`` (``$CHAOS_...`` is replaced), ``env``; ``restarts``: how often
-    whoever runs it may start the command again when it ends abnormally, as a cluster does;
-    ``checkpoints``: where it keeps them.
+    """How to start a stack: ``argv`` (``$CHAOS_...`` is replaced), ``env``; ``restarts``: how often
+    the harness may restart the command after an abnormal end, as a cluster does; ``checkpoints``:
+    their directory.
     """
 
     argv: tuple[str, ...]
@@ -117,29 +121,29 @@ class Drive:
 
 
 class Stack:
-    """Base of a stack. One instance a setting."""
+    """Base of a stack; one instance per setting."""
 
     title: ClassVar[str] = ""
     ours: ClassVar[bool] = False
     requirements: ClassVar[Requirements | None] = None
-    """None: what chaos itself has."""
+    """None: chaos's own environment."""
     tuned_because: ClassVar[str] = ""
-    """Where its documentation recommends what ``tuned`` chooses, and why."""
+    """Source of the ``tuned`` settings in the stack's documentation, with reasons."""
     way: ClassVar[Way] = "restart"
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {}
-    """Documented options -> values that a sweep tries, in all combinations; empty: there is nothing
-    to sweep.
+    """Documented options -> values that a sweep tries, in all combinations; empty: nothing to
+    sweep.
     """
     plain: ClassVar[Mapping[str, Value]] = {}
-    """The same options with settings ``default``."""
+    """Values of the same options in the settings ``default``."""
     advised: ClassVar[Mapping[str, Value]] = {}
-    """The same options with settings ``tuned`` while no sweep is recorded: what ``tuned_because``
-    says.
+    """Values of the same options in the settings ``tuned`` if no sweep is recorded, as
+    ``tuned_because`` explains.
     """
 
     def __init__(self, settings: Settings, *, values: Mapping[str, Value] | None = None) -> None:
-        """``values``: of a sweep, instead of ``advised``; options that are not in it stay as
-        advised.
+        """``values``: from a sweep, replacing those of ``advised``; other options stay
+        as advised.
         """
         self.settings = settings
         self.values: Mapping[str, Value] = (
@@ -148,8 +152,8 @@ class Stack:
 
     @abstractmethod
     def chosen(self) -> Mapping[str, object]:
-        """The options of the stack that these settings set, by their own names; what is not here is
-        its default.
+        """Options set by these settings, under the stack's own names; all others keep their
+        defaults.
         """
 
     @abstractmethod
@@ -157,13 +161,13 @@ class Stack:
         """The command. ``python``: interpreter of the stack's environment."""
 
     def provisioned(self, job: CommonJob) -> int:
-        """Processes that are held ready to train, spares included: what is paid for."""
+        """Number of provisioned processes, spares included: what is paid for."""
         return job.ranks
 
     def not_offered(self, family: str) -> str | None:
-        """Why this stack cannot be put under a fault family at all; None: it can."""
+        """Why this stack cannot take part in a fault family; None: it can."""
         return None
 
     def fidelity(self) -> tuple[str, ...]:
-        """What is not as its users would have it here."""
+        """Differences between this setup and a typical deployment."""
         return ()

@@ -1,8 +1,9 @@
-"""Sweeps of a stack's options: what was tried, what came out, and what ``tuned`` therefore chooses.
+"""Recorded sweeps of a stack's options: combinations tried, results, and the resulting ``tuned``
+settings.
 
-``chaos compare --tune STACK`` writes one file a stack,
-``harness/compare/stacks/tuned/<stack>.json``; a stack's settings ``tuned`` are the best of it. A
-stack without a file has what its module recommends.
+``chaos compare --tune STACK`` writes ``harness/compare/stacks/tuned/<stack>.json``; a stack's
+``tuned`` settings are the best combination in it. A stack without a file uses the values
+recommended in its module.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ Seconds = Annotated[
     BeforeValidator(lambda value: float("inf") if value == NEVER else value),
     PlainSerializer(lambda value: NEVER if value == float("inf") else value),
 ]
-"""A recovery time; infinite where the job never recovered, which JSON has no number for."""
+"""A recovery time; infinite if the job never recovered, which JSON cannot express as a number."""
 
 
 class Tried(Model):
-    """One combination of options. ``outcomes``, ``recovery``: family -> of each seed, in the order
-    of the seeds; ``lost``: how many jobs did not survive; ``score``: what combinations with the
-    same losses are ranked by, seconds (``harness.compare.tuning``); infinite: none of some family
-    survived.
+    """One combination of options. ``outcomes``, ``recovery``: family -> one value per seed, in
+    order; ``lost``: number of jobs that did not survive; ``score``: seconds that rank combinations
+    with equal losses (``harness.compare.tuning``), infinite if no job of some family survived.
     """
 
     values: dict[str, Value]
@@ -44,7 +44,7 @@ class Tried(Model):
 
 class Sweep(Model):
     """A sweep of one stack. ``grid``: option -> values tried, in all combinations; ``best``: the
-    chosen combination; ``seeds``: of this sweep alone, no comparison uses them.
+    chosen combination; ``seeds``: used only by this sweep, never by a comparison.
     """
 
     stack: str
@@ -91,7 +91,7 @@ def recorded(name: str, directory: Path = DIRECTORY) -> Sweep | None:
 
 
 def write(sweep: Sweep, directory: Path = DIRECTORY) -> Path:
-    """Whole or not at all. Raises InfrastructureError when the disk refuses."""
+    """Write a sweep atomically. Raises InfrastructureError if the file cannot be written."""
     path = directory / f"{sweep.stack}.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -106,14 +106,12 @@ def write(sweep: Sweep, directory: Path = DIRECTORY) -> Path:
 
 
 def stack_of(name: str, kind: type[Stack], settings: Settings) -> Stack:
-    """A stack with its settings; ``tuned``: with the best of its recorded sweep, where there is
-    one.
-    """
+    """A stack with its settings; ``tuned`` uses the best of its recorded sweep, if there is one."""
     sweep = recorded(name) if settings == "tuned" and kind.grid else None
     return kind(settings, values=sweep.best if sweep else None)
 
 
 def because(name: str, kind: type[Stack]) -> str:
-    """Why the settings ``tuned`` are as they are."""
+    """Reason for the ``tuned`` settings."""
     sweep = recorded(name) if kind.grid else None
     return f"{kind.tuned_because} {sweep.words()}" if sweep else kind.tuned_because

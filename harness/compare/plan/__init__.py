@@ -1,1 +1,1 @@
-"""What a comparison will play, in which order, and where it is kept."""
+"""Plans a comparison: its arms, their order, and its directory."""

@@ -1,4 +1,4 @@
-"""Where a comparison lies on disk, and what must be the same for its arms to be compared.
+"""Layout of a comparison on disk, and the provenance that must match for its arms to be comparable.
 
 runs/compare/<name>/
     plan.json  trials.jsonl  data/corpus.bin  scenarios/<arm>.yaml
@@ -33,15 +33,13 @@ SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
 GIT_LIMIT_S = 10.0
 SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "versions")
-"""What may not change between arms without being said so; a new boot of the same machine is said
-too.
-"""
+"""Facts whose change between arms must be reported; a reboot of the machine is reported too."""
 
 
 class PlannedFamily(Model):
-    """A fault family as planned; ``workload``: size, ranks, steps, global batch, steps between
-    checkpoints; ``script``: it tests what the training script checks rather than how a stack
-    recovers (``harness.compare.plan.plan.Family``).
+    """A fault family as planned. ``workload``: size, ranks, steps, global batch, steps between
+    checkpoints; ``script``: the family tests the training script's checks rather than a stack's
+    recovery (``harness.compare.plan.plan.Family``).
     """
 
     name: str
@@ -53,10 +51,10 @@ class PlannedFamily(Model):
 
 
 class PlannedStack(Model):
-    """A stack as planned. ``ranks_beside``: processes provisioned beside the ranks, spares;
-    ``not_offered``: family -> why it cannot be put under it; ``way``: of
-    ``harness.compare.environments.stack.Way``; ``against``: the stack it is set against, empty: the
-    plan's reference.
+    """A stack as planned. ``ranks_beside``: provisioned processes besides the ranks (spares);
+    ``not_offered``: family -> why the stack cannot take part; ``way``: see
+    ``harness.compare.environments.stack.Way``; ``against``: the stack it is compared with, empty:
+    the plan's reference.
     """
 
     label: str
@@ -75,11 +73,11 @@ class PlannedStack(Model):
 
 
 class Plan(Model):
-    """What ``plan.json`` holds. ``deadline``: seconds without a new step after which an arm is
-    over; ``skipped``: label -> why it does not take part; ``changes``: what was no longer the same
-    when the comparison was resumed; ``closed``: it claims the closed division of
+    """Content of ``plan.json``. ``deadline``: seconds without a new step after which an arm is
+    over; ``skipped``: label -> why it does not take part; ``changes``: differences found when the
+    comparison was resumed; ``closed``: the comparison claims the closed division of
     docs/benchmark-rules.md; ``tune``: the stack whose options are swept, if any; ``without``:
-    (stack, family) left out.
+    (stack, family) pairs left out.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -110,8 +108,8 @@ class Plan(Model):
 
 class Played(Model):
     """A line of ``trials.jsonl``: one arm that was played. ``run``: directory relative to the
-    comparison's; ``usable``: False where the harness failed or was ended, so that the arm says
-    nothing; ``busy``: share of the processors that other programs used just before it began; None:
+    comparison's; ``usable``: False if the harness failed or was stopped, so that the arm proves
+    nothing; ``busy``: share of the processors used by other programs just before it began, None:
     not measured.
     """
 
@@ -132,12 +130,12 @@ class Directory:
 
     @property
     def plan(self) -> Path:
-        """What was planned."""
+        """The file of the plan."""
         return self.root / "plan.json"
 
     @property
     def trials(self) -> Path:
-        """What was played."""
+        """The file of arms played."""
         return self.root / "trials.jsonl"
 
     @property
@@ -156,8 +154,8 @@ class Directory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one that plays it. Raises InfrastructureError when somebody else does, or the
-        disk refuses.
+        """Hold the comparison's lock while playing it. Raises InfrastructureError if another
+        process holds it, or the lock file cannot be opened.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -177,7 +175,7 @@ class Directory:
             os.close(descriptor)
 
     def write_plan(self, plan: Plan) -> None:
-        """Whole or not at all. Raises InfrastructureError when the disk refuses."""
+        """Write the plan atomically. Raises InfrastructureError if it cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             write_whole(self.plan, json.dumps(plan.model_dump(mode="json"), indent=1) + "\n")
@@ -190,18 +188,18 @@ class Directory:
             return read_model(self.plan, Plan)
         except FileNotFoundError:
             raise NoRun(
-                f"{self.root} is no comparison (no {self.plan.name})",
+                f"{self.root} is not a comparison (no {self.plan.name})",
                 hint="they lie in runs/compare/<name>",
             ) from None
         except (OSError, ValueError) as error:
             raise LogError(f"{self.plan} is damaged: {reason(error)}") from error
 
     def add(self, played: Played) -> None:
-        """Note one arm. Raises InfrastructureError when the disk refuses."""
+        """Record one arm. Raises InfrastructureError if it cannot be written."""
         line = json.dumps(played.model_dump(mode="json"), allow_nan=False) + "\n"
         try:
             with open_regular(self.trials, flags=os.O_RDWR | os.O_CREAT) as stream:
-                # a line that was torn when the power went
+                # remove a line torn by a power failure
                 stream.truncate(stream.read().rfind(b"\n") + 1)
                 stream.seek(0, os.SEEK_END)
                 stream.write(line.encode())
@@ -211,8 +209,8 @@ class Directory:
             raise _refused(self.trials, error) from error
 
     def played(self) -> dict[Arm, Played]:
-        """The newest usable one of each arm whose run is still there; a torn last line counts for
-        nothing.
+        """The newest usable record of each arm whose run still exists; a torn last line
+        is ignored.
         """
         found: dict[Arm, Played] = {}
         for one in self._lines():
@@ -241,7 +239,7 @@ class Directory:
 
 
 def provenance() -> dict[str, Any]:
-    """The machine, the software, and the version of this code: a digest of its sources, and its
+    """Machine, software, and version of this code: a digest of its sources, and its
     commit if any.
     """
     return devices.describe() | {
@@ -253,7 +251,7 @@ def provenance() -> dict[str, Any]:
 
 
 def code_digest(root: Path) -> str:
-    """Of every Python file that takes part in an arm or judges it."""
+    """Digest of every Python file that takes part in an arm or judges it."""
     total = hashlib.sha256()
     for package in CODE:
         for path in sorted((root / package).rglob("*.py")):
@@ -262,9 +260,9 @@ def code_digest(root: Path) -> str:
 
 
 def _commit(root: Path) -> str:
-    """The commit, with a + where files differ from it; empty where there is none."""
+    """The commit, with a + if files differ from it; empty without a commit."""
     try:
-        told = [
+        outputs = [
             subprocess.run(
                 ["git", "-C", str(root), *words],
                 capture_output=True,
@@ -276,11 +274,11 @@ def _commit(root: Path) -> str:
         ]
     except (OSError, subprocess.SubprocessError):
         return ""
-    return told[0] + ("+" if told[1] else "")
+    return outputs[0] + ("+" if outputs[1] else "")
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two provenances, in words; empty: nothing that matters."""
+    """Relevant differences between two provenances, in words."""
     found = []
     for key in SAME:
         if before.get(key) == now.get(key):
@@ -303,10 +301,10 @@ def _said(value: Any) -> str:
 
 
 def refuse_other(old: Plan, new: Plan) -> None:
-    """Raise ScenarioError when a directory holds another comparison than the one asked for.
+    """Raise ScenarioError if a directory holds a different comparison than requested.
 
-    More seeds, stacks and families than it has are an extension of it; fewer, or changed ones, are
-    not.
+    Additional seeds, stacks and families extend a comparison; fewer or changed ones make it a
+    different one.
     """
     wrong = []
     for what, before, now in (

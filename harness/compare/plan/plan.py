@@ -1,6 +1,4 @@
-"""What a comparison will play: which stacks, under which faults, with which seeds, in which order.
-Pure.
-"""
+"""Plans a comparison: stacks, fault families, seeds, and the order of its arms. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from harness.compare.environments.tuned import stack_of
 from harness.judge.figures import Model
 
 AGAIN = "again"
-"""Ends the label of the A/A arm: the reference a second time."""
+"""Suffix of the label of the A/A arm, which plays the reference a second time."""
 COMMON = {"size", "data"}
 """Parameters of the workload that a fault family may set."""
 CHANGES_VALUES = (
@@ -33,7 +31,7 @@ CHANGES_VALUES = (
 )
 """Kinds of faults after which the state or the data is wrong."""
 Wanted = Literal["default", "tuned", "both"]
-# until the first step, and to the end after the last; measured on 2 cores with 4 ranks
+# time before the first step and after the last; measured on 2 cores with 4 ranks
 GUESS_START_S = 15.0
 GUESS_STEP_S = 0.12
 GUESS_RECOVERY_S = 10.0
@@ -63,14 +61,13 @@ class Family:
     @property
     def script(self) -> bool:
         """Whether it tests the training script rather than the stack: its faults change values,
-        which no stack but a script's own checks would notice. It is shown apart, and stays out of
-        the headline.
+        which only a script's own checks can notice. It is shown separately, outside the headline.
         """
         return {fault.kind for fault in self.cell.scenario.faults} & set(CHANGES_VALUES) != set()
 
     @property
     def about(self) -> str:
-        """What is done to the job, for people."""
+        """Description of its faults, for people."""
         scenario = self.cell.scenario
         return scenario.description or ", ".join(fault.kind for fault in scenario.faults)
 
@@ -117,17 +114,16 @@ def _data(family: Family) -> str:
 
 
 def slug(text: str) -> str:
-    """As part of a file's name."""
+    """The text as part of a file name."""
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "x"
 
 
 def entrants(
     names: Sequence[str], stacks: Mapping[str, type[Stack]], settings: Wanted
 ) -> list[Entrant]:
-    """What ``--stacks a,b:tuned`` names, in that order. ``settings``: of those that do not say.
-
-    Settings that choose the same as the default are left out where both are wanted. Raises
-    ScenarioError for a name or a setting that there is not.
+    """Stacks named by ``--stacks a,b:tuned``, in that order. ``settings``: of stacks named without.
+    If both settings are wanted and they are equal, only the default is used. Raises ScenarioError
+    for an unknown name or setting.
     """
     found: dict[str, Entrant] = {}
     for word in names or sorted(stacks):
@@ -163,7 +159,9 @@ def _settings(name: str, kind: type[Stack], wanted: str) -> list[Settings]:
 
 
 def family_of(path: Path, cells: Sequence[Cell]) -> Family:
-    """The fault family of a loaded scenario file. Raises ScenarioError when it cannot be one."""
+    """The fault family of a loaded scenario file. Raises ScenarioError if the file
+    cannot be one.
+    """
 
     def wrong(what: str, hint: str) -> ScenarioError:
         return ScenarioError(f"{path}: {what}", hint=hint)
@@ -205,8 +203,8 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
 
 
 def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> None:
-    """Raise ScenarioError when two families have one name or different data, or no stack can be put
-    under one.
+    """Raise ScenarioError if two families have the same name or different data, or if no stack can
+    take part in one.
     """
     names = [family.name for family in families]
     data = {_data(family): str(family.path) for family in families}
@@ -241,11 +239,11 @@ def arms_of(
     controls: bool = True,
     without: Collection[tuple[str, str]] = (),
 ) -> list[Arm]:
-    """All arms, seed by seed, within a seed shuffled by it: whatever else the machine does meets
-    all alike.
+    """All arms, seed by seed, in seeded random order within each, so that other activity on the
+    machine affects all stacks alike.
 
-    Every stack has one control for each seed and workload, which its families share, but for
-    ``controls`` False. ``without``: (name of a stack, family) that are left out.
+    Every stack has one control per seed and workload, shared by its families, unless ``controls``
+    is False. ``without``: (name of a stack, family) pairs to leave out.
     """
     arms: list[Arm] = []
     for seed in seeds:
@@ -291,8 +289,8 @@ def control_of(
 def seconds_left(
     arms: Sequence[Arm], took: Mapping[Arm, float], workloads: Mapping[str, tuple[Any, ...]]
 ) -> tuple[float, int]:
-    """(expected seconds of these arms, how many of them are guesses). ``took``: seconds of arms
-    that were played.
+    """(expected seconds of these arms, number of arms whose time is a guess). ``took``: seconds of
+    arms already played.
     """
     total, guessed = 0.0, 0
     alike: dict[tuple[str, str | None], list[float]] = {}

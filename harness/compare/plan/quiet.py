@@ -1,4 +1,4 @@
-"""Whether anything else runs on the machine: asked before each arm, when nothing of ours does."""
+"""Measures whether other programs use the machine, before each arm, when nothing of ours runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STAT = Path("/proc/stat")
 def busy_share(
     look_s: float = LOOK_S, *, stat: Path = STAT, sleep: Callable[[float], None] = time.sleep
 ) -> float | None:
-    """Share of all processors that is not idle, over ``look_s`` seconds, with what a hypervisor
-    takes away (steal); None where the kernel does not say.
+    """Share of processor time not idle over ``look_s`` seconds, including time taken by a
+    hypervisor (steal); None if the kernel does not report it.
     """
     before = _times(stat)
     sleep(look_s)
@@ -28,7 +28,7 @@ def busy_share(
 
 
 def _times(stat: Path) -> tuple[int, int] | None:
-    """(ticks in all, of them idle or waiting for a disk) since the machine was started."""
+    """(all ticks, ticks idle or waiting for a disk) since boot."""
     try:
         # guest time is in user time already
         words = stat.read_text().split("\n", 1)[0].split()[1:9]

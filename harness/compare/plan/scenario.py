@@ -1,5 +1,5 @@
-"""The scenario of one arm: the faults of a family, done to a stack's own command. An ordinary file
-that ``chaos run`` takes, so that whoever doubts a number can play its arm again.
+"""Makes the scenario of one arm: the faults of a family applied to a stack's command. It is an
+ordinary scenario file, so that anyone can repeat an arm with ``chaos run``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SEEN_FROM_OUTSIDE = (
     "no-orphans",
     "evidence-complete",
 )
-# a job whose processes begin anew again and again makes no step and shows signs of life
+# a job whose processes restart repeatedly makes no step but sends heartbeats
 IDLE_BEYOND_S = 30.0
-# times the deadline: a job that goes back to step 0 again and again makes steps for ever
+# times the deadline: a job that repeatedly restarts from step 0 would make steps forever
 LONGEST = 3.0
-LONGEST_START_S, LONGEST_STEP_S = 300.0, 1.0  # whatever the deadline, an arm has so long
+LONGEST_START_S, LONGEST_STEP_S = 300.0, 1.0  # minimum time for an arm, whatever the deadline
 
 
 def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) -> dict[str, Any]:
-    """The scenario as plain values. ``family``: the arm's, or of a control one whose workload it
-    trains.
+    """The scenario as plain values. ``family``: of the arm; for a control, one with the same
+    workload.
 
-    Only the faults are the family's own: what it says about recovery, SLAs, invariants and
-    expectations is about one stack, and what a comparison is about is what happens under each.
+    Only the family's faults are used. Its recovery, SLAs, invariants and expectations concern one
+    stack, while a comparison observes every stack.
     """
     spec = family.cell.scenario.workload
     workload: dict[str, Any] = {
@@ -88,7 +88,7 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
 
 
 def write(path: Path, scenario: Mapping[str, Any]) -> None:
-    """Write it as YAML, whole or not at all. Raises InfrastructureError when the disk refuses."""
+    """Write it as YAML, atomically. Raises InfrastructureError if it cannot be written."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 120

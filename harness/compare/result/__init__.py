@@ -1,1 +1,1 @@
-"""What a comparison found: outcomes, ratios, and what may be said of them. Pure."""
+"""Results of a comparison: outcomes, ratios, and the conclusions they support. Pure."""

@@ -1,10 +1,10 @@
-"""A comparison as one file: its plan, what was played, and of each run all that its report is
-derived from.
+"""Packs a comparison into one file: its plan, the arms played, and everything from which its report
+is derived.
 
-Outputs of ranks, corpora and rendered reports stay out. Names of places on the machine are
-replaced, so that an archive can be published: of the checkout by ``/chaos``, of the stacks'
-environments by ``/stacks``, of the home directory by ``/home/user``, the host's name by ``host``.
-The same report is derived from it (``chaos compare FILE.tar.xz``).
+Outputs of ranks, corpora and rendered reports are left out. Paths and names of the machine are
+replaced, so that an archive can be published: the checkout becomes ``/chaos``, the stacks'
+environments ``/stacks``, the home directory ``/home/user``, and the host name ``host``. ``chaos
+compare FILE.tar.xz`` derives the same report from it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MOST_OF_ONE = 2**28
 MOST_ABOUT = 2**16
 MOST_PACKED = 2**28
 OF_A_RUN = ("events", "scenario.resolved.yaml", "system.json", "results.json")
-"""Of a run directory; the rest is derived from these, or says nothing about the run."""
+"""Files taken from a run directory; the rest is derived from these, or not about the run."""
 
 
 def pack(directory: Directory, target: Path) -> Path:
-    """Write the archive, whole or not at all; the same input gives the same bytes. Raises NoRun
-    where there is no comparison, InfrastructureError when the disk refuses.
+    """Write the archive atomically; the same input gives the same bytes. Raises NoRun if there is
+    no comparison, InfrastructureError if the file cannot be written.
     """
     directory.read_plan()
     replaced = _places(directory)
@@ -75,8 +75,8 @@ def _files(directory: Directory) -> Iterator[Path]:
 
 
 def _is_own(path: Path, root: Path) -> bool:
-    """Whether it is a plain file that lies in the directory itself: nothing that a link leads to is
-    given away.
+    """Whether it is a plain file inside the directory itself, so that no target of a link is
+    published.
     """
     if path.is_symlink() or not path.is_file():
         return False
@@ -84,7 +84,7 @@ def _is_own(path: Path, root: Path) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """Raises LogError for what no archive is made of."""
+    """Read a file for the archive. Raises LogError if it cannot be packed."""
     try:
         return read_bytes(path, most=MOST_OF_ONE)
     except OSError as error:
@@ -92,23 +92,23 @@ def _read(path: Path) -> bytes:
 
 
 def _places(directory: Directory) -> list[tuple[bytes, bytes]]:
-    """What is replaced, the longest first, so that none is cut by a shorter one."""
-    told = {
+    """Paths to replace -> replacements, longest first, so that no shorter one cuts a longer one."""
+    replacements = {
         str(directory.root.absolute()): "/comparison",
         str(ROOT): "/chaos",
         str(environments.root()): "/stacks",
         str(Path.home()): "/home/user",
         socket.gethostname(): "host",
     }
-    longest = sorted(told, key=len, reverse=True)
-    return [(place.encode(), told[place].encode()) for place in longest if len(place) > 3]
+    longest = sorted(replacements, key=len, reverse=True)
+    return [(place.encode(), replacements[place].encode()) for place in longest if len(place) > 3]
 
 
 def unpack(path: Path, into: Path) -> None:
-    """Unpack an archive into an empty directory. Plain files alone, below ``into``, of bounded
-    number and size.
+    """Unpack an archive into an empty directory. Accepts only plain files below ``into``, of
+    bounded number and size.
 
-    Raises LogError for a file that is damaged, or that holds anything else.
+    Raises LogError for a damaged file, or one that contains anything else.
     """
     count = total = 0
     try:
@@ -121,8 +121,8 @@ def unpack(path: Path, into: Path) -> None:
                 count, total = count + 1, total + entry.size
                 if not entry.isfile() or not _below(entry.name):
                     raise LogError(
-                        f"{path}: {entry.name!r} is no plain file below it",
-                        hint="it is no comparison",
+                        f"{path}: {entry.name!r} is not a plain file below it",
+                        hint="it is not a comparison",
                     )
                 if count > MOST_FILES or total > MOST_BYTES:
                     raise LogError(
@@ -145,13 +145,13 @@ def unpack(path: Path, into: Path) -> None:
 
 
 class _Entry(tarfile.TarInfo):
-    """An entry of an archive. What says more about the next one (a long name) is read into memory
-    as a whole, whatever its size.
+    """An entry of an archive. tarfile reads an entry that describes the next one (a long name) into
+    memory as a whole, so its size is limited here.
     """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """As the other; raises ValueError for such an entry that is too large."""
+        """As in the base class; raises ValueError for such an entry that is too large."""
         found = super().frombuf(buf, encoding, errors)
         if found.type not in tarfile.REGULAR_TYPES and found.size > MOST_ABOUT:
             raise ValueError("what an entry says about another one is too large")

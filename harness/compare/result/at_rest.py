@@ -1,6 +1,4 @@
-"""What a stack of a comparison holds ready, and whom it suspects, while nothing is done to its job.
-Pure.
-"""
+"""Idle spares and false alarms of a stack while no fault acts. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from harness.judge.record.history import History
 def at_rest(
     label: str, controls: Sequence[History], faulted: Sequence[History], beside: int
 ) -> AtRest | None:
-    """Of all arms of a stack. ``beside``: processes provisioned beside the ranks; None: no arm of
-    it can be read.
+    """Facts from all arms of a stack. ``beside``: provisioned processes besides the ranks. None: no
+    arm can be read.
     """
     known = [*controls, *faulted]
     if not known:

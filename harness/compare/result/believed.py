@@ -1,10 +1,10 @@
-"""Whether the record of an arm can be what happened: judged again whenever a comparison is read,
-never taken from what was stored when it was played. Pure.
+"""Decides whether an arm's record is credible. It is judged again whenever a comparison is read;
+stored verdicts are not used. Pure.
 
-What a checker of ``CONTRADICTS`` fails is no property of a stack: the log is not that of this arm,
-or says what cannot be. Its times then count for nothing, in whoever's favour they are. What other
-checkers fail is about the job, which is what a comparison is about, and what is inconclusive proves
-nothing against a record.
+A failure of a checker in ``CONTRADICTS`` is not a property of a stack: the log belongs to another
+arm, or is impossible. Its times are then ignored, whichever side they favour. Failures of other
+checkers concern the job, the subject of the comparison, and inconclusive findings prove nothing
+against a record.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ THREE = ("pass", "inconclusive", "fail")
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRecord:
-    """The log of one arm, and what it should be that of. ``arm``: of its run, ``faulted`` or
-    ``control``; ``name``: of its scenario, ``seed``: of its run, as the comparison planned them,
-    empty and None where nobody planned; ``twins``: other arms whose log has the same content.
+    """The log of one arm, with the plan it must match. ``arm``: kind in its run, ``faulted`` or
+    ``control``; ``name`` of its scenario and ``seed`` of its run as the comparison planned them,
+    empty and None without a plan; ``twins``: other arms whose log has the same content.
     """
 
     log: Log
@@ -45,12 +45,12 @@ class ArmRecord:
 
     @cached_property
     def contradictions(self) -> list[str]:
-        """Why it cannot be what happened; empty: nothing speaks against it."""
+        """Why the record is not credible; empty: no contradiction was found."""
         found = ((name, check(CHECKERS[name], self._evidence)) for name in CONTRADICTS)
-        told = [
+        failing = [
             f"{name}: {finding.witness}" for name, finding in found if finding.verdict == "fail"
         ]
-        return [*self._of_another(), *told]
+        return [*self._of_another(), *failing]
 
     @property
     def history(self) -> History:
@@ -58,13 +58,15 @@ class ArmRecord:
         return self._evidence.history
 
     def verdict(self, stored: str) -> str:
-        """That of its run, made anew; words that are more than pass, inconclusive or fail stay."""
+        """The run's verdict, judged again; verdicts other than pass, inconclusive and fail are
+        kept.
+        """
         if stored not in THREE:
             return stored
         return max(stored, merge([f.verdict for f in self._findings.values()]), key=THREE.index)
 
     def said_as(self, who: str) -> list[str]:
-        """What is to be said of trials that are set against this record, as that of ``who``."""
+        """Notes for trials compared with this record, which belongs to ``who``."""
         failing = (
             f"{name}: {one.witness}"
             for name, one in self._findings.items()
@@ -75,9 +77,7 @@ class ArmRecord:
         ]
 
     def left_out_as(self, who: str) -> list[str]:
-        """That nothing is set against this record, which is that of ``who``; empty where it can be
-        what happened.
-        """
+        """Note that this record, which belongs to ``who``, is left out; empty if it is credible."""
         return [f"{who} is left out: {why}" for why in self.contradictions[:1]]
 
     @cached_property
@@ -98,7 +98,9 @@ class ArmRecord:
         )
 
     def _of_another(self) -> Iterator[str]:
-        """Whether the whole run is another arm's: its scenario came with it, and agrees with it."""
+        """Signs that the whole run belongs to another arm: its scenario came with it, and agrees
+        with it.
+        """
         name, seed = self.cell.scenario.name, self.resolved.seed
         if self.name and name != self.name:
             yield f"its run is one of {name}, not of {self.name}"
@@ -131,15 +133,15 @@ class ArmRecord:
 
 
 def _same_words(said: object, planned: Sequence[str]) -> bool:
-    """Whether a command is the planned one, but for what the harness put into it."""
+    """Whether a command is the planned one, except for values filled in by the harness."""
     if not isinstance(said, list) or len(said) != len(planned):
         return False
     return all("$" in word or mine == word for mine, word in zip(said, planned, strict=True))
 
 
 def without_twins(records: Mapping[str, ArmRecord]) -> dict[str, ArmRecord]:
-    """The same, each with the arms that have the same log: two arms never took the same
-    nanoseconds.
+    """The records, each with the arms that have the same log; two real arms never have identical
+    times.
     """
     simulated = {
         name: (

@@ -1,5 +1,5 @@
-"""docs/metrics.md, made from the catalogue and from what the computing functions say of themselves:
-``python -m harness.compare.result.definitions > docs/metrics.md``.
+"""Generates docs/metrics.md from the metric catalogue and the docstrings of the computing
+functions: ``python -m harness.compare.result.definitions > docs/metrics.md``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from harness.judge.results import LEAST_RANK_HOURS
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """``text``: in the page's symbols; ``by``: what computes it, and says more in its docstring."""
+    """``text``: in the page's symbols; ``by``: the computing function, whose docstring has the
+    details.
+    """
 
     text: str
     by: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""From the stored runs of a comparison to what its report shows. Pure: event logs and a plan in,
+"""Derives a comparison's report from its stored runs. Pure: event logs and a plan in,
 ``Comparison`` out.
 """
 
@@ -22,11 +22,11 @@ from harness.judge.measure.measure import measure
 from harness.judge.record.lineage import history_of
 
 BARE = "none"
-"""The stack without recovery, whose fault-free step is the measure of all others'."""
+"""The stack without recovery, whose fault-free step time is the reference for all others."""
 
 
 def gather(directory: Directory) -> Comparison:
-    """What a comparison says so far. Raises NoRun or LogError when there is none."""
+    """The comparison's results so far. Raises NoRun or LogError if it cannot be read."""
     plan = directory.read_plan()
     played = directory.played()
     runs = Runs(directory=directory, played=played)
@@ -97,20 +97,18 @@ def _at_rest(plan: Plan, runs: Runs) -> Iterator[AtRest]:
         arms = [
             arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)
         ]
-        told = [
+        histories = [
             (arm.family, record.history) for arm in arms if (record := runs.record(arm)) is not None
         ]
-        controls = [history for family, history in told if family is None]
-        faulted = [history for family, history in told if family is not None]
+        controls = [history for family, history in histories if family is None]
+        faulted = [history for family, history in histories if family is not None]
         one = at_rest(stack.label, controls, faulted, stack.ranks_beside)
         if one is not None:
             yield one
 
 
 def _refuted(arms: Iterable[Arm], runs: Runs) -> Iterator[str]:
-    """Arms whose record cannot be what happened, or that do not say what they were to be, for
-    people.
-    """
+    """Messages about arms whose record is not credible, or whose run does not state its plan."""
     for arm in arms:
         who = f"{arm.label}, {arm.family or f'control of {arm.like}'}, seed {arm.seed}"
         if why := runs.contradictions(arm):
@@ -123,7 +121,7 @@ def _refuted(arms: Iterable[Arm], runs: Runs) -> Iterator[str]:
 
 
 def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
-    """What became of one arm, in a few words, as soon as it was played."""
+    """Outcome of one arm in a few words, right after it was played."""
     try:
         return _seen(directory, plan, played)
     except LogError as error:
@@ -151,7 +149,7 @@ def _seen(directory: Directory, plan: Plan, played: Played) -> str:
 
 
 def info_of(stack: PlannedStack) -> StackInfo:
-    """What a report says about a stack."""
+    """The stack as shown in reports."""
     return StackInfo(
         label=stack.label,
         stack=stack.name,
@@ -204,9 +202,9 @@ def _source(arm: Arm, plan: Plan, runs: Runs) -> Source | None:
 
 def _workload(plan: Plan) -> dict[str, object]:
     names = ("size", "ranks", "steps", "global_batch", "checkpoint_every")
-    told = {family.workload for family in plan.families}
-    if len(told) == 1:
-        return {"kind": "gpt", **dict(zip(names, told.pop(), strict=True))}
+    workloads = {family.workload for family in plan.families}
+    if len(workloads) == 1:
+        return {"kind": "gpt", **dict(zip(names, workloads.pop(), strict=True))}
     return {
         family.name: {"kind": "gpt", **dict(zip(names, family.workload, strict=True))}
         for family in plan.families
@@ -214,13 +212,13 @@ def _workload(plan: Plan) -> dict[str, object]:
 
 
 def _cautions(plan: Plan) -> list[str]:
-    """What makes pairs unfair."""
+    """Reasons why pairs are not comparable."""
     slow = dns_check.caution(plan.provenance.get("slowest_lookup_s", 0.0))
     return [*plan.changes, *([slow] if slow else [])]
 
 
 def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> list[str]:
-    """What was emulated, as the runs themselves say, and how the clock of this comparison runs."""
+    """What was emulated, according to the runs, and how this comparison measures time."""
     notes: list[str] = []
     for one in played:
         results = read_results(RunDirectory(directory.root / one.run))

@@ -1,4 +1,4 @@
-"""The shape of ``compare.json``: everything in it is derived from stored runs by
+"""Models of ``compare.json``; everything in it is derived from stored runs by
 ``harness.compare.result.gather``.
 """
 
@@ -29,8 +29,8 @@ Number = Annotated[
     BeforeValidator(lambda value: _NAMES.get(value, value) if isinstance(value, str) else value),
     PlainSerializer(_to_json),
 ]
-"""A number that may be infinite (never recovered) or no number (a loss); words in JSON, which has
-neither.
+"""A number that may be infinite (never recovered) or NaN (a loss); written as text in JSON, which
+has neither.
 """
 
 OutcomeClass = Literal[
@@ -46,11 +46,11 @@ OutcomeClass = Literal[
     "not offered",
     "refuted",
 ]
-"""What became of a job. ``rolled back``: recovered from a checkpoint, steps were done again;
-``started over``: from step 0; ``degraded``: went on slower or with fewer ranks to its end;
-``committed bad values``: a non-finite or corrupted state was trained on unnoticed; ``not offered``:
-this stack cannot be put under this fault, and the note says why; ``refuted``: its record cannot be
-what happened, and counts for nothing (``harness.compare.result.believed``).
+"""Outcome of a job. ``rolled back``: recovered from a checkpoint and redid steps; ``started over``:
+from step 0; ``degraded``: continued slower or with fewer ranks to its end; ``committed bad
+values``: a non-finite or corrupted state was trained on unnoticed; ``not offered``: this stack
+cannot take part in this fault family, for the reason in the note; ``refuted``: its record is not
+credible and is ignored (``harness.compare.result.believed``).
 """
 
 Difference = Literal[
@@ -65,11 +65,11 @@ Difference = Literal[
 
 
 class StackInfo(Model):
-    """One compared thing: a stack with one of its settings. ``label``: unique, such as ``torchft
-    tuned``; ``ours``: a strategy of this project; ``because``: why these settings are its best
-    documented ones; ``versions``: package -> version; ``way``: how it goes on after a failure
-    (``harness.compare.environments.stack.Way``); ``against``: label of the stack that it is set
-    against, empty: the comparison's reference.
+    """A stack with one of its settings. ``label``: unique, such as ``torchft tuned``; ``ours``: a
+    strategy of this project; ``because``: why these settings are its best documented ones;
+    ``versions``: package -> version; ``way``: how it continues after a failure
+    (``harness.compare.environments.stack.Way``); ``against``: label of the stack it is compared
+    with, empty: the comparison's reference.
     """
 
     label: str
@@ -88,19 +88,18 @@ class StackInfo(Model):
 class Trial(Model):
     """One pair of arms: with the fault and without. Times in seconds.
 
-    ``recovery``: fault to the first new step, of several faults the slowest; infinity: never, or
-    only from step 0, or with values that are no numbers; None: training did not stand still, or the
-    fault did not land. ``detection``: fault to the first reaction that can be seen from outside.
-    ``goodput``, ``badput`` (class -> seconds): against the fault-free step of the stack ``none``
-    with the same seed where there is one, else the own control's; 0 where what was trained is
-    worthless. ``full_rate``, ``redundancy``: as ``chaos run`` has them (``time_to_full_rate``,
-    ``time_to_redundancy``), of several faults the slowest, infinity where ``recovery`` is; the full
-    rate is that of the stack's own control. ``ettr``: effective training time ratio, as ``chaos
-    run`` has it; 0 where the job did not come to its end, or what was trained is worthless.
-    ``step_time``: fault-free. ``ranks``: provisioned, spares too. ``run``, ``control_run``:
-    directories relative to the comparison's; ``witness``: the evidence for ``outcome``; ``note``:
-    what could not be known, and why; ``losses``: (step, loss) of the faulted arm and of its
-    control, thinned.
+    ``recovery``: fault to the first new step, for several faults the slowest; infinity: never, only
+    from step 0, or with non-finite values; None: training did not stand still, or the fault did not
+    land. ``detection``: fault to the first reaction visible from outside. ``goodput``, ``badput``
+    (class -> seconds): relative to the fault-free step of the stack ``none`` with the same seed if
+    there is one, else of the own control; 0 if the training result is worthless. ``full_rate``,
+    ``redundancy``: as in ``chaos run`` (``time_to_full_rate``, ``time_to_redundancy``), for several
+    faults the slowest, infinity if ``recovery`` is; the full rate is that of the stack's own
+    control. ``ettr``: effective training time ratio, as in ``chaos run``; 0 if the job did not
+    finish, or its training result is worthless. ``step_time``: fault-free. ``ranks``: provisioned,
+    including spares. ``run``, ``control_run``: directories relative to the comparison's;
+    ``witness``: the evidence for ``outcome``; ``note``: what is unknown, and why; ``losses``:
+    (step, loss) of the faulted arm and of its control, thinned.
     """
 
     label: str
@@ -133,9 +132,9 @@ class Trial(Model):
 
 class Ratio(Model):
     """A stack against the reference under one family, by pairs of the same seed. ``value``: median
-    of the ratios, its time over the reference's; ``interval``: 95 %; infinite where one never
-    recovers; ``needed``: pairs in all that would probably settle it where no difference is shown,
-    None: more than can be told.
+    of the ratios, its time over the reference's; ``interval``: 95 %; infinite if one never
+    recovers; ``needed``: total number of pairs that would probably settle it if no difference is
+    shown, None: too many to estimate.
     """
 
     label: str
@@ -150,10 +149,10 @@ class Ratio(Model):
 
 
 class CellSummary(Model):
-    """A stack under one fault family. ``outcomes``: class -> how often; ``worst``: the least good
-    of them; ``recovery``, ``full_rate``, ``redundancy``, ``goodput``, ``ettr``, ``overhead``: over
-    trials; ``survival``: of the trials whose fault landed, those that kept the job's work;
-    ``outliers``: seeds of flagged, never dropped values.
+    """A stack under one fault family. ``outcomes``: class -> count; ``worst``: the worst of them;
+    ``recovery``, ``full_rate``, ``redundancy``, ``goodput``, ``ettr``, ``overhead``: over trials;
+    ``survival``: share of trials whose fault landed that kept the job's work; ``outliers``: seeds
+    of flagged values, which are never dropped.
     """
 
     label: str
@@ -183,9 +182,9 @@ class CellSummary(Model):
 
 
 class AtRest(Model):
-    """A stack while nothing fails, over all its arms. ``spares``: provisioned beside the ``ranks``;
-    ``share``: of them in all that is provisioned; ``false_alarms``: failures seen while no fault
-    had acted.
+    """A stack while nothing fails, over all its arms. ``spares``: provisioned besides the
+    ``ranks``; ``share``: spares' share of all provisioned processes; ``false_alarms``: failures
+    detected before any fault had acted.
     """
 
     label: str
@@ -197,13 +196,12 @@ class AtRest(Model):
 
 class Comparison(Model):
     """Everything a report of a comparison shows. ``price``: of a GPU hour; ``families``: name ->
-    what is done to the job; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if it
-    was asked for; ``deadline``: seconds without a new step after which a job counts as never
-    recovered; ``cautions``: what differs between arms beside the stack (machine, code, workload),
-    so that they are no fair pair; ``missing``: arms planned and not played yet; ``script``:
-    families that test the training script rather than the stack; ``division``: of
-    docs/benchmark-rules.md; ``broken``: rules of the closed division that were broken, where it was
-    claimed.
+    description of its faults; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if
+    requested; ``deadline``: seconds without a new step after which a job counts as never recovered;
+    ``cautions``: differences between arms besides the stack (machine, code, workload), which make
+    pairs unfair; ``missing``: number of arms planned but not played yet; ``script``: families that
+    test the training script rather than the stack; ``division``: of docs/benchmark-rules.md;
+    ``broken``: rules of the closed division that were broken, if it was claimed.
     """
 
     schema_version: int = SCHEMA_VERSION

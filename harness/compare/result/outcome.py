@@ -1,9 +1,8 @@
-"""What became of a job after a fault, from its event log: one class, with the witness in words.
-Pure.
+"""Classifies the outcome of a job after a fault from its event log, with evidence in words. Pure.
 
 The classes are ``model.OutcomeClass``. They are tried from the worst to the best, so that a job
-that both rolled back and lost a rank is ``degraded``. What is looked at is the same for every
-stack: the steps, losses, samples and ranks that were reported, and the processes that ended.
+that both rolled back and lost a rank is ``degraded``. The evidence is the same for every stack:
+reported steps, losses, samples and ranks, and ended processes.
 """
 
 from __future__ import annotations
@@ -22,23 +21,25 @@ from harness.judge.incident import Incident, PhaseSpan
 from harness.judge.measure.measure import ArmMeasures
 from harness.judge.record.history import NS, History
 
-LAST_STEPS = 5  # whoever reports none of the last steps no longer takes part
-STOOD_STILL = 5.0  # usual times between two steps; less is no interruption
+LAST_STEPS = 5  # a rank that reports none of the last steps no longer takes part
+STOOD_STILL = 5.0  # times the usual gap between steps; a shorter gap is not an interruption
 SHORTEST_STOP_S = 0.1
-UNUSUAL = 2.0  # usual times between two steps; a longer gap after a failure belongs to its recovery
-SOON_STEPS = 10.0  # a stop that the fault caused begins within so many usual steps after it
-SPOILT_LOSS = 1.2  # times the control's: the restored state is not the saved one
+UNUSUAL = (
+    2.0  # times the usual gap between steps; a longer gap after a failure belongs to its recovery
+)
+SOON_STEPS = 10.0  # a stop caused by the fault begins within this many usual steps after it
+SPOILT_LOSS = 1.2  # times the control's loss: the restored state is not the saved one
 SPOILT_STEPS = 10
 CORRUPTS_STATE = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync")
 TELLING = re.compile(r"(Error|Exception)\b|\bsignal\b|\bSIG[A-Z]+\b", re.ASCII)
-"""A line of output that says why a program ended."""
+"""Matches a line of output that says why a program ended."""
 FOR_EVER: tuple[OutcomeClass, ...] = (
     "started over",
     "all ranks died",
     "hung",
     "committed bad values",
 )
-"""Classes whose recovery time is infinity: what the job had done is lost, or worthless."""
+"""Classes whose recovery time is infinity: the job's work is lost, or worthless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
 
 
 def completed(history: History) -> bool:
-    """Whether the last step was reached, whether or not the command then ended as well."""
+    """Whether the last step was reached, even if the command did not end after it."""
     return history.outcome == "completed" or history.committed_step >= history.info.steps
 
 
@@ -180,15 +181,15 @@ def _failure(incident: Incident) -> str:
 def _bad_values(
     history: History, control: History | None, incidents: Sequence[Incident], injected_ns: int
 ) -> str:
-    """Evidence that a spoilt state was trained on to the end; empty: none was seen."""
+    """Evidence that a corrupted state was trained on to the end; empty: none was seen."""
     after = [run for run in history.lineage.values() if run.end_ns > injected_ns]
     for run in after:
         loss = run.commits[0].data["loss"]
         if loss is not None and not math.isfinite(float(loss)):
-            return f"step {run.step} was reported with loss {float(loss)}, and nobody took it back"
+            return f"step {run.step} was reported with loss {float(loss)}, and was never redone"
     escaped = next((one for one in incidents if one.outcome == "sdc-escape"), None)
     if escaped is not None:
-        return f"{escaped.fault}: the state differs from the control's, and nobody noticed"
+        return f"{escaped.fault}: the state differs from the control's, and nothing detected it"
     if control is None or not any(one.kind in CORRUPTS_STATE for one in incidents):
         return ""
     theirs = {step: run.loss for step, run in control.lineage.items() if math.isfinite(run.loss)}
@@ -231,9 +232,7 @@ def _started_over(history: History, injected_ns: int) -> str:
 
 
 def _gone(history: History, incidents: Sequence[Incident]) -> str:
-    """Evidence that the job went to its end with fewer ranks; empty: all took part, or it cannot be
-    known.
-    """
+    """Evidence that the job finished with fewer ranks; empty: all took part, or it is unknown."""
     steps = sorted(history.lineage)[-LAST_STEPS:]
     ranks = {
         event.data["rank"]
@@ -253,15 +252,15 @@ def _time_of(
     history: History, incident: Incident, all_: Sequence[Incident], *, for_good: bool
 ) -> float | None:
     """Seconds from the fault to the end of the standstill it caused, which is a new step; None:
-    there was none.
+    there was no standstill.
 
-    Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new
-    step of a generation formed after the failure, and from outside a spare is seen to have joined
-    only when it reports, some steps after it did. The standstill ends with the last gap between two
-    new steps in that time that is longer than usual; steps that are done again are no new ones.
-    Where no failure was seen, only a stop of several usual steps counts, that begins soon after the
-    fault and before the next one; or, where a rank was lost ``for_good``, the longest gap that
-    does: the others had to go on without it, however soon they did.
+    If a failure was seen, ``Incident.recovery_time`` is an upper bound: it ends with the first new
+    step of a generation formed after the failure, but from outside a spare is seen only once it
+    reports, some steps after it joined. Within that time, the standstill ends with the last
+    unusually long gap between two new steps; redone steps are not new. If no failure was seen, only
+    a stop of several usual steps counts that begins soon after the fault and before the next one;
+    or, if a rank was lost ``for_good``, the longest such gap, as the others had to continue without
+    it.
     """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     gaps = list(itertools.pairwise(_advances(history)))
@@ -287,9 +286,9 @@ def _time_of(
 
 
 def _reaction(history: History, incident: Incident, recovery: float | None) -> float | None:
-    """Seconds from the fault to the first thing that shows a reaction: a process ends (other than
-    by the fault) or starts, a new generation begins, the command ends. None: nothing was seen
-    before the recovery; infinity: ever.
+    """Seconds from the fault to the first visible reaction: a process ends (other than by the
+    fault) or starts, a new generation begins, or the command ends. None: no reaction before the
+    recovery; infinity: no reaction and no recovery.
     """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     kinds = (Kind.PROCESS_EXITED, Kind.PROCESS_SPAWNED, Kind.GENERATION_STARTED, Kind.COMMAND_ENDED)
@@ -302,8 +301,8 @@ def _reaction(history: History, incident: Incident, recovery: float | None) -> f
 
 
 def _is_no_answer(event: Event, incident: Incident) -> bool:
-    """Whether the end of a process is what the fault did, or a good end, or the harness's doing. A
-    stopped process that ends was ended by an answer.
+    """Whether a process's end is not a reaction: the fault or the harness ended it, or it
+    succeeded. The end of a stopped process is always a reaction.
     """
     if event.data.get("expected") or event.data.get("asked") or event.data.get("exit_code") == 0:
         return True
@@ -314,9 +313,9 @@ def _is_no_answer(event: Event, incident: Incident) -> bool:
 
 
 def _phases(incident: Incident, detection: float | None, recovery: float | None) -> list[PhaseSpan]:
-    """The incident's phases, the first one ending with the first visible reaction (when the
-    observer of chaos noticed is no property of a stack), the last one with the recovery; one for
-    all where they cannot be told apart.
+    """The incident's phases. The first ends with the first visible reaction, as the time at which
+    our own observer noticed is not a property of the stack; the last ends with the recovery. If
+    they cannot be separated, there is only one.
     """
     if recovery is None:
         return []

@@ -1,4 +1,4 @@
-"""Which committed steps were trained again, and which samples were lost."""
+"""Finds committed steps that were trained again, and samples that were lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from harness.judge.record.history import History
 def redone(history: History, injected_ns: int) -> list[int]:
     """Steps that had been done and were done again after the fault, in order, each once.
 
-    Where ranks are known a step counts when all members of a generation had reported it, which is
-    what it takes to be committed anywhere in this project, and most of a later generation report it
-    again. One that only the lost rank had finished, or that some finished before a spare joined and
-    the others after, was not: from outside a spare may be found some steps after it joined, so that
-    the rest of a step is reported by a generation that did not begin with it.
+    If ranks are known, a step counts if all members of a generation had reported it (the condition
+    for a commit everywhere in this project) and most of a later generation report it again. A step
+    does not count if only the lost rank had finished it, or if some ranks finished it before a
+    spare joined and the others after: from outside a spare may be seen some steps after it joined,
+    so the rest of a step is then reported by a generation that did not begin with it.
     """
     if not _told_by_rank(history):
         lost = (run for run in history.runs if not run.survives and run.committed_ns is not None)
@@ -26,16 +26,16 @@ def redone(history: History, injected_ns: int) -> list[int]:
     again: set[int] = set()
     for event in history.log.of(Kind.STEP_REPORTED):
         step, number = event.step or 0, event.generation
-        told = ranks.setdefault((number, step), set())
-        told.add(int(event.data["rank"]))
+        reporters = ranks.setdefault((number, step), set())
+        reporters.add(int(event.data["rank"]))
         world = worlds.get(number, math.inf)
         if (
             event.time_ns > injected_ns
             and whole.get(step, number) < number
-            and 2 * len(told) > world
+            and 2 * len(reporters) > world
         ):
             again.add(step)
-        if len(told) >= world:
+        if len(reporters) >= world:
             whole.setdefault(step, number)
     return sorted(again)
 
@@ -52,7 +52,7 @@ def _ends(history: History, step: int) -> int:
 
 
 def _advances(history: History) -> list[int]:
-    """Times at which a step beyond all before was done, ns, in order."""
+    """Times at which a new highest step was done, in ns, in order."""
     times, high = [], 0
     for run in sorted(
         (r for r in history.runs if r.committed_ns is not None),
@@ -65,12 +65,12 @@ def _advances(history: History) -> list[int]:
 
 
 def samples_lost(history: History) -> tuple[int | None, str]:
-    """(samples of the global batches that no rank reported to have trained on, why it is not
-    known).
+    """(number of samples of the global batches that no rank reported as trained, or why that is
+    unknown).
 
-    Of an observed job each rank must report its own samples. The share of a rank that was lost in a
-    step that others completed counts as trained on: they complete a step when its all-reduce has
-    every member's share.
+    In an observed job, each rank must report its own samples. The samples of a rank lost in a step
+    that others completed count as trained: others complete a step only after its all-reduce, which
+    includes every member's gradients.
     """
     info = history.info
     if not info.observed:
@@ -93,8 +93,8 @@ def samples_lost(history: History) -> tuple[int | None, str]:
 
 
 def _died_in(history: History) -> set[int]:
-    """Steps in which some member was lost: the first that it did not report. Its number may be
-    another's afterwards.
+    """Steps in which a member was lost: the first step it did not report. Its rank number may be
+    reused afterwards.
     """
     found = set()
     for failure in history.log.of(Kind.FAILURE_DETECTED):

@@ -1,7 +1,7 @@
-"""The rules of the closed division (docs/benchmark-rules.md) that a program can hold, before it
-plays and afterwards.
+"""Checks those rules of the closed division (docs/benchmark-rules.md) that a program can check,
+before and after playing.
 
-Each function returns what is broken, in words; an empty list: nothing is. Pure.
+Each function returns broken rules in words. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EQUAL = ("no difference shown", "neither recovers")
 
 
 def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> list[str]:
-    """Of a plan, before anything is played."""
+    """Rules broken by a plan, before anything is played."""
     found = [
         f"{family.path} is not one of scenarios/compare"
         for family in families
@@ -38,7 +38,7 @@ def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> l
     commit = str(plan.provenance.get("commit") or "")
     if not commit or commit.endswith("+"):
         found.append(
-            "the code is no commit"
+            "the code has no commit"
             if not commit
             else f"files differ from the commit {commit[:9]}: commit them"
         )
@@ -54,7 +54,7 @@ def broken_by(
     missing: int,
     refuted: Sequence[str] = (),
 ) -> list[str]:
-    """Of what was played. ``refuted``: arms whose record cannot be what happened."""
+    """Rules broken by the arms played. ``refuted``: arms whose record is not credible."""
     found = [f"{missing} arms of the plan were not played"] if missing else []
     found += refuted
     found += plan.changes
@@ -62,8 +62,8 @@ def broken_by(
     noisy = [one for one in arms if one.busy is None or one.busy > BUSY]
     if noisy:
         most = max((one.busy for one in noisy if one.busy is not None), default=None)
-        told = "it is not known" if most is None else f"up to {most:.0%} of the processors"
-        found.append(f"other programs ran before {len(noisy)} of {len(arms)} arms ({told})")
+        share = "share not known" if most is None else f"up to {most:.0%} of the processors"
+        found.append(f"other programs ran before {len(noisy)} of {len(arms)} arms ({share})")
     found += [
         f"the reference differs from itself in {one.family}: {one.says}"
         for one in same

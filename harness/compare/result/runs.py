@@ -1,4 +1,4 @@
-"""The stored runs of a comparison: each log is read once and judged once, within one budget."""
+"""Reads the stored runs of a comparison: each log once, judged once, within one memory budget."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from harness.judge.results import Results
 
 @dataclass(kw_only=True)
 class Runs:
-    """The runs of a comparison, each log read once and judged once; all together are within one
-    budget.
-    """
+    """The runs of a comparison; each log is read and judged once, all within one memory budget."""
 
     directory: Directory
     played: Mapping[Arm, Played]
@@ -30,7 +28,7 @@ class Runs:
     budget: Budget = field(default_factory=Budget)
 
     def log(self, arm: Arm | None) -> Log | None:
-        """None: not played, or nothing left to read."""
+        """The log of an arm; None: not played, or the log is gone."""
         if arm is None or arm not in self.played:
             return None
         if arm not in self.logs:
@@ -38,9 +36,7 @@ class Runs:
         return self.logs[arm]
 
     def record(self, arm: Arm | None) -> ArmRecord | None:
-        """What the arm should be, beside its log; None: it has no log, or nobody says what it
-        should be.
-        """
+        """An arm's log with its plan; None: it has no log, or the run does not state its plan."""
         log = self.log(arm)
         if arm is None or log is None:
             return None
@@ -49,37 +45,37 @@ class Runs:
         return self.records[arm]
 
     def contradictions(self, arm: Arm | None) -> list[str]:
-        """Why the arm's record cannot be what happened."""
+        """Why the arm's record is not credible."""
         record = self.record(arm)
         return record.contradictions if record is not None else []
 
     def trusted(self, arm: Arm | None) -> Log | None:
-        """The log of an arm that can be what happened."""
+        """The log of an arm if its record is credible."""
         return None if self.contradictions(arm) else self.log(arm)
 
     def set_apart(self) -> None:
-        """Find arms with the log of another one, of all that were played."""
+        """Mark arms whose log equals that of another arm played."""
         known = {
             arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None
         }
-        told = without_twins({name: record for name, (_, record) in known.items()})
-        self.records |= {known[name][0]: record for name, record in told.items()}
+        marked = without_twins({name: record for name, (_, record) in known.items()})
+        self.records |= {known[name][0]: record for name, record in marked.items()}
 
     def _run(self, arm: Arm) -> RunDirectory:
         return RunDirectory(self.directory.root / self.played[arm].run)
 
 
 def log_of(run: RunDirectory, budget: Budget) -> Log | None:
-    """The log of the only arm of a run; None when there is none. Raises LogError when it was not
-    read to its end.
+    """The log of a run's only arm; None if there is none. Raises LogError if it could not be read
+    completely.
     """
     arms = run.arms()
     return log_in(run.events(arms[0]), budget) if arms else None
 
 
 def log_in(events: Path, budget: Budget) -> Log | None:
-    """The log of one arm; None when there is none. Raises LogError when it was not read to its end:
-    a comparison without a trial that it has played would be another one.
+    """The log of one arm; None if there is none. Raises LogError if it could not be read
+    completely, as leaving out a trial would change the comparison.
     """
     try:
         log = read_log(events, budget)
@@ -91,7 +87,7 @@ def log_in(events: Path, budget: Budget) -> Log | None:
 
 
 def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
-    """None where the run does not say what it was to be, or not in the words of this version."""
+    """The record; None if the run does not state its plan, or not in this version's format."""
     try:
         resolved = read_resolved(run)
     except LogError:
@@ -103,7 +99,7 @@ def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
 
 
 def read_results(run: RunDirectory) -> Results | None:
-    """The stored ``results.json``; None when it cannot be read."""
+    """The stored ``results.json``; None if it cannot be read."""
     try:
         return read_model(run.results, Results)
     except (OSError, ValueError):

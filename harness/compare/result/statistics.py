@@ -1,5 +1,5 @@
-"""What a few paired runs can and cannot say. Nothing here assumes a distribution, and non-recovery
-is infinity.
+"""Statistics of few paired runs. Nothing here assumes a distribution, and non-recovery counts as
+infinity.
 
 Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a
 median never leaves the values seen, and with the 5 to 15 pairs of a comparison on a small machine
@@ -23,8 +23,8 @@ from harness.compare.result.model import Difference
 from harness.judge.measure.samples import median_ci95
 
 EVERY = "every kind"
-"""The family of a ratio over the pairs of all families together: what few repeats of each can still
-show.
+"""The family of a ratio over the pairs of all families together, which few repeats of each can
+still settle.
 """
 
 RESAMPLES = 1000

@@ -1,4 +1,4 @@
-"""Trials put together: a stack under a family, and a stack against the reference. Pure."""
+"""Summarizes trials: a stack under a family, and a stack against the reference. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from harness.judge.measure.reliability import clopper_pearson
 from harness.judge.results import Survival
 
 FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
-"""Classes in order. What did not land says nothing, so it is shown only where nothing else
-happened.
+"""Classes from best to worst. A fault that did not land proves nothing, so that class is shown only
+if nothing else happened.
 """
 SURVIVED = ("masked", "recovered", "rolled back", "degraded")
-"""The job came to its end with the work that it had done."""
+"""The job finished and kept its work."""
 SAYS_NOTHING = ("not landed", "not offered", "refuted")
 METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = (
     "recovery",
@@ -48,9 +48,8 @@ def cells_of(
     bare: str | None,
     not_offered: Mapping[tuple[str, str], str],
 ) -> list[CellSummary]:
-    """Every stack under every family of which there is something to say. ``bare``: label of the
-    stack whose fault-free step the others' are set against; ``not_offered``: (label, family) ->
-    why.
+    """Every stack under every family with results. ``bare``: label of the stack whose fault-free
+    step is the reference for the others'; ``not_offered``: (label, family) -> reason.
     """
     steps = {(t.seed, t.family): t.step_time for t in trials if t.label == bare and t.step_time}
     found = []
@@ -65,9 +64,9 @@ def cells_of(
 
 
 def worst_of(outcomes: Iterable[OutcomeClass]) -> OutcomeClass:
-    """The least good one; what says nothing only where there is nothing else."""
-    told = list(outcomes)
-    return max([one for one in told if one not in SAYS_NOTHING] or told, key=FROM_BEST.index)
+    """The worst outcome; outcomes that prove nothing count only if there is nothing else."""
+    known = list(outcomes)
+    return max([one for one in known if one not in SAYS_NOTHING] or known, key=FROM_BEST.index)
 
 
 def _cell(
@@ -125,8 +124,8 @@ def _cell(
 
 
 def survival_of(landed: Sequence[Trial]) -> Survival | None:
-    """Of trials whose fault landed, how many kept the job's work to its end, with the exact
-    interval; None: of none.
+    """Number of trials, of those whose fault landed, that kept the job's work to the end, with the
+    exact interval; None: no such trial.
     """
     if not landed:
         return None
@@ -163,18 +162,18 @@ def _empty(label: str, family: str, why: str) -> CellSummary:
 
 
 def _metric(unit: str, values: Sequence[float | None], better: str = "lower") -> Metric | None:
-    """Over trials, of which some may have no value; None where all have none."""
-    told = [float(value) for value in values if value is not None]
-    if not told:
+    """A metric over trials, some of which may have no value; None if none has."""
+    present = [float(value) for value in values if value is not None]
+    if not present:
         return None
     return Metric(
         unit=unit,
-        values=told,
-        n=len(told),
-        median=statistics.median(told),
-        min=min(told),
-        max=max(told),
-        ci95=median_interval(told),
+        values=present,
+        n=len(present),
+        median=statistics.median(present),
+        min=min(present),
+        max=max(present),
+        ci95=median_interval(present),
         better="higher" if better == "higher" else "lower",
         of=len(values),
         of_arms=len(values),
@@ -189,11 +188,12 @@ def ratios_of(
     against: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
 ) -> list[Ratio]:
-    """Every stack against the reference, or against what ``against`` says for its label, by pairs
-    of the same seed; for recovery also over all families together but those ``apart``.
+    """Every stack against the reference, or against the stack that ``against`` names for its label,
+    by pairs of the same seed; for recovery also over all families together, except those in
+    ``apart``.
 
-    A trial whose fault did not land is no pair. Step times and goodput of families share their
-    controls, so that their pairs are not independent and not put together.
+    A trial whose fault did not land does not form a pair. Step times and goodput of families share
+    controls, so their pairs are not independent and are not pooled.
     """
     landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
     labels = [label for label in dict.fromkeys(t.label for t in landed) if label != reference]
@@ -234,11 +234,11 @@ def ratios_of(
 def _values(
     trials: Sequence[Trial], label: str, family: str, value: Callable[[Trial], float | None]
 ) -> dict[int, float]:
-    """Seed -> value; over all families a number of its own for each family and seed."""
+    """Seed -> value; over all families, a separate number for each family and seed."""
     place = {name: index for index, name in enumerate(sorted({trial.family for trial in trials}))}
     mine = (trial for trial in trials if trial.label == label and family in (EVERY, trial.family))
     return {
-        trial.seed if family != EVERY else trial.seed * len(place) + place[trial.family]: told
+        trial.seed if family != EVERY else trial.seed * len(place) + place[trial.family]: number
         for trial in mine
-        if (told := value(trial)) is not None
+        if (number := value(trial)) is not None
     }

@@ -1,4 +1,4 @@
-"""One trial of a comparison: what a faulted arm and its control say together."""
+"""Measures one trial of a comparison: a faulted arm and its control."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure
-    of goodput; ``beside``: processes provisioned beside the ranks; ``contradictions``: why its
-    record cannot be what happened, ``against``: what is to be said of those it is compared with
-    (``harness.compare.result.believed``).
+    """A faulted arm with the logs it is compared with. ``ideal``: log whose fault-free steps are
+    the reference for goodput; ``beside``: provisioned processes besides the ranks;
+    ``contradictions``: why its record is not credible; ``against``: notes on the records it is
+    compared with (``harness.compare.result.believed``).
     """
 
     label: str
@@ -40,9 +40,7 @@ class Source:
 
 
 def trial_of(source: Source) -> Trial:
-    """One pair of arms, measured and judged; of a record that cannot be what happened
-    nothing is.
-    """
+    """One pair of arms, measured and judged; a record that is not credible gives no values."""
     if source.contradictions:
         return _nothing_of(source)
     ideal, control = _usable(source.ideal), _usable(source.control)
@@ -115,17 +113,17 @@ def _nothing_of(source: Source) -> Trial:
 def _until_whole(
     log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
 ) -> dict[str, float | None]:
-    """Times until the job was at its full rate and as safe as before, of several faults the
+    """Times until the job had its full rate and its redundancy back; for several faults the
     slowest.
 
-    Where nobody was seen to fail, a window of steps may begin before the standstill: the rate is
-    full no sooner than there are new steps.
+    If no failure was seen, a window of steps may begin before the standstill, so the rate is not
+    full before the first new step.
     """
     if result.outcome == "not landed":
         return {}
     if result.outcome in FOR_EVER:
         return {"full_rate": math.inf, "redundancy": math.inf}
-    # A stack that costs something while nothing fails never has the bare one's rate again.
+    # Compared with the own control: a stack with overhead would never reach the bare stack's rate.
     own = measures if ideal is control else measure(log, control)
     full = [one.time_to_full_rate for one in own.incidents if one.time_to_full_rate is not None]
     whole = [one.time_to_redundancy for one in own.incidents if one.time_to_redundancy is not None]
@@ -135,13 +133,13 @@ def _until_whole(
 
 
 def _usable(log: Log | None) -> Log | None:
-    """A control that committed nothing gives nothing to compare with."""
+    """The log, if it committed a step; a control without one cannot be compared with."""
     return log if log is not None and history_of(log).committed_step else None
 
 
 def _goodput(measures: ArmMeasures, share: float) -> float | None:
-    """``share``: of the ranks in everything provisioned. What a job did that did not reach its end
-    is of no use.
+    """``share``: of the ranks among all provisioned processes. A job that did not finish has
+    goodput 0.
     """
     if measures.ideal is None or measures.history.cut_short:
         return None
@@ -151,7 +149,7 @@ def _goodput(measures: ArmMeasures, share: float) -> float | None:
 
 
 def _ettr(measures: ArmMeasures) -> float | None:
-    """As in a run: no rank that waits counts, and no ideal step."""
+    """As in a run: without idle ranks and without the ideal step."""
     if measures.history.cut_short:
         return None
     if not completed(measures.history):
@@ -166,8 +164,8 @@ def _badput(measures: ArmMeasures, share: float) -> dict[str, float]:
 
 
 def losses_of(history: History) -> tuple[tuple[int, float], ...]:
-    """(step, loss) of the surviving steps, at most 200 of them, evenly thinned; the last one is
-    always there.
+    """(step, loss) of the surviving steps, evenly thinned to at most 200, always including the
+    last.
     """
     points = [
         (step, float(loss))

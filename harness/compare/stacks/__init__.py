@@ -1,3 +1,3 @@
-"""Recovery stacks that a comparison drives, ours and others', one file each: how each trains the
-same job.
+"""Recovery stacks of a comparison, ours and others', one file each: how each trains the
+common job.
 """

@@ -1,5 +1,5 @@
-"""What the stacks of the NVIDIA Resiliency Extension share: their environment, and the in-process
-wrapper's options.
+"""Shared by the stacks of the NVIDIA Resiliency Extension: environment, and options of the
+in-process wrapper.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ GROUP = "init_process_group(timeout) s"
 
 
 def needs(probe: str) -> Requirements:
-    """Its pins; 0.4.1 is the last version with a wheel for a C library older than 2.39. ``probe``:
-    as of ``Requirements``.
+    """Requirements of the stacks; 0.4.1 is the last version with a wheel for a C library older than
+    2.39. ``probe``: as in ``Requirements``.
     """
     return Requirements(
         pins=(

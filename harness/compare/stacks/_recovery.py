@@ -1,4 +1,4 @@
-"""``python -m recovery.run`` for the common job; of the strategies of this project."""
+"""Base of this project's strategies: ``python -m recovery.run`` for the common job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ SCRIPT = ROOT / "harness" / "peers" / "ours.py"
 
 
 class RecoveryStack(Stack):
-    """A strategy of ``recovery``, driven by its own command line from outside, as any
-    other stack.
-    """
+    """A strategy of ``recovery``, started through its command line like any other stack."""
 
     ours: ClassVar[bool] = True
     strategy: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""torchrun's command line for the common job; of ``none`` and ``torchrun``."""
+"""torchrun's command line for the common job, shared by ``none`` and ``torchrun``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ SCRIPT = "harness.peers.plain"
 def drive(
     job: CommonJob, python: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> Drive:
-    """One agent on this machine that starts all ranks. ``options``: of torchrun, beside what every
-    start needs.
-    """
+    """One agent on this machine that starts all ranks. ``options``: further options of torchrun."""
     argv = (
         str(python),
         "-m",

@@ -1,4 +1,4 @@
-"""All ranks start anew from the newest good checkpoint."""
+"""Checkpoint-restart: all ranks restart from the newest good checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.compare.stacks._recovery import RecoveryStack
 
 
 class CheckpointRestart(RecoveryStack):
-    """This project's checkpoint-restart: all ranks are forked anew and restore the newest
+    """This project's checkpoint-restart: all ranks are forked again and restore the newest
     checkpoint that verifies.
     """
 

@@ -15,7 +15,7 @@ MAX_RESTARTS = {"default": 3, "tuned": 100}
 """
 GROUP_TIMEOUT_S = 10
 MEMORY_SAVES = 10
-"""Saves to memory for each one to storage."""
+"""Saves to memory per save to storage."""
 
 
 class DLRover(Stack):

@@ -1,4 +1,4 @@
-"""Survivors go on without the lost rank."""
+"""Drop-replica: survivors continue without the lost rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.compare.stacks._recovery import RecoveryStack
 
 
 class DropReplica(RecoveryStack):
-    """This project's drop-replica: survivors go on at once with the same global batch; a
+    """This project's drop-replica: survivors continue at once with the same global batch; a
     replacement joins later.
     """
 

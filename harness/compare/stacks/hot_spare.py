@@ -1,4 +1,4 @@
-"""A spare takes the lost rank's place."""
+"""Hot-spare: a spare takes the lost rank's place."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class HotSpare(RecoveryStack):
     """This project's hot-spare: a waiting process takes the lost rank's place with a live peer's
     state.
 
-    It holds one process more than the others; its memory is the price, and it trains nothing while
-    it waits.
+    It holds one more process than the other stacks; the price is its memory, as it trains nothing
+    while it waits.
     """
 
     title: ClassVar[str] = "built-in: hot-spare"
@@ -35,7 +35,7 @@ class HotSpare(RecoveryStack):
         return job.ranks + SPARES
 
     def fidelity(self) -> tuple[str, ...]:
-        """The spare is a process of its own."""
+        """The spare is an extra process."""
         return (
             "one process more than the job has ranks is kept ready, on the same cores as the ranks",
         )

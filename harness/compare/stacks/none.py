@@ -14,8 +14,7 @@ class NoRecovery(Stack):
     """Plain DistributedDataParallel under torchrun without restarts: the job ends at its first
     failure.
 
-    What a step costs here is what the other stacks' steps are compared with. It writes the same
-    checkpoints.
+    Its step time is the reference for the other stacks' step times. It writes the same checkpoints.
     """
 
     title: ClassVar[str] = "plain DDP, no recovery"
@@ -23,7 +22,7 @@ class NoRecovery(Stack):
     tuned_because: ClassVar[str] = "There is nothing to choose: tuned is the same as default."
 
     def chosen(self) -> Mapping[str, object]:
-        """torchrun's own default, said."""
+        """torchrun's own default, made explicit."""
         return {"--max-restarts": 0}
 
     def drive(self, job: CommonJob, python: Path) -> Drive:

@@ -12,10 +12,10 @@ from harness.compare.stacks._nvrx import Inprocess
 
 
 class NvrxInprocessSpare(Inprocess):
-    """As ``nvrx-inprocess``, with one rank more than train: it waits in reserve inside the wrapper.
+    """As ``nvrx-inprocess``, with one extra rank that waits in reserve inside the wrapper.
 
     The wrapper's ``rank_assignment`` is ``Compose(MaxActiveWorldSize(ranks), FillGaps())``: the
-    reserve rank is given the number of the one that was lost, and the others keep theirs.
+    reserve rank takes the number of the lost rank, and the others keep theirs.
     """
 
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, in-process with a reserve rank"
@@ -30,5 +30,5 @@ class NvrxInprocessSpare(Inprocess):
         }
 
     def provisioned(self, job: CommonJob) -> int:
-        """One reserve rank more than train."""
+        """The job's ranks plus the reserve rank."""
         return job.ranks + self.spares

@@ -1,4 +1,4 @@
-"""Ray Train: a controller that replaces the whole group of workers, and gives it the last reported
+"""Ray Train: a controller replaces the whole worker group and passes it the last reported
 checkpoint.
 """
 
@@ -21,8 +21,8 @@ GROUP_TIMEOUT_S = 10
 
 
 class RayTrain(Stack):
-    """``TorchTrainer`` with ``FailureConfig`` and reported checkpoints, in a Ray cluster of its
-    own.
+    """``TorchTrainer`` with ``FailureConfig`` and reported checkpoints, in a separate
+    Ray cluster.
     """
 
     title: ClassVar[str] = "Ray Train 2.60"

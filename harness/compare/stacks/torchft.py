@@ -1,4 +1,4 @@
-"""torchft: replicas that agree on who is there before each step, and heal each other."""
+"""torchft: replicas agree on their membership before each step, and heal each other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HEARTBEAT, JOIN, TICK = (
 
 
 class Torchft(Stack):
-    """One replica a rank, a lighthouse beside them, and whoever restarts replicas.
+    """One replica per rank, a lighthouse, and a small supervisor that restarts replicas.
 
-    ``default`` is what its README starts (``torchft_lighthouse --min_replicas 1 --quorum_tick_ms
+    ``default`` is the command of its README (``torchft_lighthouse --min_replicas 1 --quorum_tick_ms
     100 --join_timeout_ms 10000``; the program's own default for the last is 60 s) and what its
     ``train_ddp.py`` sets.
     """

@@ -45,7 +45,7 @@ def test_a_hang_uses_a_processor_or_none(how: str, busy: bool) -> None:
 
 
 def test_there_are_no_other_ways() -> None:
-    with pytest.raises(ValueError, match="no such hang"):
+    with pytest.raises(ValueError, match="unknown kind of hang"):
         beacon.hang("loudly", 1.0)
 
 

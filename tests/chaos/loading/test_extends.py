@@ -115,7 +115,7 @@ def test_chains_and_overrides(files: Any) -> None:
 @pytest.mark.parametrize(
     ("own", "error"),
     [
-        ("extends: nowhere.yaml\n", "own.yaml:1:10: there is no file nowhere.yaml"),
+        ("extends: nowhere.yaml\n", "own.yaml:1:10: file nowhere.yaml does not exist"),
         ("extends: own.yaml\n", "own.yaml:1:10: extends goes in a circle: own.yaml -> own.yaml"),
         (
             "extends: [a]\n",
@@ -129,7 +129,7 @@ def test_chains_and_overrides(files: Any) -> None:
             "extends: null\n",
             "own.yaml:1:10: extends needs the name of a scenario file, relative to this one",
         ),
-        ("extends: .\n", "own.yaml:1:10: there is no file ."),
+        ("extends: .\n", "own.yaml:1:10: file . does not exist"),
         (
             "extends: b.yaml\n",
             "b.yaml:1:10: extends goes in a circle: own.yaml -> b.yaml -> own.yaml",

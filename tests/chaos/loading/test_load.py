@@ -313,7 +313,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "step: 57, phase: backward",
             "time: 2 s later",
             [
-                "7:71: '2 s later' is no duration: write a number and a unit, such as 2s, 500ms"
+                "7:71: '2 s later' is not a duration: write a number and a unit, such as 2s, 500ms"
                 " or 1m"
             ],
         ),
@@ -376,7 +376,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         (
             "kind: process-kill",
             "kind: straggler, duration: 2s, params: {grace_s: 2x}",
-            ["7:66: unit 'x' is no time: use one of us, ms, s, m, min, h, such as 2s"],
+            ["7:66: 'x' is not a unit of time: use one of us, ms, s, m, min, h, such as 2s"],
         ),
         (
             "kind: process-kill",
@@ -553,7 +553,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         (
             "step: 57, phase: backward",
             "mtbf: often",
-            ["7:71: 'often' is no duration: write a number and a unit, such as 2s, 500ms or 1m"],
+            ["7:71: 'often' is not a duration: write a number and a unit, such as 2s, 500ms or 1m"],
         ),
         (
             "step: 57, phase: backward",
@@ -843,7 +843,7 @@ def test_bad_overrides(write: Any, override: str, error: str) -> None:
         (b"[" * 5000, "s.yaml:1:1: nested too deeply"),
         (b"a: " + b"[" * 30 + b"]" * 30, "s.yaml:1:24: nested deeper than 20 levels"),
         (b"? [a]\n: 1\n", "s.yaml:1:3: a key must be plain text"),
-        (b"%YAML 1.1\n---\na: 1:3x\nb: 1:30\n", "s.yaml:4:4: 1:30 is no number"),
+        (b"%YAML 1.1\n---\na: 1:3x\nb: 1:30\n", "s.yaml:4:4: 1:30 is not a number"),
         (b'a: "\\ud800"\n', "s.yaml:1:4: text holds half of a surrogate pair"),
         (b"a: 1\n" * 300_000, "s.yaml: is larger than 1000 kB; is it a scenario?"),
     ],

@@ -47,15 +47,15 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["2", "GB", "-1GB", "2gb", "2 apples", "1e3MB", ""])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size: write a number and B, kB, MB, GB or TB"):
+    with pytest.raises(ValueError, match="is not a size: write a number and B, kB, MB, GB or TB"):
         size_bytes(text)
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("{limit: lots}", "'lots' is no size"),
-        ("{limit: 0B}", "the limit holds nothing"),
+        ("{limit: lots}", "'lots' is not a size"),
+        ("{limit: 0B}", "the limit is zero"),
         ("{every: 0}", "every"),
         ("{evry: 2}", "evry"),
     ],

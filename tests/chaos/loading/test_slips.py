@@ -188,7 +188,7 @@ def test_of_a_sharded_model_the_first_replica_saves(tmp_path: Path) -> None:
 def test_trouble_with_saving_while_nobody_saves_is_a_warning(tmp_path: Path) -> None:
     fault = "{id: eio, kind: io-error, target: {rank: 0}, at: {step: 22}, duration: {steps: 5}}"
     assert said(tmp_path, fault) == [
-        "6:66: warning: nobody saves in steps 22 to 26, so io-error changes nothing: "
+        "6:66: warning: no rank saves in steps 22 to 26, so io-error changes nothing: "
         "a checkpoint is made every 20 steps"
     ]
     for met in ("at: {step: 40}", "at: {step: 38}", "at: {steps: [22, 58]}"):
@@ -215,7 +215,7 @@ def test_a_fault_that_is_never_due_is_a_warning(tmp_path: Path, at: str, warning
 
 def test_nodes_with_nobody_on_them_are_a_warning(tmp_path: Path) -> None:
     assert said(tmp_path, more="launcher: {kind: local, nodes: 9}\n") == [
-        "7:32: warning: nobody is on node 5: 4 ranks and spares (1) take 5 of 9 nodes"
+        "7:32: warning: node 5 is empty: 4 ranks and spares (1) take 5 of 9 nodes"
     ]
     assert said(tmp_path, more="launcher: {kind: local, nodes: 5}\n") == []  # a spare is there
 

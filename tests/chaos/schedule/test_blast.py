@@ -186,7 +186,7 @@ def test_evidence_that_does_not(verify: dict[str, Any], why: str) -> None:
         (True, ""),
         ("<> 3", "unknown comparison '<>'; use one of <, <=, >, >=, =="),
         ("<", "nothing follows '<': write '< 30'"),
-        ("< fast", "'fast' is no number to compare with"),
+        ("< fast", "'fast' is not a number to compare with"),
         ([1], "a condition is a value, or a comparison such as '< 30'"),
     ],
 )

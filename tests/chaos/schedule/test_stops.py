@@ -81,7 +81,7 @@ def test_steady_checks() -> None:
         ("step_time_cv < 1", "step_time_cv needs 'over n steps'"),
         ("step_time_cv < 1 over 1 steps", "over takes 2 to 10000 steps"),
         ("step_time_cv < 1 over 5 steps within 3s", "takes no 'within'"),
-        ("committed_steps > 5 within soon", "'soon' is no duration"),
+        ("committed_steps > 5 within soon", "'soon' is not a duration"),
     ],
 )
 def test_steady_checks_that_cannot_be_read(text: str, message: str) -> None:

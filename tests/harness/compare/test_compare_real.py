@@ -216,7 +216,7 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
         (["kill.yaml", "."], "not both"),
         (["."], "is not a run directory"),
         (["--resume"], "no comparison"),
-        (["--resume", "--name", "y"], "is no comparison"),
+        (["--resume", "--name", "y"], "is not a comparison"),
         (["kill.yaml", "--resume", "--anew"], "not both"),
         (["kill.yaml", "--name", "../y"], "write y"),
     ],

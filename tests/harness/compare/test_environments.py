@@ -158,7 +158,7 @@ def test_what_a_killed_install_has_left_is_made_anew(base: Path) -> None:
     directory = environments.root() / "fake"
     (directory / "lib").mkdir(parents=True)
     (directory / OWNED).touch()
-    assert environments.look("fake").why == "an install of it was broken off"
+    assert environments.look("fake").why == "an install of it was interrupted"
     assert installing.install("fake", quiet, base=base).ready
     assert not (directory / "lib").exists()
 

@@ -65,7 +65,7 @@ def test_no_file_and_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BaselineError, match="No such file"):
         load(tmp_path / "none.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BaselineError, match="it is no text"):
+    with pytest.raises(BaselineError, match="it is not text"):
         load(tmp_path / "binary")
 
 

@@ -113,4 +113,4 @@ def test_a_load_that_began_with_the_silence_is_seen() -> None:
     script = hot_spare()
     began_ns = script.now
     loads = until(began_ns, steady(0.5, 0.0), steady(0.001, 0.0002))
-    assert silent_for(loads).startswith("processors were wanted in vain")
+    assert silent_for(loads).startswith("tasks waited for a processor")

@@ -145,7 +145,7 @@ BAD = [
     (
         "step (?P<step>[0-9]+)",
         "step (?P<step>[0-9+",
-        ["s.yaml:9:21: this is no regular expression"],
+        ["s.yaml:9:21: not a regular expression"],
     ),
     (
         "{regex: 'step (?P<step>[0-9]+)'}",
@@ -171,7 +171,7 @@ BAD = [
     (
         "at: {step: 57}",
         "at: {step: 57, phase: backward}",
-        ["the phases of a command's steps cannot be told from outside"],
+        ["the phases of a command's steps are unknown from outside"],
     ),
     (
         "at: {step: 57}",

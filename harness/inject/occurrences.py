@@ -10,7 +10,7 @@ from chaos.events.clocks import Clocks
 from chaos.events.following import Follower, Shared
 from chaos.events.log import Event, Kind
 from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
-from chaos.fault.base import Landed, Occurrence, Where
+from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.scenario.verify import unmet
 from chaos.schedule.plan import PlannedFault, Point
 from harness.arm.fault_context import Scene
@@ -247,13 +247,16 @@ class Occurrences:
 
     def _wait(self, now_ns: int) -> None:
         """Add the time since the last look to the occurrences whose effect could have shown in it.
-        Most effects cannot show while the job does not train or has no coordinator.
+        Most effects cannot show while the job does not train or has no coordinator, nor while
+        another fault, which has not shown either, may keep ranks from finishing their step.
         """
         since_ns, self._ticked_ns = self._ticked_ns, now_ns
         waiting = [live for live in self.live if not live.settled]
         lost = any(live.fault.where is Where.COORDINATOR for live in waiting)
+        holds = any(_holds(live.fault) for live in waiting)
         for live in waiting:
-            if (self._trains and not lost) or live.fault.where in AT_ONCE:
+            goes_on = self._trains and not lost and (not holds or _holds(live.fault))
+            if goes_on or live.fault.where in AT_ONCE:
                 live.waited_ns += now_ns - max(since_ns, live.occurrence.time_ns)
 
     def tick(self, committed: int) -> None:
@@ -354,3 +357,8 @@ class Occurrences:
         for process in processes:
             self._files.setdefault(process, Shared(events / f"{process}.jsonl"))
         return [Follower(self._files[process]) for process in processes]
+
+
+def _holds(fault: Fault) -> bool:
+    """Whether a fault may keep its rank in one step for long before that shows."""
+    return fault.where is Where.RANK and fault.shows_after_s() > 0

@@ -32,9 +32,7 @@ effect of all others shows only in what the job does next.
 OVERDUE_S = 1.0
 NS_PER_S = 1_000_000_000
 _BROKEN = (Kind.ABORT_SENT, Kind.GENERATION_STARTED)
-UNSEEN = (
-    "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
-)
+UNSEEN = "it was over before an effect was seen: too mild, or no target present"
 
 
 class Occurrences:
@@ -320,7 +318,7 @@ class Occurrences:
         for live in self.live:
             if not live.settled:
                 self.fail(
-                    live, UNSEEN if live.healed else "the run ended before anybody saw an effect"
+                    live, UNSEEN if live.healed else "the run ended before an effect was seen"
                 )
             if not live.healed:
                 self.heal(live, "the run ended")

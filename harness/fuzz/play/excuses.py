@@ -250,7 +250,7 @@ def _all_gone(tree: Tree, played: Played) -> bool:
             for name in killed.get(key, ()):
                 ended[name] = min(hit.time_ns, ended.get(name, hit.time_ns))
     for failed in log.of(Kind.FAULT_FAILED):
-        found = re.search(r"nobody is on node ([\d, ]+)", str(failed.data["reason"]))
+        found = re.search(r"no process is on node ([\d, ]+)", str(failed.data["reason"]))
         nodes = [int(node) for node in found[1].split(",")] if found else []
         there = (
             s
@@ -274,9 +274,9 @@ NEVER_DUE = (
 )
 """Reasons why a fault was never injected."""
 NOT_LANDED = (
-    "could not be injected: it was over before anybody saw an effect",
-    "could not be injected: the run ended before anybody saw an effect",
-    "could not be injected: nobody holds rank",
+    "could not be injected: it was over before an effect was seen",
+    "could not be injected: the run ended before an effect was seen",
+    "could not be injected: no process holds rank",
     "could not be injected: the process was gone",
     r"could not be injected: no spare \d+ waits",
     "could not be injected: no such checkpoint",
@@ -286,7 +286,7 @@ NOT_LANDED = (
 )
 """Reasons why an injected fault did nothing."""
 UNSEEN = "could not be injected: no evidence within"
-NOBODY_THERE = r"could not be injected: nobody is on node \d+"
+NOBODY_THERE = r"could not be injected: no process is on node \d+"
 NO_OTHER_FILE = (
     "could not be injected: it could not act: FileNotFoundError: there is no other data file"
 )

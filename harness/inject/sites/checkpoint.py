@@ -114,7 +114,7 @@ class CheckpointSite:
         process = self._scene.process_of(rank)
         who = {"process": process, "rank": rank}
         if process is None:
-            return Miss(who=who, reason=f"nobody holds rank {rank}, which saves")
+            return Miss(who=who, reason=f"no process holds rank {rank}, which saves")
         about = {"fault": planned.id, "occurrence": number}
         return Aim(
             target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=rank

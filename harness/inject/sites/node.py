@@ -119,7 +119,7 @@ class NodeSite:
         if rack is not None:
             who["rack"] = rack
         if not names:
-            return Miss(who=who, reason=f"nobody is on node {', '.join(map(str, nodes))}")
+            return Miss(who=who, reason=f"no process is on node {', '.join(map(str, nodes))}")
         handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
         if Need.QUOTA in fault.wants():
             groups = self._scene.groups

@@ -133,7 +133,7 @@ def release(scene: Scene, process: str) -> None:
 
 def miss_rank(rank: int) -> Miss:
     """A rank that no process holds."""
-    return Miss(who={"rank": rank}, reason=f"nobody holds rank {rank}")
+    return Miss(who={"rank": rank}, reason=f"no process holds rank {rank}")
 
 
 def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:

@@ -196,7 +196,7 @@ def test_a_margin_within_the_bound_decides_nothing(clause: str, verdict: str) ->
     check = SlaCheck(check=clause)
     found = judge_sla("c", "recovery_time", check, [0.5, 0.5, 0.5], None, "", bound=0.010)
     assert found.verdict == verdict
-    assert ("blur by 0.0100 s" in found.detail) == (verdict == "inconclusive")
+    assert ("blur it by 0.0100 s" in found.detail) == (verdict == "inconclusive")
     assert judge_sla("c", "recovery_time", check, [0.5], None, "").verdict in ("pass", "fail")
 
 

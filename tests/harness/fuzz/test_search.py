@@ -370,7 +370,7 @@ def test_that_nobody_was_there_to_be_hit_is_a_reason_where_the_log_shows_it() ->
     tape.drop(tape.find(Kind.PROCESS_EXITED, process="w2"))
     tape.drop(tape.find(Kind.FAULT_EFFECT))
     found = find_in(tree, replace(played, logs={**played.logs, "faulted": tape.log()}))
-    assert found is not None and "node 1 is empty" in found.text
+    assert found is not None and "no process is on node 1" in found.text
 
 
 @pytest.mark.parametrize(

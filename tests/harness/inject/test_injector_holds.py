@@ -416,7 +416,7 @@ def test_a_rank_of_a_command_that_said_it_acted_and_then_died_is_not_replaced_as
     assert not any(told["again"] for told in rig.scene.told("fault_failed") if "again" in told)
     rig.injector.close()
     (failed,) = rig.scene.told("fault_failed")
-    assert "anybody saw an effect" in failed["reason"]
+    assert "before an effect was seen" in failed["reason"]
 
 
 def test_the_others_are_hit_without_the_one_that_died_waiting_for_them(tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_a_dead_process_is_nobody_to_hit_at_a_time_or_an_event_either(
         "an event comes once, and that it hit nobody is said"
     )
     reasons = [told["reason"] for told in rig.scene.told("fault_failed")]
-    assert reasons == ([] if "time" in at else ["nobody holds rank 2"])
+    assert reasons == ([] if "time" in at else ["no process holds rank 2"])
 
 
 # --- what an act needs is there before

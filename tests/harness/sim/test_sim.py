@@ -185,7 +185,7 @@ def test_a_fault_at_an_event_that_finds_nobody_says_so(memory: Path) -> None:
     late = second("process-stop", {"rank": 3}, event="checkpoint_saving", nth=4)
     faulted, problems = found(cell_of(stays_small, [KILL, late]), memory, 3)
     assert [event.data["reason"] for event in of(faulted, Kind.FAULT_FAILED)] == [
-        "nobody holds rank 3"
+        "no process holds rank 3"
     ]
     assert list(problems) == ["fault-landed"]
 

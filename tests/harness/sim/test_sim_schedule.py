@@ -82,10 +82,10 @@ def test_arrivals_after_the_end_do_not_count(memory: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "reason", "landed", "excuse"),
     [
-        ({"mtbf": 3}, "the run ended before anybody saw an effect", True, True),
-        ({"mtbf": 3}, "the run ended before anybody saw an effect", False, False),
+        ({"mtbf": 3}, "the run ended before an effect was seen", True, True),
+        ({"mtbf": 3}, "the run ended before an effect was seen", False, False),
         ({"mtbf": 3}, "no evidence within 15 s", True, False),
-        ({"step": 3}, "the run ended before anybody saw an effect", True, False),
+        ({"step": 3}, "the run ended before an effect was seen", True, False),
     ],
 )
 def test_an_arrival_at_the_very_end_is_excused(
@@ -153,7 +153,7 @@ def test_what_is_over_before_it_could_show_is_said_to_be_however_long_the_job_go
     played = arm(memory, broken, "drop-replica", steps=600, every=400)
     (failed,) = played.log.of(Kind.FAULT_FAILED)
     (finished,) = played.log.of(Kind.RUN_FINISHED)
-    assert "it was over before anybody saw an effect" in failed.data["reason"]
+    assert "it was over before an effect was seen" in failed.data["reason"]
     assert finished.time_ns - failed.time_ns > 1e9  # no end of the run ended the wait
 
 

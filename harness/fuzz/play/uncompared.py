@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.events.log import Event, Kind, Log
@@ -52,41 +52,65 @@ PARTS = ("parameters", "optimizer", "scheduler")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A state that was changed in some ``processes`` in a step of a generation."""
+    """A state that was changed in some ``processes`` in a step of a generation. ``alike``: of those
+    that were changed in the same way, process -> the first of them.
+    """
 
     processes: tuple[str, ...]
     generation: int
     step: int
+    alike: Mapping[str, str] = field(default_factory=dict)
 
-    def origins(self, history: History, number: int, step: int) -> dict[str, str]:
-        """The holders of the change after a step of generation ``number``, each with the hit
-        process that its state comes from.
+    def origins(self, history: History, number: int, step: int | None = None) -> dict[str, str]:
+        """The holders of the change after a step of generation ``number`` (None: any), each with
+        the hit process that its state comes from, or one that was changed alike.
         """
-        if (number, step) < (self.generation, self.step):
+        if step is not None and (number, step) < (self.generation, self.step):
             return {}
-        return origins(history, self.processes, self.generation, number)
+        held = origins(history, self.processes, self.generation, number)
+        return {name: self.alike.get(source, source) for name, source in held.items()}
 
 
 def uncompared(tree: Tree, log: Log) -> bool:
     """Whether replicas differed, and this module's rule covers all differences."""
     history = history_of(log)
-    changes = [
-        Change(
-            processes=one.processes,
-            generation=one.injected.generation,
-            step=one.injected.step or 0,
-        )
-        for one in episodes_of(history)
-        if one.injected and one.changed_state
-    ]
     groups = _groups(history)
     differences = [digests for digests in groups if not _same(digests)]
-    changes = [one for one in changes if not _without_effect(history, groups, one)]
+    changes = [
+        one for one in _changes(history, groups) if not _without_effect(history, groups, one)
+    ]
     return bool(differences) and all(
         _made_by_changes(history, digests, changes)
         and not any(_was_due(tree, history, one) for one in _behind(history, digests, changes))
         for digests in differences
     )
+
+
+def _changes(history: History, groups: list[list[Event]]) -> list[Change]:
+    """What faults changed, by generation and step."""
+    hit: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for one in episodes_of(history):
+        if one.injected and one.changed_state:
+            hit[one.injected.generation, one.injected.step or 0] += one.processes
+    changes = [
+        Change(processes=tuple(dict.fromkeys(names)), generation=generation, step=step)
+        for (generation, step), names in hit.items()
+    ]
+    return [replace(one, alike=_alike(history, groups, one)) for one in changes]
+
+
+def _alike(history: History, groups: list[list[Event]], change: Change) -> dict[str, str]:
+    """Processes that were changed in the same way, by the first digests of each."""
+    alike: dict[str, str] = {}
+    for digests in groups:
+        held = change.origins(history, digests[0].generation, digests[0].step or 0)
+        first: dict[tuple[str, ...], str] = {}
+        for event in digests:
+            source = held.get(event.actor)
+            if source is not None:
+                value = tuple(event.data[part] for part in PARTS)
+                alike.setdefault(source, first.setdefault(value, source))
+    return alike
 
 
 def _groups(history: History) -> list[list[Event]]:
@@ -142,7 +166,7 @@ def _was_due(tree: Tree, history: History, change: Change) -> bool:
 
 def _shows(history: History, change: Change, generation: Generation) -> bool:
     """Whether the change makes members differ in some part of the model."""
-    held = origins(history, change.processes, change.generation, generation.number)
+    held = change.origins(history, generation.number)
     kept: dict[int, set[str | None]] = defaultdict(set)
     for rank, name in enumerate(generation.members):
         kept[generation.shard_of(rank)].add(held.get(name))

@@ -22,6 +22,7 @@ from tests.mutations.tape import Tape
 
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 COPIED = "changed-state-copied-from-the-last-survivor"
+ALIKE = "a-majority-changed-alike"
 DISCARDED = "changed-state-discarded-before-replicas-were-compared"
 
 
@@ -71,6 +72,16 @@ def test_a_generation_that_holds_both_states_was_compared_as_it_formed() -> None
         tape.find(Kind.GENERATION_STARTED, generation=2)[0].data["sources"] = {}
 
     assert not excused(COPIED, kept)
+
+
+def test_processes_that_were_changed_in_the_same_way_hold_the_same() -> None:
+    def otherwise(tape: Tape) -> None:
+        for row in tape.find(Kind.STATE_DIGEST, step=5, generation=1):
+            if row.actor == "w1":
+                row.data["optimizer"] = "0" * 16
+
+    assert excused(ALIKE)
+    assert not excused(ALIKE, otherwise), "a comparison was due as the next generation formed"
 
 
 def test_a_fault_that_did_not_land_changed_nothing() -> None:

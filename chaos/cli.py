@@ -18,6 +18,7 @@ import click
 
 from chaos import errors
 from chaos.commands import all_commands
+from chaos.commands._options import FORMAT, PATH, RUNS
 from chaos.commands._program import run_as_process
 from chaos.commands._say import say
 from chaos.commands.gate import check_choices, conclude, gate_options
@@ -34,30 +35,14 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 6 halted by a stop condition, 7 nothing ran (capability missing),
 130 interrupted, 143 terminated."""
 
-_PATH: click.Path = click.Path(path_type=Path)
-_SCENARIO = click.argument("scenario", type=_PATH)
-_RUN = click.argument("run", type=_PATH)
+_SCENARIO = click.argument("scenario", type=PATH)
+_RUN = click.argument("run", type=PATH)
 _SET = click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="A.B=VALUE",
     help="Change a value of the scenario; repeatable.",
-)
-_RUNS = click.option(
-    "--runs",
-    type=_PATH,
-    default=Path("runs"),
-    show_default=True,
-    help="Directory of run directories.",
-)
-_FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
 )
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Print less.")
 _SEED = click.option(
@@ -85,13 +70,13 @@ def cli() -> None:
 
 @cli.command()
 @_SCENARIO
-@_RUNS
+@RUNS
 @_SEED
 @_REPEAT
 @_SET
 @_LAUNCHER
 @_CELL
-@_FORMAT
+@FORMAT
 @_QUIET
 @click.option(
     "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
@@ -137,7 +122,7 @@ def run(
 
 
 @cli.command()
-@click.argument("scenarios", nargs=-1, required=True, type=_PATH)
+@click.argument("scenarios", nargs=-1, required=True, type=PATH)
 @_SET
 @_QUIET
 def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:
@@ -164,7 +149,7 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_SET
 @_LAUNCHER
 @_CELL
-@_FORMAT
+@FORMAT
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
 def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
@@ -191,7 +176,7 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
 
 @cli.command()
 @_RUN
-@_FORMAT
+@FORMAT
 @_QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
@@ -218,12 +203,12 @@ def report(run: Path, quiet: bool) -> int:
 
 
 @cli.command()
-@click.argument("run", required=False, type=_PATH)
+@click.argument("run", required=False, type=PATH)
 @click.option(
     "--all", "every", is_flag=True, help="Heal every run below --runs; the default without a RUN."
 )
-@_RUNS
-@_FORMAT
+@RUNS
+@FORMAT
 @_QUIET
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
     """Clean up what killed runs left behind.
@@ -247,8 +232,8 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 
 
 @cli.command()
-@_RUNS
-@_FORMAT
+@RUNS
+@FORMAT
 def ps(runs: Path, form: str) -> int:
     """List live runs, and what dead runs left behind."""
     from harness.run import ps as live

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-_PATH: click.Path = click.Path(path_type=Path)
+from chaos.commands._options import PATH
 
 
 @click.command()
@@ -25,13 +24,13 @@ _PATH: click.Path = click.Path(path_type=Path)
 @click.option(
     "--token-file",
     required=True,
-    type=_PATH,
+    type=PATH,
     help="File with the run's token, hexadecimal, mode 0600.",
 )
 @click.option(
     "--scratch",
     required=True,
-    type=_PATH,
+    type=PATH,
     help="Directory for event logs and outputs until they are sent.",
 )
 @click.option(

@@ -13,6 +13,7 @@ import click
 
 from chaos import errors
 from chaos.commands._compare_output import Progress, announced, write_archive, write_report
+from chaos.commands._options import PATH
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 PLACE = "compare"
 SUFFIX = ".tar.xz"
-_PATH: click.Path = click.Path(path_type=Path)
 _SETTINGS = click.Choice(["default", "tuned", "both"])
 
 
@@ -32,7 +32,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
         " interrupted."
     )
 )
-@click.argument("what", nargs=-1, type=_PATH)
+@click.argument("what", nargs=-1, type=PATH)
 @click.option(
     "--stacks",
     "stacks",
@@ -66,7 +66,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
 )
 @click.option(
     "--runs",
-    type=_PATH,
+    type=PATH,
     default=Path("runs"),
     show_default=True,
     help="Results are kept in RUNS/compare/NAME.",
@@ -105,7 +105,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     help="Leave a stack out of a family; may be repeated.",
 )
 @click.option(
-    "--archive", type=_PATH, help="Also pack plan, event logs and results into this .tar.xz."
+    "--archive", type=PATH, help="Also pack plan, event logs and results into this .tar.xz."
 )
 @click.option(
     "--price",

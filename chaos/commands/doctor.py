@@ -9,27 +9,13 @@ from pathlib import Path
 import click
 
 from chaos import errors
+from chaos.commands._options import FORMAT, RUNS
 from chaos.commands._say import say
-
-_PATH: click.Path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option(
-    "--runs",
-    type=_PATH,
-    default=Path("runs"),
-    show_default=True,
-    help="Directory of run directories.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
+@RUNS
+@FORMAT
 def doctor(runs: Path, form: str) -> int:
     """Check what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges,
     stacks.

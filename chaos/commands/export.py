@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from chaos import errors
+from chaos.commands._options import PATH
 from chaos.commands._say import say
 
 
@@ -16,7 +17,7 @@ def export() -> None:
 
 
 @export.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 def otel(run: Path) -> int:
     """Send incidents and their phases as OpenTelemetry spans, by OTLP over HTTP.
 

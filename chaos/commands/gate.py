@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos import errors
+from chaos.commands._options import FORMAT, PATH
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
@@ -18,19 +19,10 @@ if TYPE_CHECKING:
     from harness.host.rundir import RunDirectory
     from harness.judge.results import Results
 
-_PATH: click.Path = click.Path(path_type=Path)
-_FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--baseline",
-        type=_PATH,
+        type=PATH,
         metavar="FILE",
         help="Also compare with this baseline, or run directory.",
     ),
@@ -83,9 +75,9 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("run", type=_PATH)
+@click.argument("run", type=PATH)
 @gate_options
-@_FORMAT
+@FORMAT
 @click.option("-q", "--quiet", is_flag=True, help="Print less.")
 def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
@@ -297,10 +289,8 @@ def baseline() -> None:
 
 
 @baseline.command()
-@click.argument("run", type=_PATH)
-@click.option(
-    "-o", "--output", type=_PATH, help="Output file [default: baselines/<scenario>.json]."
-)
+@click.argument("run", type=PATH)
+@click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and save its values, machine and workload in a small file."""
     from harness.gating.baseline import baseline_of
@@ -319,8 +309,8 @@ def save(run: Path, output: Path | None) -> int:
 
 
 @baseline.command()
-@click.argument("file", type=_PATH)
-@_FORMAT
+@click.argument("file", type=PATH)
+@FORMAT
 def show(file: Path, form: str) -> int:
     """Show a baseline: its origin and its values."""
     from harness.gating.baseline import load

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from chaos import errors
+from chaos.commands._options import FORMAT
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
@@ -21,14 +22,7 @@ ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
 @click.command("list")
 @click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
 @click.option("-v", "--verbose", is_flag=True, help="Also show parameters and their defaults.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
+@FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
     metrics.

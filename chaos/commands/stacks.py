@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos import errors
+from chaos.commands._options import FORMAT
 from chaos.commands._say import plain, say
 
 if TYPE_CHECKING:
     from harness.compare.environments.environments import Environment
 
 _NAMES = click.argument("names", nargs=-1, metavar="NAME...")
-_FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
 
 
 @click.group("stacks")
@@ -31,7 +24,7 @@ def stacks() -> None:
 
 
 @stacks.command("list")
-@_FORMAT
+@FORMAT
 def list_(form: str) -> int:
     """List every stack, and whether it is ready to use."""
     from harness.compare.environments import environments
@@ -84,7 +77,7 @@ def install(names: tuple[str, ...], every: bool) -> int:
 
 @stacks.command()
 @click.argument("name")
-@_FORMAT
+@FORMAT
 def show(name: str, form: str) -> int:
     """Show a stack: its settings with their reasons, its versions, and the families it is left out
     of.

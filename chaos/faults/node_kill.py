@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
-
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, Ends
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import NodeTarget
-from chaos.fault.witness import machines_ended
+from chaos.faults._kill import KillsNodes
 
 
-class NodeKill(Fault):
+class NodeKill(KillsNodes):
     """The node dies at once with everything on it, as on power loss or a kernel panic. Real: its
     machine (a container) is killed; where nodes are only names (the local launcher), all its
     processes are.
@@ -23,18 +15,3 @@ class NodeKill(Fault):
     machines, the kernel reports that each process of the node ended by a SIGKILL that no supervisor
     had sent.
     """
-
-    where: ClassVar[Where] = Where.NODE
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.NODES})
-
-    def act(self, target: NodeTarget) -> Mapping[str, Any]:
-        """Kill the node."""
-        return target.kill()
-
-    def follows(self) -> tuple[Consequence, ...]:
-        """All its processes end."""
-        return (Ends(),)
-
-    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The platform's report on the machines, and the exits of all processes."""
-        return machines_ended(occurrence, events, signal.SIGKILL)

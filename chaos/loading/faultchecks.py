@@ -61,13 +61,7 @@ class Setting:
         """Where its ranks are."""
         if self.workload is None or self.launcher is None:
             return None
-        place = self.launcher
-        return Topology(
-            ranks=self.workload.ranks,
-            nodes=place.nodes,
-            nodes_per_rack=place.nodes_per_rack,
-            shards=self.workload.shards,
-        )
+        return self.launcher.topology(self.workload)
 
     @property
     def scope(self) -> Scope | None:

@@ -178,6 +178,15 @@ class LauncherSpec(Strict):
     def _bare_string(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
+    def topology(self, workload: WorkloadSpec) -> Topology:
+        """Placement of that workload's ranks."""
+        return Topology(
+            ranks=workload.ranks,
+            nodes=self.nodes,
+            nodes_per_rack=self.nodes_per_rack,
+            shards=workload.shards,
+        )
+
 
 class Timeouts(Strict):
     """How long the supervisor waits: seconds, or 30s, 5m. A missing value is learned from the job,
@@ -238,13 +247,7 @@ class Scenario(Strict):
     @property
     def topology(self) -> Topology:
         """Placement of the ranks."""
-        place = self.launcher
-        return Topology(
-            ranks=self.workload.ranks,
-            nodes=place.nodes,
-            nodes_per_rack=place.nodes_per_rack,
-            shards=self.workload.shards,
-        )
+        return self.launcher.topology(self.workload)
 
     @model_validator(mode="after")
     def _timeouts_are_ours(self) -> Scenario:

@@ -21,14 +21,18 @@ from types import TracebackType
 
 from chaos.errors import ScenarioError
 from harness.compare.environments.stack import CommonJob
-from harness.script.processes.guard import descendants, kill
+from harness.script.processes.guard import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    descendants,
+    kill,
+    reaped,
+)
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 10.0
 LOOK_S = 0.1
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ToldToEnd(SystemExit):
@@ -52,8 +56,8 @@ class Launcher:
         parent = os.getppid()
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it went before the request was in place
             raise ToldToEnd(128 + signal.SIGTERM)
         return self
@@ -73,7 +77,7 @@ class Launcher:
         mine, mask, libc = os.getpid(), self._signals, ctypes.CDLL(None)
 
         def tie() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != mine:
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
@@ -133,13 +137,7 @@ class Launcher:
         return False
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in reaped():
             code = os.waitstatus_to_exitcode(status)
             self._ended[pid] = code if code >= 0 else 128 - code
 

@@ -13,9 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,58 +23,37 @@ from chaos import plugins
 from chaos.events.log import Kind
 from chaos.fault.base import Fault
 from chaos.fault.targets import DiskTrouble
-from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall
+from harness.rank.shims.agenda import Acted, HoldAnswer, Stall
+from harness.rank.shims.agent import AgentCore
 from harness.rank.shims.body import BodyShim
-from harness.rank.shims.disk import DiskShim
 from harness.rank.shims.signs import SignsShim
 from harness.rank.shims.slowness import Slowness
 from harness.rank.shims.tensors import TensorShim, digest
-from recovery.data import order
 from recovery.rank.job import Job
 from recovery.transport.wire import Extra
 
 PACE_SLICE_S = 0.02
 
 
-class FaultAgent:
+class FaultAgent(AgentCore):
     """Implements ``recovery.rank.job.Probe`` for the training thread and ``RankTarget`` for faults.
     ``kinds``: faults that may act here; loaded now.
     """
+
+    body: BodyShim
 
     def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
         # an import in the middle of a step would be counted as the fault's cost
         for kind in kinds:
             plugins.one("chaos.faults", Fault, kind)
+        super().__init__(job.config, sleep=self._stall, die=_die, lock=threading.Lock())
         self._job = job
-        self._agenda = Agenda(self, lock=threading.Lock())
         self._word = threading.Event()  # an answer may have arrived
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
-        self.disk = DiskShim(sleep=self._stall, die=_die, say=self._agenda.effect)
         self.body = BodyShim(job)
         self.signs = SignsShim(job.marks, self._agenda.wanted)
         self._tensors = TensorShim(job)
-        self._poisoned: frozenset[int] = frozenset()
         self.model = job.state.model
-
-    @property
-    def active(self) -> bool:
-        """See recovery.rank.job.Probe."""
-        return self._agenda.active or self.body.broken
-
-    @property
-    def rank(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
-        return self._agenda.rank
-
-    @property
-    def step(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
-        return self._agenda.step
-
-    @property
-    def seed(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
-        return self._agenda.seed
 
     @property
     def optimizer(self) -> Any:
@@ -121,10 +99,6 @@ class FaultAgent:
         self.body.check()
         self.slowness.ended(phase, seconds)
 
-    def committed(self, step: int) -> None:
-        """End faults whose duration is over."""
-        self._agenda.committed(step)
-
     # ---- RankTarget
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
@@ -134,7 +108,7 @@ class FaultAgent:
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self.disk.set_troubles(self._agenda.wanted("disk", trouble and (trouble, self.seed)))
+        super().set_disk(trouble)
         self._job.checkpoints.disk = self.disk if self.disk.active else None
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
@@ -153,30 +127,13 @@ class FaultAgent:
         """See chaos.fault.targets.RankTarget."""
         self._tensors.shift_samples(by, self._say())
 
-    def due_samples(self) -> Sequence[int]:
-        """See chaos.fault.targets.RankTarget."""
-        config = self._job.config
-        step = min(self._agenda.command.get("due_step", self.step), config.steps)
-        batch = order.batch(step, config.global_batch, config.samples, config.seed)
-        shrink = config.batch == "shrink"
-        return order.computed_by_any(batch, full=config.world, shrink=shrink)
-
     def poison_sample(self, sample: int | None) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self._poisoned = frozenset(self._agenda.wanted("poison", sample))
-        self._job.spoil = self._spoil if self._poisoned else None
+        super().poison_sample(sample)
+        self._job.spoil = self._spoil if self.poisoned else None
 
     def _spoil(self, samples: list[int], loss: Tensor) -> Tensor:
-        return loss * float("nan") if self._poisoned.intersection(samples) else loss
-
-    def set_data_delay(self, seconds: float) -> None:
-        """See chaos.fault.targets.RankTarget."""
-        # It applies from this step on: the act comes first.
-        self._agenda.data_delay_s = sum(self._agenda.wanted("data delay", seconds or None))
-
-    def next_step(self, action: Callable[[], None]) -> None:
-        """See chaos.fault.targets.RankTarget."""
-        self._agenda.next_step(action)
+        return loss * float("nan") if self.poisoned.intersection(samples) else loss
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.fault.targets.RankTarget."""
@@ -188,10 +145,6 @@ class FaultAgent:
             return result
 
         self._job.current.change_loss = changed
-
-    def _say(self) -> Callable[[Mapping[str, Any]], None]:
-        """Logs evidence of the current act, whenever it is found."""
-        return partial(self._agenda.effect, self._agenda.command)
 
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 

@@ -8,8 +8,6 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +20,22 @@ from reports.compare.facts import OUTCOMES, ComparisonFacts
 from reports.compare.shapes import AxisScale
 from reports.compare.words import findings
 from reports.content.figures import percent
+from tests.support.html_page import Page
 from tests.support.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
 
-
-class Page(HTMLParser):
-    """Tags in balance, addresses, ids; the exact values with what is shown for them; the cells of
-    each table.
-    """
+class ComparisonPage(Page):
+    """Also the exact values with what is shown for them; the cells of each table."""
 
     def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: Counter[str] = Counter()
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
         self.values: list[tuple[str, str]] = []
         self.drawings: list[dict[str, str | None]] = []
         self.keys: list[list[list[str]]] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
+        super().__init__(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        super().handle_starttag(tag, attrs)
         named = dict(attrs)
-        self.tags[tag] += 1
-        if tag not in VOID:
-            self.open.append(tag)
-        assert not [name for name in named if name.startswith("on")]
-        if named.get("id"):
-            self.ids.append(named["id"] or "")
-        self.addresses += [
-            named[name] or "" for name in ("src", "href", "xlink:href", "data") if name in named
-        ]
         if tag == "svg":
             self.drawings.append(named)
         if tag == "table":
@@ -67,16 +47,8 @@ class Page(HTMLParser):
         if tag == "data":
             self.values.append((named["value"] or "", ""))
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        super().handle_data(data)
         if "data" in self.open:
             self.values[-1] = (self.values[-1][0], self.values[-1][1] + data)
 
@@ -98,9 +70,9 @@ def written(
 Written = tuple[Comparison, Path]
 
 
-def read(written: Written) -> tuple[str, Page]:
+def read(written: Written) -> tuple[str, ComparisonPage]:
     text = (written[1] / "compare.html").read_text(encoding="utf-8")
-    return text, Page(text)
+    return text, ComparisonPage(text)
 
 
 def numbers(value: Any) -> set[float]:
@@ -320,7 +292,7 @@ def test_nothing_ran_is_a_page_too(tmp_path: Path) -> None:
         }
     )
     write_all(bare, tmp_path)
-    page = Page((tmp_path / "compare.html").read_text())
+    page = ComparisonPage((tmp_path / "compare.html").read_text())
     words = " ".join(page.text)
     assert (
         page.open == [] and "did not run" in words and "two machines" in words and "5 arms" in words
@@ -352,7 +324,7 @@ def test_a_stack_without_measures_has_gaps_not_guesses(tmp_path: Path) -> None:
     write_all(
         comparison.model_copy(update={"cells": cells, "trials": trials, "ratios": []}), tmp_path
     )
-    page = Page((tmp_path / "compare.html").read_text())
+    page = ComparisonPage((tmp_path / "compare.html").read_text())
     assert (
         page.open == []
         and "no time measured" in "".join(page.text)

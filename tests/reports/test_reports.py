@@ -10,8 +10,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
-from html.parser import HTMLParser
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from reports import markdown, trace
 from reports.content.figures import align, number, parse_clause, range_of
 from reports.content.series import ArmSeries
 from reports.outlets.terminal import summary
+from tests.support.html_page import Page
 from tests.support.sample_results import HOSTILE, build, empty, metric
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
 Finished = tuple[RunDirectory, Results]
 
 
@@ -49,42 +48,6 @@ def test_steps_of_one_moment_have_a_rate_together() -> None:
     object.__setattr__(series, "steps", steps)
     rates = series.throughput()
     assert (list(rates["time_s"]), list(rates["rate"])) == ([2.0, 4.0], [8.0, 2.0])
-
-
-class Page(HTMLParser):
-    """Tags in balance, ids, addresses, text; anything a browser would fetch or execute."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: Counter[str] = Counter()
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on"), f"<{tag} {name}>"
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href", "action", "data", "poster"):
-                self.addresses.append(value or "")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def page_of(run: RunDirectory) -> tuple[str, Page]:

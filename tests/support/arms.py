@@ -127,11 +127,8 @@ def interrupted(strategy: str, *, committers: Sequence[str] = (), **more: Any) -
     return script
 
 
-def restart(resume: int = 20) -> Script:
-    """checkpoint-restart: all die, the newest checkpoint (step 20) is restored, 21 to 26 are done
-    again.
-    """
-    script = interrupted("checkpoint-restart")
+def restart_all(script: Script) -> list[str]:
+    """The survivors of w2 are killed, and four new workers started; their names."""
     script.orchestrator(
         Kind.DECISION,
         actions=["kill", *["spawn warm worker"] * 4, "form"],
@@ -142,6 +139,27 @@ def restart(resume: int = 20) -> Script:
     fresh = [f"w{n}" for n in range(4, 8)]
     for name in fresh:
         script.spawn(name)
+    return fresh
+
+
+def spare_joins(script: Script, resume: int = 26) -> None:
+    """A generation forms in which s0 has the place of w2."""
+    script.form(
+        ("w0", "w1", "s0", "w3"),
+        state="peer",
+        cause="failure",
+        resume=resume,
+        source="w0",
+        fresh=("s0",),
+    )
+
+
+def restart(resume: int = 20) -> Script:
+    """checkpoint-restart: all die, the newest checkpoint (step 20) is restored, 21 to 26 are done
+    again.
+    """
+    script = interrupted("checkpoint-restart")
+    fresh = restart_all(script)
     script.form(
         fresh, state="checkpoint", cause="failure", resume=resume, checkpoint=f"step-{resume}"
     )
@@ -189,14 +207,7 @@ def hot_spare() -> Script:
     script = interrupted("hot-spare", spares=1)
     park(script, ("w0", "w1", "w3"))
     script.orchestrator(Kind.DECISION, actions=["form"], reason="s0 takes over from w2")
-    script.form(
-        ("w0", "w1", "s0", "w3"),
-        state="peer",
-        cause="failure",
-        resume=26,
-        source="w0",
-        fresh=("s0",),
-    )
+    spare_joins(script)
     script.train(STEPS)
     return script.finish(healed=["kill"])
 
@@ -231,16 +242,7 @@ def corrupt_checkpoint(*, refuse: bool = True) -> Script:
     inject(script, process="w2", rank=2)
     script.exit("w2", signal=9, expected=False)
     fail(script)
-    script.orchestrator(
-        Kind.DECISION,
-        actions=["kill", *["spawn warm worker"] * 4, "form"],
-        reason="restart all from a checkpoint",
-    )
-    for name in ("w0", "w1", "w3"):
-        script.exit(name, signal=9, expected=True)
-    fresh = [f"w{n}" for n in range(4, 8)]
-    for name in fresh:
-        script.spawn(name)
+    fresh = restart_all(script)
     resume = 20
     if refuse:
         script.generation += 1

@@ -509,3 +509,29 @@ FAKES: dict[Where, Callable[[Path], Any]] = {
     Where.STORAGE: FakeStorage,
 }
 """One for each place; whoever adds a place adds its fake."""
+
+
+# ---- cases that several kinds have
+
+
+KILLED = FaultCase(
+    evidence=[exited(signum=9)],
+    elsewhere=[
+        [exited(process="w2", signum=9)],
+        [exited(signum=11)],
+        [exited(code=1)],
+        [exited(signum=9, asked_ns=20_000)],
+    ],
+)
+"""One process is killed."""
+_PROBED = effect(actor="orchestrator", link=[1, 0], round_trip_s=None, mbit_per_s=None)
+CUT = FaultCase(
+    evidence=[_PROBED, declared("error", at_ns=21_000)],
+    elsewhere=[
+        [declared("error", at_ns=21_000)],
+        [_PROBED, declared("error", at_ns=20_000)],
+        [_PROBED, declared("exit", at_ns=21_000)],
+        [*calm(collective_s=0.1), _PROBED],
+    ],
+)
+"""Nothing passes between ranks."""

@@ -1,4 +1,4 @@
-"""``python -m recovery.run`` in a process of its own, as somebody would start it."""
+"""``python -m recovery.run`` and ``chaos run`` in processes of their own, as a user starts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from chaos.events.following import Tail
@@ -83,6 +84,47 @@ class Running:
         ]
         assert len(found) == 4 and all(digest == found[0] for digest in found), found
         return found[0]
+
+
+@contextmanager
+def scripts(folder: Path, script: str) -> Iterator[Callable[..., Running]]:
+    """Starts jobs of a script, each in a folder of its own, which share a checkpoint directory;
+    none outlives the context.
+    """
+    started: list[Running] = []
+    (folder / "train.py").write_text(script)
+
+    def begin(options: Sequence[str], *arguments: object) -> Running:
+        own = folder / f"job-{len(started)}"
+        own.mkdir()
+        given = (folder / "train.py", folder / "checkpoints", *map(str, arguments))
+        started.append(Running(own, *options, *given))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        job.process.kill()
+        job.process.communicate(timeout=LIMIT_S)
+
+
+def supervised(
+    folder: Path, script: str, *options: str, arguments: Sequence[str] = ()
+) -> dict[str, list[Event]]:
+    """Run a script under ``recovery.run`` to its end; events by process."""
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text(script)
+    job = Running(folder, *options, folder / "train.py", *arguments)
+    try:
+        assert job.end() == 0, job.said
+    finally:
+        job.process.kill()
+    return {path.stem: list(Tail(path).read()) for path in job.events.glob("*.jsonl")}
+
+
+def chaos_run(scenario: Path, runs: Path, *options: str) -> list[str]:
+    """The command line of a ``chaos run``."""
+    command = [sys.executable, "-m", "chaos", "run"]
+    return [*command, str(scenario), "--runs", str(runs), *options]
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from typing import Any
 
 from harness.compare.result.model import (
     AtRest,
@@ -218,6 +219,34 @@ def _trial(label: str, family: str, number: int) -> Trial | None:
         full_rate=None if recovery is None or number == 2 else recovery * 1.25,
         redundancy=None if recovery is None else recovery * 2,
     )
+
+
+def plain_trial(
+    label: str,
+    seed: int,
+    recovery: float | None,
+    outcome: OutcomeClass = "recovered",
+    **other: Any,
+) -> Trial:
+    """A trial in which only a few numbers matter; ``other``: further fields."""
+    fields: dict[str, Any] = {
+        "family": "kill",
+        "witness": f"{outcome} {seed}",
+        "detection": None,
+        "phases": [],
+        "steps_lost": 0,
+        "samples_lost": 0,
+        "goodput": 0.5,
+        "control_goodput": 0.6,
+        "badput": {},
+        "step_time": 0.05,
+        "wall": 10.0,
+        "ranks": 4,
+        "verdict": "pass",
+        "run": "",
+        "reproduce": "",
+    }
+    return Trial(label=label, seed=seed, recovery=recovery, outcome=outcome, **(fields | other))
 
 
 def _phases(lost: float, never: bool) -> list[PhaseSpan]:

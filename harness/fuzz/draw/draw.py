@@ -10,12 +10,12 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from chaos.fault.base import Fault, Where
-from chaos.scenario.fault import PHASES
+from chaos.scenario.fault import PHASES, EventName
 from harness.fuzz.draw.scale import SIMULATED, Scale
 from harness.fuzz.draw.values import params_of
 from recovery.policy.strategy import Strategy
@@ -23,15 +23,7 @@ from recovery.policy.strategy import Strategy
 Tree = dict[str, Any]
 
 MOST_FAULTS = 4
-EVENTS = (
-    "checkpoint_saving",
-    "checkpoint_committed",
-    "recovery_started",
-    "regroup",
-    "restore",
-    "recovered",
-    "data",
-)
+EVENTS: tuple[str, ...] = get_args(EventName)
 SELDOM = 0.7
 """How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
 

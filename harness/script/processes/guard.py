@@ -19,13 +19,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 KILL_LIMIT_S = 5.0
 REAP_EVERY_S = 0.2
 SETTLE_S = 0.01
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class CommandGuard:
@@ -58,7 +59,7 @@ class CommandGuard:
 
     def _start(self, argv: list[str], output: int) -> bool:
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             child = subprocess.Popen(
                 argv,
@@ -66,7 +67,7 @@ class CommandGuard:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         except (OSError, ValueError) as error:
             self._say({"error": getattr(error, "strerror", None) or str(error)})
@@ -78,13 +79,7 @@ class CommandGuard:
         return True
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in reaped():
             if pid == self._pid:
                 self._say({"ended": status})
 
@@ -115,6 +110,18 @@ class CommandGuard:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:  # the harness is gone; the work to do is the same
             pass
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """(pid, wait status) of each child that has ended; waits for none."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
 
 
 def stat(pid: int) -> tuple[str, int, int] | None:

@@ -14,16 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chaos.events.log import Kind
-from chaos.fault.targets import DiskTrouble
-from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall
-from harness.rank.shims.disk import DiskShim
+from harness.rank.shims.agenda import Acted, HoldAnswer, Stall
+from harness.rank.shims.agent import AgentCore
 from harness.sim.rank.body import SimBody
 from harness.sim.rank.signs import SimSigns
 from harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
 from harness.sim.world.clock import NS_PER_S
 from harness.sim.world.group import Lost
 from harness.sim.world.process import Killed
-from recovery.data import order
 from recovery.transport.wire import Extra
 
 if TYPE_CHECKING:
@@ -41,14 +39,16 @@ class TrainingError(Exception):
         self.kind = type(error).__name__
 
 
-class SimFaultAgent:
+class SimFaultAgent(AgentCore):
     """Holds its rank at armed points, acts on command, and implements
     ``chaos.fault.targets.RankTarget``.
     """
 
+    body: SimBody
+
     def __init__(self, job: SimRank) -> None:
+        super().__init__(job.config, sleep=_at_once, die=_die)
         self._job = job
-        self._agenda = Agenda(self)
         self._holding: int | None = None
         self._look_ns = 0.0
         self._slowdown = 1.0
@@ -56,32 +56,10 @@ class SimFaultAgent:
         self._rate = 0.0
         self._latency_s = 0.0
         self._free_at_ns = 0.0
-        self.disk = DiskShim(sleep=_at_once, die=_die, say=self._agenda.effect)
         self.body = SimBody(job)
         self.signs = SimSigns(job, self._agenda.wanted)
-        self.poisoned: frozenset[int] = frozenset()
         self.model = SimModel(b"", b"")
         self.optimizer: Any = None
-
-    @property
-    def active(self) -> bool:
-        """Whether anything may be due at a point, or must be checked in each phase."""
-        return self._agenda.active or self.body.broken
-
-    @property
-    def rank(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
-        return self._agenda.rank
-
-    @property
-    def step(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
-        return self._agenda.step
-
-    @property
-    def seed(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
-        return self._agenda.seed
 
     # ---- called by the agent
 
@@ -151,10 +129,6 @@ class SimFaultAgent:
             self._free_at_ns = max(now, self._free_at_ns) + size / self._rate * NS_PER_S
             yield from self._sleep(self._free_at_ns - now + self._latency_s * NS_PER_S)
 
-    def committed(self, step: int) -> None:
-        """End faults whose duration is over."""
-        self._agenda.committed(step)
-
     # ---- RankTarget
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
@@ -162,10 +136,6 @@ class SimFaultAgent:
         wanted = self._agenda.wanted("slowdown", factor if factor > 1 else None)
         self._slowdown = wanted[-1] if wanted else 1.0
         return f"simulated {mode}"
-
-    def set_disk(self, trouble: DiskTrouble | None) -> None:
-        """See chaos.fault.targets.RankTarget."""
-        self.disk.set_troubles(self._agenda.wanted("disk", trouble and (trouble, self.seed)))
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
         """See chaos.fault.targets.RankTarget."""
@@ -199,26 +169,6 @@ class SimFaultAgent:
         attempt.samples = [(sample + by) % self._job.config.samples for sample in before]
         self._say()({"before": _digest_ids(before), "after": _digest_ids(attempt.samples)})
 
-    def due_samples(self) -> list[int]:
-        """See chaos.fault.targets.RankTarget."""
-        config = self._job.config
-        step = min(self._agenda.command.get("due_step", self.step), config.steps)
-        batch = order.batch(step, config.global_batch, config.samples, config.seed)
-        shrink = config.batch == "shrink"
-        return order.computed_by_any(batch, full=config.world, shrink=shrink)
-
-    def poison_sample(self, sample: int | None) -> None:
-        """See chaos.fault.targets.RankTarget."""
-        self.poisoned = frozenset(self._agenda.wanted("poison", sample))
-
-    def set_data_delay(self, seconds: float) -> None:
-        """See chaos.fault.targets.RankTarget."""
-        self._agenda.data_delay_s = sum(self._agenda.wanted("data delay", seconds or None))
-
-    def next_step(self, action: Callable[[], None]) -> None:
-        """See chaos.fault.targets.RankTarget."""
-        self._agenda.next_step(action)
-
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.fault.targets.RankTarget."""
         say = self._say()
@@ -231,10 +181,6 @@ class SimFaultAgent:
 
         assert self._job.attempt is not None
         self._job.attempt.change_loss = changed
-
-    def _say(self) -> Callable[[Mapping[str, Any]], None]:
-        """Logs evidence of the current act, whenever it is found."""
-        return partial(self._agenda.effect, self._agenda.command)
 
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 

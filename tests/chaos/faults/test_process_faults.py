@@ -32,6 +32,13 @@ HANGS: dict[str, dict[str, Any]] = {
     "collective-skip": {},
     "rank-hang": {"how": "spin", "hold_s": 30},
 }
+DEAF: dict[str, Any] = {
+    "id": "deaf",
+    "kind": "gil-deadlock",
+    "params": {"hold_s": 30},
+    "target": {"rank": 2},
+    "at": {"step": 33},
+}
 
 
 def arm(
@@ -91,26 +98,12 @@ def test_a_short_hang_is_a_slow_step_and_no_failure(kind: str, memory: Path) -> 
 def test_a_rank_that_holds_its_interpreter_does_not_hear_the_abort(memory: Path) -> None:
     """Another rank dies while one is deaf: it does not park, and is killed for that."""
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 0}, "at": {"step": 33}}
-    deaf = {
-        "id": "deaf",
-        "kind": "gil-deadlock",
-        "params": {"hold_s": 30},
-        "target": {"rank": 2},
-        "at": {"step": 33},
-    }
-    played = play(cell_of({"strategy": "hot-spare", "spares": 2}, [deaf, kill]), memory, seed=3)
+    played = play(cell_of({"strategy": "hot-spare", "spares": 2}, [DEAF, kill]), memory, seed=3)
     causes = [(e.data["process"], e.data["cause"]) for e in played.log.of(Kind.FAILURE_DETECTED)]
     assert (sorted(causes), played.outcome) == ([("w0", "exit"), ("w2", "hang")], "completed")
 
 
 def test_a_rank_that_holds_its_interpreter_passes_no_notice_on(memory: Path) -> None:
-    deaf = {
-        "id": "deaf",
-        "kind": "gil-deadlock",
-        "params": {"hold_s": 30},
-        "target": {"rank": 2},
-        "at": {"step": 33},
-    }
     late = {
         "id": "term",
         "kind": "process-term",
@@ -118,7 +111,7 @@ def test_a_rank_that_holds_its_interpreter_passes_no_notice_on(memory: Path) -> 
         "target": {"rank": 2},
         "at": {"time": 1.6},
     }
-    played = play(cell_of("hot-spare", [deaf, late]), memory, seed=3)
+    played = play(cell_of("hot-spare", [DEAF, late]), memory, seed=3)
     injected = {e.data["fault"]: e.time_ns for e in played.log.of(Kind.FAULT_INJECTED)}
     (failure,) = played.log.of(Kind.FAILURE_DETECTED)
     assert injected["deaf"] < injected["term"] < failure.time_ns

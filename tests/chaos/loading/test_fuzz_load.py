@@ -22,6 +22,7 @@ from chaos.loading.load import load
 from chaos.planning.planview import as_json, as_text, plan_run
 from chaos.scenario.schema import scenario_schema
 from chaos.schedule.arrivals import read_trace
+from harness.fuzz.loader.spoil import WORDS as SPOILT
 from tests.support.fake_catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,33 +92,7 @@ VALID: dict[str, Any] = {
     "repeat": 1,
     "baseline": "paired",
 }
-WORDS = (
-    "",
-    "one",
-    "all",
-    "latest",
-    "1",
-    "0",
-    "-1",
-    "1e999",
-    "2s",
-    "${vars.n}",
-    "${matrix.recovery}",
-    "${",
-    "${env:X:-}",
-    "< 3",
-    "p95 < 5s",
-    "none.csv",
-    ".",
-    "\u0000",
-    "\ud7ff",
-    "a" * 300,
-    "true",
-    "~",
-    "x: y",
-    "[",
-    "NaN",
-)
+WORDS = (*SPOILT, "${matrix.recovery}", "a" * 300)
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),

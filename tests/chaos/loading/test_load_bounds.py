@@ -5,13 +5,8 @@ few words.
 from __future__ import annotations
 
 import gc
-import os
 import re
-import resource
-import signal
-import sys
 import time
-import traceback
 import tracemalloc
 from pathlib import Path
 
@@ -20,6 +15,7 @@ import pytest
 from chaos.cli import invoke
 from chaos.errors import EXIT_PASS, EXIT_USAGE
 from chaos.source import bounds
+from tests.support.limited import limited
 
 BASE = """version: 1
 name: x
@@ -36,9 +32,7 @@ MOST_S = (
     2.0
 )
 MOST_BYTES = 128 << 20
-MOST_MORE_BYTES = 512 << 20  # than an interpreter takes that has imported what judges a scenario
 MOST_SAID = 24_000  # of 50 errors, of which each names the file
-LONGEST_S = 60  # for a machine where others work too
 
 
 def faults(count: int) -> str:
@@ -121,30 +115,6 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
 
 
-def alone(said: Path, argv: list[str]) -> tuple[int, float, str]:
-    """Exit code of a command in a process of its own that has little memory, the processor time it
-    takes, and what it says.
-    """
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            sys.stdout = sys.stderr = said.open("w")
-            gc.freeze()
-            has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            resource.setrlimit(resource.RLIMIT_AS, (has + MOST_MORE_BYTES,) * 2)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(LONGEST_S)
-            code = invoke(argv)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    _, status, usage = os.wait4(child, 0)
-    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, said.read_text()
-
-
 @pytest.mark.parametrize("command", ["validate", "plan"])
 @pytest.mark.parametrize("what", HUGE)
 def test_it_is_refused_soon_in_little_memory_and_in_few_words(
@@ -152,7 +122,7 @@ def test_it_is_refused_soon_in_little_memory_and_in_few_words(
 ) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(HUGE[what])
-    code, took_s, said = alone(tmp_path / "said", [command, str(path)])
+    code, took_s, said = limited(tmp_path / "said", [command, str(path)])
     assert code == EXIT_USAGE, said[-2000:]
     assert took_s < MOST_S
     assert str(path) in said and "nothing was started" in said and len(said) < MOST_SAID

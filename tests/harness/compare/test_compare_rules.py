@@ -10,6 +10,7 @@ import math
 import shutil
 import tarfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,14 +27,14 @@ from harness.compare.plan.quiet import BUSY, busy_share
 from harness.compare.prepare import CompareOptions, as_planned
 from harness.compare.result import archive, rules
 from harness.compare.result.gather import gather
-from harness.compare.result.model import Ratio, Trial
+from harness.compare.result.model import Ratio
 from harness.compare.result.summary import ratios_of
 from harness.compare.stacks.hot_spare import HotSpare
 from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from harness.compare.tuning import candidates, score, sweep_of
 from reports.compare.facts import ComparisonFacts
 from reports.compare.words import findings
-from tests.support.sample_comparison import build
+from tests.support.sample_comparison import build, plain_trial
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1
@@ -111,35 +112,7 @@ def planned(directory: Path, fault: str = KILL, **more: object) -> Plan:
     return prepare.prepare(asked, STACKS, build_catalogue()).plan
 
 
-def trial(
-    label: str,
-    seed: int,
-    recovery: float | None,
-    *,
-    family: str = "family",
-    outcome: str = "recovered",
-) -> Trial:
-    return Trial(
-        label=label,
-        family=family,
-        seed=seed,
-        outcome=outcome,
-        witness="w",
-        recovery=recovery,
-        detection=None,
-        phases=[],
-        steps_lost=0,
-        samples_lost=0,
-        goodput=1.0,
-        control_goodput=1.0,
-        badput={},
-        step_time=0.05,
-        wall=1.0,
-        ranks=2,
-        verdict="pass",
-        run="runs/x",
-        reproduce="chaos run x.yaml",
-    )  # type: ignore[arg-type]
+trial = partial(plain_trial, family="family", ranks=2)
 
 
 def test_a_stack_is_set_against_the_built_in_that_goes_on_in_its_way(tmp_path: Path) -> None:

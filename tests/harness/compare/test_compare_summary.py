@@ -4,43 +4,10 @@ from __future__ import annotations
 
 import math
 
-from harness.compare.result.model import OutcomeClass, Trial
+from harness.compare.result.model import OutcomeClass
 from harness.compare.result.statistics import EVERY
 from harness.compare.result.summary import cells_of, ratios_of, worst_of
-
-
-def trial(
-    label: str,
-    seed: int,
-    recovery: float | None,
-    outcome: OutcomeClass = "recovered",
-    *,
-    family: str = "kill",
-    step_time: float = 0.05,
-    ranks: int = 4,
-) -> Trial:
-    """A trial of which only these numbers matter."""
-    return Trial(
-        label=label,
-        family=family,
-        seed=seed,
-        outcome=outcome,
-        witness=f"{outcome} {seed}",
-        recovery=recovery,
-        detection=None,
-        phases=[],
-        steps_lost=0,
-        samples_lost=0,
-        goodput=0.5,
-        control_goodput=0.6,
-        badput={},
-        step_time=step_time,
-        wall=10.0,
-        ranks=ranks,
-        verdict="pass",
-        run="",
-        reproduce="",
-    )
+from tests.support.sample_comparison import plain_trial as trial
 
 
 def test_the_worst_outcome_stands_and_what_did_not_land_says_nothing() -> None:

@@ -10,12 +10,8 @@ import json
 import lzma
 import os
 import re
-import resource
 import shutil
-import signal
-import sys
 import tarfile
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +30,7 @@ from harness.host.rundir import RunDirectory
 from harness.undo import live
 from harness.undo.ledger import Ledger
 from harness.undo.records import RemoveTree
+from tests.support.limited import limited
 
 SCENARIO = """
 version: 1
@@ -46,10 +43,6 @@ sla: {recovery_time: ["median < 60s"]}
 faults: [{id: kill, kind: process-kill, at: {step: 4}}]
 """
 HOSTILE = "<script>alert(1)</script>\x1b[31m../../x\n\x07\u202e"
-MOST_MORE_BYTES = 512 << 20
-LIMIT_S = 10  # of a processor
-LONGEST_S = 60  # for what waits, also on a busy machine
-TRACEBACK = 90
 Spoil = Callable[[Path], object]
 
 
@@ -185,29 +178,6 @@ def copied(model: Place, root: Path) -> Place:
     return found
 
 
-def played(said: Path, argv: list[str]) -> tuple[int, str]:
-    """Exit code and output of a command in a process of its own, which has little memory
-    and time.
-    """
-    child = os.fork()
-    if child == 0:
-        code = TRACEBACK
-        try:
-            sys.stdout = sys.stderr = said.open("w", errors="replace")
-            has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            resource.setrlimit(resource.RLIMIT_AS, (has + MOST_MORE_BYTES,) * 2)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S,) * 2)
-            signal.alarm(LONGEST_S)
-            code = invoke(argv)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.read_text(errors="replace")
-
-
 EVERYTHING = tuple(SPOILT)
 SOME = (
     "of other types",
@@ -270,7 +240,7 @@ def test_a_file_that_nobody_of_ours_wrote_is_an_error_or_says_nothing(
         if name.endswith("gate.json"):  # which is asked only where the record of looks is gone
             (place.run.root / "looks.json").unlink()
         SPOILT[what](path)
-        code, said = played(memory / "said", command_line(place, words))
+        code, _, said = limited(memory / "said", command_line(place, words))
         problems = [
             word
             for word in ("defect of chaos", "cannot write the output", "\x1b", "\u202e")
@@ -296,7 +266,7 @@ def test_a_report_takes_the_place_of_what_has_its_name_and_writes_through_nothin
         os.mkfifo(place.run.root / name)
     for name in DERIVED:  # names that a temporary file might have
         (place.run.root / f"{name}.tmp").symlink_to(place.outside)
-    code, said = played(place.root / "said", ["report", str(place.run.root)])
+    code, _, said = limited(place.root / "said", ["report", str(place.run.root)])
     assert code == 0, said
     assert place.outside.read_text() == "precious"
     assert all(

@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field, model_validator
 from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
-from chaos.errors import ScenarioError
 from chaos.events.log import Kind
 from chaos.loading.load import load
 from chaos.planning.listing import NO_SCENARIOS
@@ -27,7 +26,6 @@ from harness.fuzz.draw.regressions import write
 from harness.fuzz.draw.shrink import shrunk, smaller_than
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.draw.values import params_of
-from harness.fuzz.draw.variations import varied
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import find_in, plain, unsteady
 from harness.fuzz.play.play import Played, Player, judged, kinds, simulated, strategies
@@ -39,6 +37,7 @@ from recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 from tests.mutations.tape import Tape
 from tests.support.logs import Script
 from tests.support.search import defects
+from tests.support.search.fuzzed import assert_all_drawn, refusals
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
@@ -102,34 +101,12 @@ def test_one_seed_draws_the_same_again() -> None:
 def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(
     tmp_path: Path,
 ) -> None:
-    refused = []
-    for number, tree in enumerate(trees(100)):
-        path = tmp_path / f"{number}.yaml"
-        path.write_text(as_yaml(tree))
-        try:
-            load(path, CATALOGUE)
-        except ScenarioError as error:
-            refused.append(str(error))
+    refused = refusals(trees(100), tmp_path)
     assert len(refused) < MOST_REFUSED * 100, refused[:5]
 
 
 def test_every_kind_strategy_layout_and_trigger_is_drawn() -> None:
-    drawn = trees(600)
-    assert {f["kind"] for tree in drawn for f in tree["faults"]} == set(kinds())
-    assert {tree["recovery"]["strategy"] for tree in drawn} == set(strategies()) - {"none"}
-    assert {str(tree["workload"]["parallelism"])[:6] for tree in drawn} == {"ddp", "fsdp", "{'hsdp"}
-    at = {key for tree in drawn for f in tree["faults"] for key in f["at"]}
-    assert at >= {
-        "step",
-        "steps",
-        "from",
-        "time",
-        "event",
-        "mtbf",
-        "weibull",
-        "phase",
-        "probability",
-    }
+    assert_all_drawn(trees(600))
 
 
 def test_what_was_seldom_chosen_is_chosen_more_often() -> None:
@@ -142,12 +119,6 @@ def test_what_was_seldom_chosen_is_chosen_more_often() -> None:
 def test_a_tree_is_written_as_yaml_that_reads_back(tmp_path: Path) -> None:
     for tree in trees(50):
         assert YAML(typ="safe", pure=True).load(as_yaml(tree)) == tree
-
-
-def test_variations_leave_the_scenario_they_are_of_alone() -> None:
-    (tree,), one = trees(1), dice(2)
-    before = copy.deepcopy(tree)
-    assert any(varied(tree, one, WORLD) != tree for _ in range(5)) and tree == before
 
 
 # ---- judging

@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import build_catalogue
-from chaos.errors import ScenarioError
 from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.loading.load import load
 from harness.fuzz.draw.draw import Dice, Tree, World
 from harness.fuzz.draw.stories import MENDING, NEEDS, STORIES, Beat, Story, groups, told
 from harness.fuzz.draw.text import as_yaml
@@ -24,8 +21,8 @@ from harness.fuzz.draw.variations import WAYS, varied
 from harness.fuzz.play.play import Played, kinds, strategies
 from harness.fuzz.search import Search
 from harness.fuzz.worker import world_of
+from tests.support.search.fuzzed import assert_all_drawn, refusals
 
-CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
 MOST_REFUSED = 0.5
 EVENTS = {"noticed": "recovery_started"}
@@ -72,14 +69,7 @@ def test_every_story_is_told_and_names_what_there_is() -> None:
 
 @pytest.mark.parametrize("world", [WORLD, world_of("local")], ids=["sim", "local"])
 def test_most_of_what_is_told_can_be_played(world: World, tmp_path: Path) -> None:
-    refused = []
-    for number, tree in enumerate(trees(100, world=world)):
-        path = tmp_path / f"{number}.yaml"
-        path.write_text(as_yaml(tree))
-        try:
-            load(path, CATALOGUE)
-        except ScenarioError as error:
-            refused.append(str(error))
+    refused = refusals(trees(100, world=world), tmp_path)
     assert len(refused) < MOST_REFUSED * 100, refused[:5]
 
 
@@ -152,25 +142,7 @@ def test_a_search_still_draws_every_feature_of_the_format() -> None:
     while search.runs < 600:
         search.step()
     faults = [fault for tree in player.trees for fault in tree["faults"]]
-    assert {fault["kind"] for fault in faults} == set(kinds())
-    assert {tree["recovery"]["strategy"] for tree in player.trees} == set(strategies()) - {"none"}
-    assert {str(tree["workload"]["parallelism"])[:6] for tree in player.trees} == {
-        "ddp",
-        "fsdp",
-        "{'hsdp",
-    }
-    at = {key for fault in faults for key in fault["at"]}
-    assert at >= {
-        "step",
-        "steps",
-        "from",
-        "time",
-        "event",
-        "mtbf",
-        "weibull",
-        "phase",
-        "probability",
-    }
+    assert_all_drawn(player.trees)
     assert {fault["at"]["event"] for fault in faults if "event" in fault["at"]} >= {
         "data",
         "restore",

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind, read_actor
-from harness.judge.checkers import CHECKERS, Evidence, check
+from chaos.events.log import Kind
+from harness.judge.checkers import CHECKERS, check
 from tests.mutations.tape import Tape
-from tests.support.search.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, changed, evidence, play
 
 NAN: dict[str, Any] = {
     "id": "nan",
@@ -37,17 +37,7 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> Arms:
 
 def judged(arms: Arms, change: Callable[[Tape], None] = lambda _: None) -> list[str]:
     """What the checkers say of the faulted arm after a change of its log."""
-    faulted, control = arms
-    paths = sorted(faulted.directory.glob("*.jsonl"))
-    change(tape := Tape.of({path.stem: read_actor(path).events for path in paths}))
-    made = Evidence(
-        arm="faulted",
-        cell=faulted.cell,
-        log=tape.log(),
-        control=control.log,
-        controls=(control.log,),
-        exact=evidence(faulted, control).exact,
-    )
+    made = changed(*arms, change)
     return [check(CHECKERS[name], made).verdict for name in ABOUT]
 
 

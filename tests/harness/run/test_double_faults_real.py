@@ -8,22 +8,17 @@ seeds of each.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
+from tests.support.running import supervised
 
 pytestmark = pytest.mark.real
 
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 120.0
 STEPS, LOST_AT, EVERY = 24, 13, 5
 
 SCRIPT = f"""
@@ -173,36 +168,11 @@ QUICK = {
 
 def supervise(folder: Path, case: Case, shards: int) -> dict[str, list[Event]]:
     """Run the script to its end; events by process."""
-    folder.mkdir(parents=True)
-    script = folder / "train.py"
-    script.write_text(SCRIPT)
     words = json.dumps(
         {name: value for name, value in asdict(case).items() if isinstance(value, tuple)}
     )
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "recovery.run",
-            "--ranks",
-            "4",
-            "--shards",
-            str(shards),
-            *case.args,
-            "--events",
-            "events",
-            script,
-            words,
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert ran.returncode == 0, ran.stderr
-    return {path.stem: list(Tail(path).read()) for path in (folder / "events").glob("*.jsonl")}
+    options = ("--ranks", "4", "--shards", str(shards), *case.args)
+    return supervised(folder, SCRIPT, *options, arguments=(words,))
 
 
 @cache

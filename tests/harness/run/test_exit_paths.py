@@ -9,7 +9,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from harness.run import heal, interrupts
 from harness.undo import live
 from harness.undo.ledger import read_open
 from harness.undo.records import MARKER, KillProcess, RemoveTree
+from tests.support.running import chaos_run
 
 DEADLINE_S = 120.0
 SCENARIO = """
@@ -73,15 +73,7 @@ class Training:
 
     def __init__(self, folder: Path, **how: Any) -> None:
         self.runs = folder / "runs"
-        command = [
-            sys.executable,
-            "-m",
-            "chaos",
-            "run",
-            str(write(folder)),
-            "--runs",
-            str(self.runs),
-        ]
+        command = chaos_run(write(folder), self.runs)
         self.process = subprocess.Popen(command, start_new_session=True, **how)
         deadline = time.monotonic() + DEADLINE_S
         pause = threading.Event()

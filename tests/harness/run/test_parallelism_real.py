@@ -13,11 +13,10 @@ from chaos.cli import invoke
 from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
 from harness.judge.results import Results
+from tests.support.running import LIMIT_S, ROOT, supervised
 
 pytestmark = pytest.mark.real
 
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 120.0
 STEPS = 30
 LOST_AT = 12
 
@@ -126,21 +125,7 @@ while job.running():
 
 def supervise(folder: Path, *arguments: str) -> dict[str, list[Event]]:
     """Run the script under ``recovery.run`` with two replicas of two shards; events by process."""
-    folder.mkdir()
-    script = folder / "train.py"
-    script.write_text(SCRIPT)
-    layout = ["--ranks", "4", "--shards", "2"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "recovery.run", *layout, "--events", "events", script, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert ran.returncode == 0, ran.stderr
-    return {path.stem: list(Tail(path).read()) for path in (folder / "events").glob("*.jsonl")}
+    return supervised(folder, SCRIPT, "--ranks", "4", "--shards", "2", arguments=arguments)
 
 
 def last_digests(events: dict[str, list[Event]]) -> dict[int, dict[str, object]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from harness.judge.results import Results
 from harness.launch.storage import Storage, lacks_mount
 from harness.undo.base import mounts
 from tests.harness.run.test_real import DEADLINE_S, MLP, run, write
+from tests.support.running import chaos_run
 
 pytestmark = pytest.mark.real
 NEEDS_MOUNT = pytest.mark.skipif(lacks_mount() is not None, reason="mounting needs root")
@@ -243,18 +243,11 @@ def test_a_killed_harness_leaves_a_mount_that_heal_removes(tmp_path: Path) -> No
         faults="[{id: s, kind: disk-full, at: {step: 12}, duration: {steps: 90000}}]",
         more="baseline: none",
     )
-    command = [
-        sys.executable,
-        "-m",
-        "chaos",
-        "run",
-        str(path),
-        "--runs",
-        str(tmp_path / "runs"),
-        "-q",
-    ]
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        chaos_run(path, tmp_path / "runs", "-q"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         wait_for_event(tmp_path, Kind.CHECKPOINT_FAILED, process)

@@ -20,6 +20,7 @@ from harness.judge.results import Results
 from harness.launch.storage import lacks_mount
 from harness.script.processes import leftovers
 from reports.outlets.terminal import summary
+from tests.support.running import chaos_run
 
 pytestmark = pytest.mark.real
 
@@ -402,16 +403,7 @@ def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
 def start(tmp_path: Path, scenario: Path) -> subprocess.Popen[bytes]:
     """The harness as a process of its own, in the middle of training."""
     harness = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "chaos",
-            "run",
-            str(scenario),
-            "--runs",
-            str(tmp_path / "runs"),
-            "--quiet",
-        ],
+        chaos_run(scenario, tmp_path / "runs", "--quiet"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

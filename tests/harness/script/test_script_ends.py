@@ -32,17 +32,7 @@ def done() -> Job:
 
 
 def killed(job: Job, name: str = "w1", code: int | None = None) -> None:
-    signum = signal.SIGKILL if code is None else None
-    job.record(
-        Kind.PROCESS_EXITED,
-        process=name,
-        pid=1,
-        exit_code=code,
-        signal=signum,
-        expected=False,
-        last_seq=None,
-    )
-    job.exit(name, code, signum)
+    job.lose(name, code, signal.SIGKILL if code is None else None)
 
 
 def restarted(job: Job) -> None:

@@ -101,6 +101,19 @@ class Job:
     def exit(self, name: str, code: int | None = None, signum: int | None = None) -> None:
         self.observer.on_exit(name, code, signum, self.now)
 
+    def lose(self, name: str, code: int | None = None, signum: int | None = None) -> None:
+        """A rank ends, as the orchestrator records it too."""
+        self.record(
+            Kind.PROCESS_EXITED,
+            process=name,
+            pid=1,
+            exit_code=code,
+            signal=signum,
+            expected=False,
+            last_seq=None,
+        )
+        self.exit(name, code, signum)
+
     def causes(self) -> list[str]:
         """Why generations began."""
         return [str(e.data["cause"]) for e in self.events if e.kind is Kind.GENERATION_STARTED]

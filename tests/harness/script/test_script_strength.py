@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
 from chaos.scenario.model import LeaveOut
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.incident import Incident
@@ -38,19 +37,6 @@ def train(job: Job, first: int, last: int, *ranks: int) -> None:
             job.train(step, seconds=0.1 / max(1, len(ranks)), rank=rank)
 
 
-def gone(job: Job, name: str, code: int | None = None, signum: int | None = None) -> None:
-    job.record(
-        Kind.PROCESS_EXITED,
-        process=name,
-        pid=1,
-        exit_code=code,
-        signal=signum,
-        expected=False,
-        last_seq=None,
-    )
-    job.exit(name, code, signum)
-
-
 def checked(job: Job, outcome: str = "completed", **more: Any) -> dict[str, Finding]:
     fault = {
         "id": "hit",
@@ -73,7 +59,7 @@ def test_a_job_that_is_whole_again_has_recovered(ranks: tuple[int, ...]) -> None
     job = job_of()
     train(job, 1, 30, *ranks)
     inject(job)
-    gone(job, "w1", signum=signal.SIGKILL)
+    job.lose("w1", signum=signal.SIGKILL)
     job.found("w2", "w3")
     train(job, 21, 100, *ranks)
     assert incident_of(job).outcome == "recovered"
@@ -87,7 +73,7 @@ def test_a_job_that_goes_on_with_fewer_is_degraded_and_says_who_is_gone(
     job = job_of()
     train(job, 1, 30, *ranks)
     inject(job)
-    gone(job, "w1", signum=signal.SIGKILL)
+    job.lose("w1", signum=signal.SIGKILL)
     train(job, 31, 100, *ranks[:1])
     incident = incident_of(job)
     assert incident.outcome == "degraded"
@@ -128,7 +114,7 @@ def test_a_rank_that_left_without_a_word_is_gone_too() -> None:
     job = job_of()
     train(job, 1, 30)
     inject(job)
-    gone(job, "w1", code=0)
+    job.lose("w1", code=0)
     train(job, 31, 100)
     assert incident_of(job).outcome == "degraded"
 
@@ -140,7 +126,7 @@ def test_who_is_done_a_little_earlier_is_not_gone(ranks: tuple[int, ...]) -> Non
     inject(job, "process-stop", lasts=True)
     heal(job)
     train(job, 31, 98, *ranks)
-    gone(job, "w1", code=0)
+    job.lose("w1", code=0)
     train(job, 99, 100, *ranks[:1])
     assert incident_of(job).outcome == "masked"
     assert checked(job)["full-strength"].verdict == "pass"
@@ -161,7 +147,7 @@ def half() -> Job:
     job = job_of(4, found=2)
     train(job, 1, 30)
     inject(job)
-    gone(job, "w0", signum=signal.SIGKILL)
+    job.lose("w0", signum=signal.SIGKILL)
     job.found("w2", "w3")
     train(job, 21, 100)
     return job
@@ -183,7 +169,7 @@ def again(first: int, *, done: int = 30, every: int = 1) -> Job:
     job = job_of()
     job.train(*range(every, done + 1, every))
     inject(job)
-    gone(job, "w1", signum=signal.SIGKILL)
+    job.lose("w1", signum=signal.SIGKILL)
     job.found("w2", "w3")
     job.train(*range(first, 101, every))
     return job
@@ -233,7 +219,7 @@ def test_reports_say_who_is_gone() -> None:
     job = job_of()
     train(job, 1, 30)
     inject(job)
-    gone(job, "w1", signum=signal.SIGKILL)
+    job.lose("w1", signum=signal.SIGKILL)
     train(job, 31, 100)
     shown: Any = SimpleNamespace(faults=[incident_of(job)])
     assert facts.degraded(shown) == ["hit in c, repeat 0: 1 of 2 ranks at the end: w1 gone"]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from chaos.events.log import Event, Kind, read_actor
-from harness.launchers.sim import Sim
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.rank import SimRank
 from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.group import Group
 from harness.sim.world.process import Process
-from harness.sim.world.settings import MS, RankConfig
+from harness.sim.world.settings import MS
 from recovery.transport.wire import Abort, Join, Joined, Message, Parked, PauseRequest, Ready
+from tests.support.search.simulate import rank_config
 
 STEPS = 8
 
@@ -25,30 +25,8 @@ class Pair:
     """Two ranks, each with one shard of the model; the test plays their supervisor."""
 
     def __init__(self, directory: Path) -> None:
-        (directory / "events").mkdir()
-        (directory / "checkpoints").mkdir()
-        self._events = directory / "events"
-        config = RankConfig(
-            events=self._events,
-            world=2,
-            shards=2,
-            steps=STEPS,
-            global_batch=4,
-            samples=64,
-            seed=5,
-            batch="constant",
-            determinism="default",
-            checkpoint_dir=directory / "checkpoints",
-            verify_every=None,
-            nonfinite="retry",
-            checkpoint_every=3,
-            checkpoint_keep=2,
-            checkpoint_mode="sync",
-            checkpoint_sharded=False,
-            checkpoint_mtbf_s=None,
-            wall_ns=0,
-            timings=Sim().timings(),
-        )
+        config = rank_config(directory, world=2, steps=STEPS)
+        self._events = config.events
         self._clock = Clock()
         self.said: list[list[Any]] = [[], []]
         self._groups: dict[int, Group] = {}

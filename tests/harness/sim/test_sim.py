@@ -49,6 +49,14 @@ def second(kind: str, target: dict[str, Any], **at: Any) -> dict[str, Any]:
     return {"id": "second", "kind": kind, "target": target, "at": at}
 
 
+CORRUPT = {
+    "id": "c",
+    "kind": "checkpoint-corrupt",
+    "target": {"checkpoint": "latest"},
+    "at": {"event": "checkpoint_committed", "nth": 3},
+}
+
+
 def of(played: Played, kind: Kind) -> list[Event]:
     """Events of a kind."""
     return list(played.log.of(kind))
@@ -67,14 +75,7 @@ def test_the_same_seed_gives_the_same_log_byte_for_byte(seed: int, memory: Path)
 
 
 def test_no_log_tells_where_it_was_written(memory: Path) -> None:
-    at = {"event": "checkpoint_committed", "nth": 3}
-    corrupt = {
-        "id": "c",
-        "kind": "checkpoint-corrupt",
-        "target": {"checkpoint": "latest"},
-        "at": at,
-    }
-    played = play(cell_of(RESTART_ALL, [corrupt, KILL]), memory, seed=1)
+    played = play(cell_of(RESTART_ALL, [CORRUPT, KILL]), memory, seed=1)
     assert of(played, Kind.CHECKPOINT_REFUSED)
     assert not [name for name, data in files(played).items() if str(memory).encode() in data]
 
@@ -197,14 +198,7 @@ def test_a_stop_is_seen_even_if_everything_is_killed_the_next_moment(memory: Pat
 
 
 def test_a_checkpoint_deleted_by_retention_is_not_missed(memory: Path) -> None:
-    at = {"event": "checkpoint_committed", "nth": 3}
-    corrupt = {
-        "id": "c",
-        "kind": "checkpoint-corrupt",
-        "target": {"checkpoint": "latest"},
-        "at": at,
-    }
-    faulted, problems = found(cell_of(RESTART_ALL, [corrupt, KILL], keep=1), memory, 3)
+    faulted, problems = found(cell_of(RESTART_ALL, [CORRUPT, KILL], keep=1), memory, 3)
     assert (list(problems), len(of(faulted, Kind.GENERATION_READY))) == (["liveness"], 1)
     reason = of(faulted, Kind.RUN_FINISHED)[0].data["reason"]
     assert reason == "nothing is left to restore: step-00000030 may not be used"

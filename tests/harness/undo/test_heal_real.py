@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from harness.undo import live
 from harness.undo.base import mounts
 from harness.undo.ledger import read_open
 from harness.undo.records import MARKER
+from tests.support.running import chaos_run
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,18 +71,7 @@ class Doomed:
         path.write_text(scenario.replace("name: killed", f"name: {name}"))
         self.since_ns = time.time_ns()
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "chaos",
-                "run",
-                str(path),
-                "--runs",
-                str(self.runs),
-                "--seed",
-                "5",
-                "-q",
-            ],
+            chaos_run(path, self.runs, "--seed", "5", "-q"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

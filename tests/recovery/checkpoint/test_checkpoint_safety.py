@@ -31,7 +31,7 @@ from recovery.transport.wire import (
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
 from tests.recovery.checkpoint.test_checkpoints import flip
 from tests.recovery.supervise.test_controller import FakeHands, Rig
-from tests.support.running import LIMIT_S, Running
+from tests.support.running import Running, scripts
 
 # ---- supervisor
 
@@ -233,20 +233,8 @@ EVERY = ("--every", "10", "--keep", "3", "--verify-every", "50")
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Starts jobs of that script; none outlives the test."""
-    started: list[Running] = []
-    (tmp_path / "train.py").write_text(CHANGED)
-
-    def begin(*options: str, changed: int) -> Running:
-        folder = tmp_path / f"job-{len(started)}"
-        folder.mkdir()
-        script = (tmp_path / "train.py", tmp_path / "checkpoints", str(changed))
-        started.append(Running(folder, *options, *script))
-        return started[-1]
-
-    yield begin
-    for job in started:
-        job.process.kill()
-        job.process.communicate(timeout=LIMIT_S)
+    with scripts(tmp_path, CHANGED) as begin:
+        yield lambda *options, changed: begin(options, changed)
 
 
 @pytest.mark.real

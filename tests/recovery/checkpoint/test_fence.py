@@ -20,7 +20,7 @@ from recovery.transport.wire import Unrecoverable
 from tests.recovery.checkpoint.test_checkpoint_safety import CHANGED
 from tests.recovery.checkpoint.test_checkpointer import ALONE, WAIT_S, Gate, Rank
 from tests.recovery.checkpoint.test_checkpoints import put
-from tests.support.running import LIMIT_S, Running
+from tests.support.running import Running, scripts
 
 
 def taken(directory: Path, job: str = "one", generation: int = 1) -> Fence:
@@ -299,20 +299,9 @@ def test_of_memory_and_disk_the_later_generation_is_taken_whatever_its_step(tmp_
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Starts jobs that share a checkpoint directory; none outlives the test."""
-    started: list[Running] = []
-    (tmp_path / "train.py").write_text(CHANGED.replace("steps=120", "steps=int(sys.argv[3])"))
-
-    def begin(*options: str, steps: int) -> Running:
-        folder = tmp_path / f"job-{len(started)}"
-        folder.mkdir()
-        script = (tmp_path / "train.py", tmp_path / "checkpoints", "0", str(steps))
-        started.append(Running(folder, *options, *script))
-        return started[-1]
-
-    yield begin
-    for job in started:
-        job.process.kill()
-        job.process.communicate(timeout=LIMIT_S)
+    script = CHANGED.replace("steps=120", "steps=int(sys.argv[3])")
+    with scripts(tmp_path, script) as begin:
+        yield lambda *options, steps: begin(options, 0, steps)
 
 
 @pytest.mark.real

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from recovery.detection.hangs import Hang, HangDetector, HangLimits
 from recovery.detection.silence import MAX_LOOK_S
 from recovery.transport.progress_counters import Mark
+from tests.support.marks import mark
 
 LIMITS = HangLimits(
     floor_s=0.6,
@@ -25,21 +26,6 @@ LIMITS = HangLimits(
     first_step_s=60.0,
 )
 TICK_S = 0.02
-
-
-def mark(
-    phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, committed: int = 9
-) -> Mark:
-    """A rank's mark; ``moves`` tells one from the next."""
-    return Mark(
-        generation=1,
-        step=step,
-        phase=phase,
-        collective=collective,
-        time_ns=moves,
-        committed=committed,
-        last_seq=0,
-    )
 
 
 def trained(step_s: float = 0.05, steps: int = 20) -> HangDetector:

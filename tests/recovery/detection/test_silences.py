@@ -24,23 +24,9 @@ from recovery.process.starvation import (
     threads_of,
 )
 from recovery.transport.progress_counters import Mark
+from tests.support.marks import mark
 
 TICK_S = 0.02
-
-
-def mark(
-    phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, busy_s: int = 0
-) -> Mark:
-    return Mark(
-        generation=1,
-        step=step,
-        phase=phase,
-        collective=collective,
-        time_ns=moves,
-        committed=step - 1,
-        last_seq=0,
-        busy_s=busy_s,
-    )
 
 
 class Watched:

@@ -31,6 +31,7 @@ from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, He
 from recovery.process import processes
 from recovery.process.local import Dying, Exited, Said
 from recovery.transport.wire import Extra, Notice, Ready, Stop
+from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
 
 pytestmark = pytest.mark.real
@@ -574,6 +575,18 @@ def test_a_second_agent_of_a_node_waits_until_the_first_is_lost(yard: Yard) -> N
         second.close()
 
 
+def refused(token: Path, scratch: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """An agent that ends before it connects."""
+    return subprocess.run(
+        agent_command("127.0.0.1:1", 0, token, scratch, *options),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("write", "mode", "why"),
     [
@@ -590,32 +603,8 @@ def test_a_bad_token_file_is_an_error(
     if write is not None:
         file.write_text(write)
         file.chmod(mode)
-    found = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "recovery.nodes.serve",
-            "--coordinator",
-            "127.0.0.1:1",
-            "--node",
-            "0",
-            "--address",
-            "127.0.0.1",
-            "--token-file",
-            str(file),
-            "--scratch",
-            str(tmp_path),
-            "--entry",
-            "a:b",
-            "--cold",
-            "a",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    options = ("--address", "127.0.0.1", "--entry", "a:b", "--cold", "a")
+    found = refused(file, tmp_path, *options)
     assert found.returncode == 2 and why in found.stderr and "Traceback" not in found.stderr
 
 
@@ -627,26 +616,7 @@ def test_an_agent_takes_no_directory_for_its_own_that_a_job_s_logs_come_to(tmp_p
     events.mkdir()
     os.close(lock(events))
     (tmp_path / "same").symlink_to(events)
-    found = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "recovery.nodes.serve",
-            "--coordinator",
-            "127.0.0.1:1",
-            "--node",
-            "0",
-            "--token-file",
-            str(token),
-            "--scratch",
-            str(tmp_path / "same"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    found = refused(token, tmp_path / "same")
     assert found.returncode == 2 and "Traceback" not in found.stderr
     assert (
         "keeps the event logs of a job" in found.stderr and "name another --scratch" in found.stderr

@@ -21,6 +21,7 @@ from recovery.nodes.coordinator.node_state import NodeLost
 from recovery.process import processes
 from recovery.process.local import Dying, Exited, Said
 from tests.support.clusters import netns
+from tests.support.clusters.cluster import agent_command, token_in
 from tests.support.clusters.netns import CONTROL, DATA, Sites
 from tests.support.clusters.nodes import Yard
 from tests.support.running import RECOVERABLE, ROOT, Running, kill, until
@@ -93,9 +94,7 @@ class CutJob(Running):
 
     def __init__(self, folder: Path, sites: Sites, *options: str, epochs: int) -> None:
         self.folder, self.sites = folder, sites
-        self.token = folder / "token"
-        self.token.write_text(os.urandom(32).hex())
-        self.token.chmod(0o600)
+        self.token = token_in(folder)
         self.at = f"{sites.address(0, CONTROL)}:{PORT}"
         self.agents = [self._agent(node) for node in range(2)]
         self.command = sites.at(0, [sys.executable, "-m", "recovery.run"])
@@ -115,21 +114,8 @@ class CutJob(Running):
         )
 
     def _agent(self, node: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "recovery.nodes.serve",
-            "--coordinator",
-            self.at,
-            "--node",
-            str(node),
-            "--address",
-            self.sites.address(node, DATA),
-            "--token-file",
-            str(self.token),
-            "--scratch",
-            str(self.folder / f"n{node}"),
-        ]
+        address = ("--address", self.sites.address(node, DATA))
+        command = agent_command(self.at, node, self.token, self.folder / f"n{node}", *address)
         return subprocess.Popen(
             self.sites.at(node, command),
             cwd=self.folder,

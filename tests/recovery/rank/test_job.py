@@ -283,14 +283,19 @@ def test_an_abort_of_a_generation_about_to_be_joined_is_obeyed(rank: Rank) -> No
     rank.stop()
 
 
-def test_a_pause_parks_after_the_next_commit(rank: Rank) -> None:
-    there, go = hold(rank, 2, "forward")
+def pause_in(rank: Rank, step: int) -> None:
+    """Ask for a pause while it is in that step of its first generation."""
+    there, go = hold(rank, step, "forward")
     rank.join(1)
     rank.hear(Joined)
     there.get(timeout=WAIT_S)
     rank.tell(Pause())
     wait_until(lambda: rank.job.agent.heard.pause_wanted)
     go.put(None)
+
+
+def test_a_pause_parks_after_the_next_commit(rank: Rank) -> None:
+    pause_in(rank, 2)
     parked = rank.hear(Parked)
     assert (parked.step, parked.why, parked.valid) == (2, "pause", True)
     rank.join(2)
@@ -300,13 +305,7 @@ def test_a_pause_parks_after_the_next_commit(rank: Rank) -> None:
 
 
 def test_a_pause_in_the_last_step_does_not_keep_the_job_from_ending(rank: Rank) -> None:
-    there, go = hold(rank, 6, "forward")
-    rank.join(1)
-    rank.hear(Joined)
-    there.get(timeout=WAIT_S)
-    rank.tell(Pause())
-    wait_until(lambda: rank.job.agent.heard.pause_wanted)
-    go.put(None)
+    pause_in(rank, 6)
     assert rank.hear(Finished).step == 6
     rank.stop()
 

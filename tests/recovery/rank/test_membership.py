@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from chaos.events.log import Event, Kind, read_actor
-from harness.launchers.sim import Sim
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.rank import SimRank
 from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.group import Group
 from harness.sim.world.process import Process
-from harness.sim.world.settings import RankConfig
 from recovery.rank.membership import Holding, Membership, SupervisorOrders, stays_connected
 from recovery.transport.wire import (
     Abort,
@@ -36,6 +34,7 @@ from recovery.transport.wire import (
     Stop,
 )
 from tests.recovery.rank.test_job import Rank
+from tests.support.search.simulate import rank_config
 
 STEPS = 6
 
@@ -237,29 +236,7 @@ class Simulated:
     """
 
     def __init__(self, directory: Path, *, steps: int = STEPS, asked: int | None = None) -> None:
-        (directory / "events").mkdir(parents=True)
-        (directory / "checkpoints").mkdir()
-        config = RankConfig(
-            events=directory / "events",
-            world=1,
-            shards=1,
-            steps=steps,
-            global_batch=4,
-            samples=64,
-            seed=5,
-            batch="constant",
-            determinism="default",
-            checkpoint_dir=directory / "checkpoints",
-            verify_every=None,
-            nonfinite="retry",
-            checkpoint_every=3,
-            checkpoint_keep=2,
-            checkpoint_mode="sync",
-            checkpoint_sharded=False,
-            checkpoint_mtbf_s=None,
-            wall_ns=0,
-            timings=Sim().timings(),
-        )
+        config = rank_config(directory, world=1, steps=steps)
         self.directory = directory
         self.clock = Clock()
         self.process = Process(name="w0", role="worker", pid=1, clock=self.clock, seed="1")

@@ -821,13 +821,18 @@ def test_no_recovery_ends_at_the_first_failure() -> None:
     assert sorted(rig.hands.killed) == ["w0", "w2", "w3"]
 
 
+def go_on_without_w1(rig: Rig, step: int, *, last: int) -> None:
+    """Lose w1 after that step, and go on with three."""
+    rig.die("w1")
+    rig.park("w0", "w2", "w3", step=step)
+    rig.join(*rig.members, step=step)
+    rig.go_on(last, first=step + 1)
+
+
 def grown_back(rig: Rig) -> None:
     """Lose w1, go on with three, and have its replacement ready."""
     rig.train(steps=56)
-    rig.die("w1")
-    rig.park("w0", "w2", "w3", step=56)
-    rig.join(*rig.members, step=56)
-    rig.go_on(60, first=57)
+    go_on_without_w1(rig, 56, last=60)
     rig.ready("w4")
     assert rig.stage is Stage.PAUSING
     assert rig.got(PauseRequest) == ["w0"]
@@ -898,10 +903,7 @@ def test_a_pause_asked_for_in_the_last_step_does_not_stop_the_end() -> None:
 def test_nobody_pauses_once_somebody_has_finished() -> None:
     rig = Rig(DropReplica())
     rig.train(steps=56)
-    rig.die("w1")
-    rig.park("w0", "w2", "w3", step=98)
-    rig.join(*rig.members, step=98)
-    rig.go_on(99, first=99)
+    go_on_without_w1(rig, 98, last=99)
     rig.finish("w0")
     rig.ready("w4")
     assert rig.got(PauseRequest) == []
@@ -974,10 +976,7 @@ def test_a_spare_that_dies_during_a_recovery_is_replaced_after_it(moment: str) -
 def test_a_replacement_that_dies_before_it_is_ready_is_replaced() -> None:
     rig = Rig(DropReplica())
     rig.train(steps=10)
-    rig.die("w1")
-    rig.park("w0", "w2", "w3", step=10)
-    rig.join(*rig.members, step=10)
-    rig.go_on(11, first=11)
+    go_on_without_w1(rig, 10, last=11)
     rig.die("w4", how="exit code 1")
     assert rig.names()[-1] == "w5"
 
@@ -985,10 +984,7 @@ def test_a_replacement_that_dies_before_it_is_ready_is_replaced() -> None:
 def test_replacements_that_never_start_are_not_started_for_ever() -> None:
     rig = Rig(DropReplica())
     rig.train(steps=10)
-    rig.die("w1")
-    rig.park("w0", "w2", "w3", step=10)
-    rig.join(*rig.members, step=10)
-    rig.go_on(11, first=11)
+    go_on_without_w1(rig, 10, last=11)
     for _ in range(50):
         last = rig.names()[-1]
         if last in rig.members or len(rig.names()) > 40:

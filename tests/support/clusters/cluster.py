@@ -15,35 +15,48 @@ from tests.support.running import EPOCHS, RECOVERABLE, ROOT, Running
 HOST = "127.0.0.1"
 
 
+def token_in(folder: Path) -> Path:
+    """A new token's file."""
+    token = folder / "token"
+    token.write_text(os.urandom(32).hex())
+    token.chmod(0o600)
+    return token
+
+
+def agent_command(
+    coordinator: str, node: int, token: Path, scratch: Path, *options: str
+) -> list[str]:
+    """The command line of a node's agent."""
+    return [
+        sys.executable,
+        "-m",
+        "recovery.nodes.serve",
+        "--coordinator",
+        coordinator,
+        "--node",
+        str(node),
+        "--token-file",
+        str(token),
+        "--scratch",
+        str(scratch),
+        *options,
+    ]
+
+
 class Cluster:
     """Agents of two nodes, and the coordinators of their job, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.token = folder / "token"
-        self.token.write_text(os.urandom(32).hex())
-        self.token.chmod(0o600)
+        self.token = token_in(folder)
         with socket.create_server((HOST, 0)) as free:
             self.at = f"{HOST}:{free.getsockname()[1]}"
         self.agents = [self._agent(node) for node in range(2)]
         self.coordinators: list[Running] = []
 
     def _agent(self, node: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "recovery.nodes.serve",
-            "--coordinator",
-            self.at,
-            "--node",
-            str(node),
-            "--token-file",
-            str(self.token),
-            "--scratch",
-            str(self.scratch(node)),
-        ]
         return subprocess.Popen(
-            command,
+            agent_command(self.at, node, self.token, self.scratch(node)),
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
 from recovery.transport.wire import Extra
+from tests.support.clusters.cluster import agent_command
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 30.0
@@ -123,29 +123,10 @@ class Yard:
         file = self.folder / f"token{node}{tag}"
         file.write_text((token or self.token).hex())
         file.chmod(0o600)
-        command = [
-            sys.executable,
-            "-m",
-            "recovery.nodes.serve",
-            "--coordinator",
-            f"{self.place.host}:{port or self.fleet.address[1]}",
-            "--node",
-            str(node),
-            "--address",
-            self.place.address(node),
-            "--token-file",
-            str(file),
-            "--scratch",
-            str(self.scratch(node)),
-            "--lease",
-            str(lease_s),
-            "--entry",
-            f"{RANK}:start",
-            "--cold",
-            RANK,
-            "--module",
-            RANK,
-        ]
+        at = f"{self.place.host}:{port or self.fleet.address[1]}"
+        options = ("--address", self.place.address(node), "--lease", str(lease_s))
+        rank = ("--entry", f"{RANK}:start", "--cold", RANK, "--module", RANK)
+        command = agent_command(at, node, file, self.scratch(node), *options, *rank)
         return AgentProcess(self.place.at(node, command), self.folder / f"agent{node}{tag}.log")
 
     def start(self, *nodes: int, **options: Any) -> None:

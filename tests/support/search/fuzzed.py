@@ -1,11 +1,17 @@
-"""What tests of ``chaos fuzz --real`` share: a job and what may become of it."""
+"""Shared by tests of ``chaos fuzz``: what a search draws, and a job for real plays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from chaos.cli import build_catalogue
+from chaos.errors import ScenarioError
+from chaos.loading.load import load
 from harness.fuzz.draw import draw
-from harness.fuzz.play.play import Played
+from harness.fuzz.draw.text import as_yaml
+from harness.fuzz.play.play import Played, kinds, strategies
 from harness.judge.results import Finding
 
 LIMIT_S = 120
@@ -43,4 +49,37 @@ def tree_of(launcher: str, **more: Any) -> draw.Tree:
         "faults": [KILL],
         "stop_conditions": [{"when": "no_committed_step_for > 60s"}],
         **more,
+    }
+
+
+def refusals(trees: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
+    """What the loader says of those that it refuses."""
+    refused, catalogue = [], build_catalogue()
+    for number, tree in enumerate(trees):
+        path = folder / f"{number}.yaml"
+        path.write_text(as_yaml(tree))
+        try:
+            load(path, catalogue)
+        except ScenarioError as error:
+            refused.append(str(error))
+    return refused
+
+
+def assert_all_drawn(trees: Iterable[Mapping[str, Any]]) -> None:
+    """Every kind, strategy, layout and trigger is in one of them."""
+    trees = list(trees)
+    faults = [fault for tree in trees for fault in tree["faults"]]
+    assert {fault["kind"] for fault in faults} == set(kinds())
+    assert {tree["recovery"]["strategy"] for tree in trees} == set(strategies()) - {"none"}
+    assert {str(tree["workload"]["parallelism"])[:6] for tree in trees} == {"ddp", "fsdp", "{'hsdp"}
+    assert {key for fault in faults for key in fault["at"]} >= {
+        "step",
+        "steps",
+        "from",
+        "time",
+        "event",
+        "mtbf",
+        "weibull",
+        "phase",
+        "probability",
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from chaos import plugins
-from chaos.events.log import Event, Log, read_log
+from chaos.events.log import Event, Log, read_actor, read_log
 from chaos.fault.base import Fault
 from chaos.scenario.model import Cell, Scenario
 from harness.arm.watching import StopFlag
@@ -19,7 +20,9 @@ from harness.launch.workload import DataInfo
 from harness.launchers.sim import Sim, SimSession
 from harness.run.orchestrator import Orchestrator
 from harness.sim.rank.behaviour import Behaviour
+from harness.sim.world.settings import RankConfig
 from recovery.policy.strategy import Strategy
+from tests.mutations.tape import Tape
 from tests.support.arms import EXACT
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -124,4 +127,40 @@ def evidence(faulted: Played, control: Played | None) -> Evidence:
         control=control.log if control else None,
         controls=(control.log,) if control else (),
         exact=EXACT,
+    )
+
+
+def changed(faulted: Played, control: Played | None, change: Callable[[Tape], object]) -> Evidence:
+    """The evidence on a faulted arm after a change of its log."""
+    paths = sorted(faulted.directory.glob("*.jsonl"))
+    change(tape := Tape.of({path.stem: read_actor(path).events for path in paths}))
+    return replace(evidence(faulted, control), arm="faulted", log=tape.log())
+
+
+def rank_config(directory: Path, *, world: int, steps: int) -> RankConfig:
+    """Of simulated ranks without a job around them, which hold one copy of the model together;
+    makes their directories.
+    """
+    for name in ("events", "checkpoints"):
+        (directory / name).mkdir(parents=True)
+    return RankConfig(
+        events=directory / "events",
+        world=world,
+        shards=world,
+        steps=steps,
+        global_batch=4,
+        samples=64,
+        seed=5,
+        batch="constant",
+        determinism="default",
+        checkpoint_dir=directory / "checkpoints",
+        verify_every=None,
+        nonfinite="retry",
+        checkpoint_every=3,
+        checkpoint_keep=2,
+        checkpoint_mode="sync",
+        checkpoint_sharded=False,
+        checkpoint_mtbf_s=None,
+        wall_ns=0,
+        timings=Sim().timings(),
     )

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind, read_actor
-from harness.judge.checkers import CHECKERS, Evidence, check
+from chaos.events.log import Kind
+from harness.judge.checkers import CHECKERS, check
 from harness.judge.results import Finding
 from harness.sim.rank.step import Attempt
 from tests.harness.sim.test_sim import SPARE
 from tests.mutations.tape import Tape
-from tests.support.search.simulate import cell_of, evidence, play
+from tests.support.search.simulate import cell_of, changed, evidence, play
 
 PLACEHOLDER: dict[str, Any] = {
     "id": "early",
@@ -59,23 +59,7 @@ def contained(
     faulted, control = (
         play(cell_of(recovery, faults), root, seed=3, arm=arm) for arm in ("faulted", "control")
     )
-    made = evidence(faulted, control)
-    if change is not None:
-        tape = Tape.of(
-            {
-                path.stem: read_actor(path).events
-                for path in sorted(faulted.directory.glob("*.jsonl"))
-            }
-        )
-        change(tape)
-        made = Evidence(
-            arm="faulted",
-            cell=faulted.cell,
-            log=tape.log(),
-            control=control.log,
-            controls=(control.log,),
-            exact=made.exact,
-        )
+    made = evidence(faulted, control) if change is None else changed(faulted, control, change)
     return check(CHECKERS["nan-containment"], made)
 
 
@@ -142,17 +126,9 @@ def test_the_last_step_is_lost_before_its_state_was_looked_at(tmp_path: Path) ->
     faults = [last, {**slow, "duration": 0.4}, stop]
     cell = cell_of("drop-replica", faults, ranks=2, steps=11, every="0.3s", parallelism="fsdp")
     faulted = play(cell, tmp_path, seed=94)
-    files = {
-        path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))
-    }
 
     def verdict(change: Any) -> str:
-        change(tape := Tape.of(files))
-        exact = evidence(faulted, None).exact
-        made = Evidence(
-            arm="faulted", cell=cell, log=tape.log(), control=None, controls=(), exact=exact
-        )
-        return check(CHECKERS["nan-containment"], made).verdict
+        return check(CHECKERS["nan-containment"], changed(faulted, None, change)).verdict
 
     def never_again(tape: Tape) -> None:
         tape.drop(tape.find(Kind.STEP_COMMITTED, step=11, generation=2))

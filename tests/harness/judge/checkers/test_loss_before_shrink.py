@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind, read_actor
-from harness.judge.checkers import CHECKERS, Evidence, check
+from chaos.events.log import Kind
+from harness.judge.checkers import CHECKERS, check
 from harness.judge.results import Finding
 from tests.mutations.tape import Tape
-from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search.simulate import KILL, Played, cell_of, changed, play
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +27,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, Played]:
 
 
 def judged(pair: tuple[Played, Played], change: Any) -> Finding:
-    faulted, control = pair
-    tape = Tape.of(
-        {path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))}
-    )
-    change(tape)
-    made = Evidence(
-        arm="faulted",
-        cell=faulted.cell,
-        log=tape.log(),
-        control=control.log,
-        controls=(control.log,),
-        exact=evidence(faulted, control).exact,
-    )
-    return check(CHECKERS["loss-equality"], made)
+    return check(CHECKERS["loss-equality"], changed(*pair, change))
 
 
 def test_what_nobody_touched_passes_by_band(pair: tuple[Played, Played]) -> None:

@@ -158,14 +158,7 @@ def test_failed_attempts_belong_to_regroup() -> None:
         cause="failure",
     )
     script.now += 300 * MS
-    script.form(
-        ("w0", "w1", "s0", "w3"),
-        state="peer",
-        cause="failure",
-        resume=26,
-        source="w0",
-        fresh=("s0",),
-    )
+    arms.spare_joins(script)
     script.train(logs.STEPS)
     script.finish(healed=["kill"])
     (incident,) = measure(script.log(), None).incidents

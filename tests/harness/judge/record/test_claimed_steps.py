@@ -72,14 +72,7 @@ def test_a_generation_that_came_after_would_have_told() -> None:
     arms.inject(script, "f", "heartbeat-drop", step=21, process="w2", rank=2)
     script.train(26)
     arms.fail(script, "w2", 2, "hang")
-    script.form(
-        ("w0", "w1", "s0", "w3"),
-        state="peer",
-        cause="failure",
-        resume=26,
-        source="w0",
-        fresh=("s0",),
-    )
+    arms.spare_joins(script)
     script.finish()
     script.find(Kind.RUN_FINISHED)[0].data.update(outcome="halted", committed_step=20)
     fault = {**KILL, "id": "f", "kind": "heartbeat-drop", "at": {"step": 21}}

@@ -21,14 +21,7 @@ def node_lost(*, tail: int = 27, said: bool = True) -> Script:
     script = arms.interrupted("hot-spare", spares=1, committers=("w0", "w1", "w2", "w3"))
     arms.park(script, ("w0", "w1", "w3"), dict.fromkeys(("w0", "w1", "w3"), 27))
     script.orchestrator(Kind.DECISION, actions=["form"], reason="s0 takes over from w2")
-    script.form(
-        ("w0", "w1", "s0", "w3"),
-        state="peer",
-        cause="failure",
-        resume=27,
-        source="w0",
-        fresh=("s0",),
-    )
+    arms.spare_joins(script, resume=27)
     script.train(script.steps)
     script.finish(healed=["kill"])
     on_nodes(script, Clock(ahead_ns=0), every_ms=100)

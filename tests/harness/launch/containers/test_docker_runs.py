@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from threading import Event
@@ -26,6 +25,7 @@ from harness.undo.ledger import read_open
 from harness.undo.live import FILE
 from harness.undo.records import MARKER
 from tests.support.clusters.docker_engine import engine, labelled
+from tests.support.running import chaos_run
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]
@@ -87,17 +87,7 @@ def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
     seen = set[str]()
     for number in range(INTERRUPTIONS):
         signum = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)[number % 3]
-        command = [
-            sys.executable,
-            "-m",
-            "chaos",
-            "run",
-            str(path),
-            "--runs",
-            str(runs),
-            "--seed",
-            str(number),
-        ]
+        command = chaos_run(path, runs, "--seed", str(number))
         with (tmp_path / "said").open("ab") as said:
             harness = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
         # The moment is drawn, not waited for: any is as good as another, those before the first
@@ -124,16 +114,7 @@ def test_two_runs_at_once_both_pass(engine: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         path = scenario(tmp_path / name, steps=60, faults=LOSS)
-        command = [
-            sys.executable,
-            "-m",
-            "chaos",
-            "run",
-            str(path),
-            "--runs",
-            str(tmp_path / name),
-            "-q",
-        ]
+        command = chaos_run(path, tmp_path / name, "-q")
         begun.append(
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         )

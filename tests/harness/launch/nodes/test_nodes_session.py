@@ -361,14 +361,19 @@ def test_a_node_with_another_torch_is_refused() -> None:
     refuse_other(replace(info, versions=versions()))
 
 
-def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
-    made = NodesSession(
+def session_of_one(folder: Path) -> NodesSession:
+    """Of one node, which never comes."""
+    return NodesSession(
         FakePlatform(),
-        tmp_path / "agents",
+        folder / "agents",
         nodes=1,
         keeps_store=False,
-        refusals=tmp_path / REFUSALS,
+        refusals=folder / REFUSALS,
     )
+
+
+def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
+    made = session_of_one(tmp_path)
     setup: Any = SimpleNamespace(
         cell=SimpleNamespace(scenario=SimpleNamespace(topology=SimpleNamespace(nodes=1)))
     )
@@ -380,13 +385,7 @@ def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
 
 
 def test_who_is_turned_away_is_in_a_file_of_the_run(tmp_path: Path) -> None:
-    made = NodesSession(
-        FakePlatform(),
-        tmp_path / "agents",
-        nodes=1,
-        keeps_store=False,
-        refusals=tmp_path / REFUSALS,
-    )
+    made = session_of_one(tmp_path)
     try:
         with socket.create_connection(made.fleet.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")

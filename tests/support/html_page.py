@@ -1,0 +1,49 @@
+"""Reads a page of a report as a browser would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html.parser import HTMLParser
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+FETCHED = ("src", "href", "xlink:href", "action", "data", "poster")
+
+
+class Page(HTMLParser):
+    """Tags in balance, ids, addresses, text; anything a browser would fetch or execute."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Opened."""
+        self.tags[tag] += 1
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), f"<{tag} {name}>"
+            if name == "id":
+                self.ids.append(value or "")
+            if name in FETCHED:
+                self.addresses.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Opened and closed."""
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Closed."""
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Said."""
+        self.text.append(data)

@@ -13,7 +13,7 @@ class Shared:
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
-        self._tail = Tail(path)
+        self._tail = EventLogTail(path)
 
     def look(self) -> None:
         """Read what was written since. Raises LogError on a line that is not an event."""
@@ -34,7 +34,7 @@ class Follower:
         return new
 
 
-class Tail:
+class EventLogTail:
     """Follows one actor's growing file; an incomplete last line waits for the next read."""
 
     def __init__(self, path: Path) -> None:

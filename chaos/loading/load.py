@@ -17,7 +17,7 @@ from chaos.loading.checks import check_cell, normalise
 from chaos.loading.exactness import beside
 from chaos.loading.explain import validate
 from chaos.loading.extends import extended
-from chaos.loading.interpolate import Names, Resolved, interpolate
+from chaos.loading.interpolate import ReferenceScope, Resolved, interpolate
 from chaos.loading.matrix import Combination, expand
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import Cell, Scenario
@@ -109,7 +109,9 @@ def _drafts(
     document: Document, path: Path, catalogue: Catalogue, env: Mapping[str, str]
 ) -> tuple[list[_Draft], list[Placed]]:
     tree = document.tree
-    matrix = interpolate(tree.get("matrix"), Names(matrix={}, vars={}, env=env), ("matrix",))
+    matrix = interpolate(
+        tree.get("matrix"), ReferenceScope(matrix={}, vars={}, env=env), ("matrix",)
+    )
     combinations, problems = expand(matrix.tree)
     placed = _place_all(document, matrix, [*matrix.problems, *problems])
     if not combinations:
@@ -190,13 +192,15 @@ def _interpolated(
 ) -> tuple[Resolved, Resolved]:
     """``vars`` of a cell, and all else of it but the matrix, with every reference replaced."""
     matrix = combination.values
-    given = interpolate(tree.get("vars"), Names(matrix=matrix, vars={}, env=env), ("vars",))
+    given = interpolate(
+        tree.get("vars"), ReferenceScope(matrix=matrix, vars={}, env=env), ("vars",)
+    )
     variables = {
         name: (value, ("vars", name))
         for name, value in (given.tree.items() if isinstance(given.tree, dict) else ())
     }
     body = {key: value for key, value in tree.items() if key not in ("vars", "matrix")}
-    return given, interpolate(body, Names(matrix=matrix, vars=variables, env=env))
+    return given, interpolate(body, ReferenceScope(matrix=matrix, vars=variables, env=env))
 
 
 def _follows(problem: Problem, broken: Collection[Loc]) -> bool:

@@ -40,7 +40,7 @@ class Accounts:
     finished: Mapping[str, Any]
 
 
-class Job(Protocol):
+class ArmJob(Protocol):
     """A job that an arm plays; the methods stand in the order in which they are called."""
 
     @property

@@ -26,7 +26,7 @@ from harness.compare.result.model import AtRest, Comparison, StackInfo, Trial
 from harness.compare.result.runs import log_in, read_results
 from harness.compare.result.trials import Source, trial_of
 from harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
-from harness.judge.measure.labels import Named, labels
+from harness.judge.measure.labels import CellIdentity, labels
 from harness.judge.record.lineage import history_of
 from harness.judge.results import ArmResult, Results
 
@@ -127,7 +127,9 @@ def _part(path: Path) -> StoredPart:
 def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
     resolved = read_resolved(run)
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
-    names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
+    names = labels(
+        CellIdentity(id=c.id, strategy=_program(c), params=c.params) for c in cells.values()
+    )
     trials, stacks, families, cautions = [], {}, {}, []
     logs: dict[str, list[Source]] = {}
     for arm in results.arms:

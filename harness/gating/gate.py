@@ -19,7 +19,7 @@ from chaos.errors import InfrastructureError
 from chaos.files import write_whole
 from harness.gating.baseline import Baseline
 from harness.gating.bounds import LEVEL
-from harness.gating.clauses import Decision, decide, is_statistical
+from harness.gating.clauses import ClauseDecision, decide, is_statistical
 from harness.gating.looks import ONE, Looks
 from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
 from harness.host.rundir import RunDirectory
@@ -249,14 +249,14 @@ def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClau
     return _clause({**facts, "against": "baseline"}, decision, arms, repeats)
 
 
-def _nothing_left(decision: Decision) -> Decision:
+def _nothing_left(decision: ClauseDecision) -> ClauseDecision:
     """The decision of a look beyond the planned ones: the level is spent."""
-    return Decision(
+    return ClauseDecision(
         verdict="inconclusive", detail=f"{decision.detail}; the level is spent by earlier looks"
     )
 
 
-def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> GateClause:
+def _clause(facts: dict[str, Any], decision: ClauseDecision, n: int, repeats: int) -> GateClause:
     """``needed`` counts arms with a value: ``n`` of ``repeats`` had one."""
     wanted = None
     detail = decision.detail

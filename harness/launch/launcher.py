@@ -25,7 +25,7 @@ from harness.host.rundir import RunDirectory
 from harness.launch.health import HealthReport
 from harness.launch.workload import DataInfo
 from harness.undo.base import Undo
-from recovery.checkpoint.memory.keepers import Started as KeeperStarted
+from recovery.checkpoint.memory.keepers import KeeperStarted
 from recovery.process.local import Exited, Report, Said
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark

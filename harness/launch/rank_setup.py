@@ -12,7 +12,7 @@ from harness.launch import devices
 from harness.launch.launcher import ArmSetup
 from harness.launch.links.route import Address
 from harness.launch.rank_config import RankConfig
-from recovery.policy.jobconfig import InMemory, Net
+from recovery.policy.jobconfig import InMemory, NetworkAddresses
 from recovery.policy.strategy import Strategy
 
 
@@ -45,7 +45,7 @@ class Desk:
     logs: Path
     device: str
     backend: str
-    net: Net = field(default_factory=Net)
+    net: NetworkAddresses = field(default_factory=NetworkAddresses)
     memory: InMemory | None = None
     door: Address | None = None
     group: str | None = None

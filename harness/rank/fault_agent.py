@@ -38,8 +38,8 @@ PACE_SLICE_S = 0.02
 
 
 class FaultAgent:
-    """Implements ``recovery.rank.job.Probe`` for the training thread and ``RankTarget`` for faults.
-    ``kinds``: faults that may act here; loaded now.
+    """Implements ``recovery.rank.step.StepProbe`` for the training thread and ``RankTarget`` for
+    faults. ``kinds``: faults that may act here; loaded now.
     """
 
     def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
@@ -59,7 +59,7 @@ class FaultAgent:
 
     @property
     def active(self) -> bool:
-        """See recovery.rank.job.Probe."""
+        """See recovery.rank.step.StepProbe."""
         return self._agenda.active or self.body.broken
 
     @property
@@ -100,7 +100,7 @@ class FaultAgent:
         if self._agenda.hear(topic, payload):
             self._word.set()
 
-    # ---- called by the training thread (recovery.rank.job.Probe)
+    # ---- called by the training thread (recovery.rank.step.StepProbe)
 
     def at(self, step: int, phase: str) -> None:
         """Hold at each fault armed for this point until the supervisor answers, and do what is due

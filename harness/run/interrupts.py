@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE
-from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.run import heal
+from recovery.supervise.supervision import StopFlag
 
 GIVE_UP_LIMIT_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -17,7 +17,7 @@ from chaos.fault.base import Fault
 from harness.arm.job import Accounts, Introduction, Vitals
 from harness.arm.loop import ArmLoop, plan_of
 from harness.arm.timers import Timers
-from harness.arm.watching import StopFlag, Watcher
+from harness.arm.watching import Watcher
 from harness.inject.injector import Injector
 from harness.launch.launcher import ArmSetup, Cluster, Exited, Leftovers, Report, Said
 from harness.run.coordinator import Coordinator
@@ -26,7 +26,7 @@ from harness.run.timeouts import timing_of
 from recovery.policy.strategy import Strategy
 from recovery.process.local import Dying
 from recovery.supervise.controller import Controller, Stage, Timing
-from recovery.supervise.supervision import Hands
+from recovery.supervise.supervision import Hands, StopFlag
 from recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
 
 TICK_S = 0.02
@@ -37,7 +37,7 @@ _TRIGGER_KINDS: Mapping[Kind, str] = MappingProxyType(
 
 
 class Orchestrator:
-    """One arm. Implements ``harness.arm.job.Job``, and for its coordinator
+    """One arm. Implements ``harness.arm.job.ArmJob``, and for its coordinator
     ``recovery.supervise.supervision.Hands``.
     """
 

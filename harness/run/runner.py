@@ -28,9 +28,9 @@ from chaos.loading.load import LoadedScenario
 from chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule.plan import repeat_seed
 from harness.arm import pressure
-from harness.arm.watching import StopFlag, Watcher
+from harness.arm.watching import Watcher
 from harness.host.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
-from harness.host.slurm_facts import told_to_end
+from harness.host.slurm_facts import end_notice
 from harness.judge.results import Results
 from harness.judge.verdict import judge
 from harness.launch import devices
@@ -46,6 +46,7 @@ from harness.script.check import refuse_unstartable
 from harness.undo.ledger import Ledger
 from harness.undo.records import RemoveTree
 from recovery.policy.strategy import Strategy
+from recovery.supervise.supervision import StopFlag
 
 
 def run_scenario(
@@ -144,7 +145,7 @@ def _or_interrupted(results: Results, stop: StopFlag) -> Results:
     """Report a signal that came between arms, when no arm could record it, and what sends such
     signals here.
     """
-    told = told_to_end(os.environ) if stop.signum == signal.SIGTERM else ""
+    told = end_notice(os.environ) if stop.signum == signal.SIGTERM else ""
     if told and results.verdict == "interrupted":
         return results.model_copy(update={"reason": f"{results.reason}; {told}"})
     if not stop.signum or results.verdict not in ("pass", "fail", "inconclusive"):

@@ -38,7 +38,7 @@ class RankWatch:
         roll: RollCall,
         listener: CommandListener,
         observer: Observer,
-        agents: PointBroker,
+        broker: PointBroker,
         injector: Injector,
         leftovers: CommandLeftovers,
         record: RecordEvent,
@@ -49,7 +49,7 @@ class RankWatch:
         self._roll = roll
         self._listener = listener
         self._observer = observer
-        self._agents = agents
+        self._broker = agents
         self._injector = injector
         self._leftovers = leftovers
         self._record = record
@@ -174,7 +174,7 @@ class RankWatch:
             return
         self._generation = self._observer.generation
         self.sign_ns = self._now_ns()
-        self._agents.forget()
+        self._broker.forget()
         for rank, process in self._observer.members.items():
             self._injector.arm(process, rank)
         if self._generation > 1:

@@ -29,7 +29,7 @@ class CommandScene:
         *,
         ranks: Ranks,
         observer: Observer,
-        agents: PointBroker,
+        broker: PointBroker,
         timers: Timers,
         record: RecordEvent,
     ) -> None:
@@ -38,7 +38,7 @@ class CommandScene:
         self.storage: Storage | None = None
         self.record, self.later, self.now_ns = record, timers.later, time.monotonic_ns
         # A command has no agents in its ranks; the broker keeps their points for them.
-        self.send = agents.take
+        self.send = broker.take
         self.signal, self.os_state = ranks.signal, ranks.state
         self.process_of = observer.process_of
         self._ranks, self._observer = ranks, observer

@@ -12,7 +12,7 @@ from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Disk
 from recovery.checkpoint.files.custody import Custody, writers
-from recovery.checkpoint.files.saving import Saving, Write
+from recovery.checkpoint.files.saving import Saving, WriteRankEvent
 from recovery.checkpoint.memory_checkpointer import Remembering
 from recovery.checkpoint.save_writer import SaveWriter
 from recovery.checkpoint.together import restore_together
@@ -50,7 +50,7 @@ class Checkpointer:
         config: JobConfig,
         state: TrainState,
         *,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[Any], object],
         check: Callable[[], None],
         progress: Callable[[], None],

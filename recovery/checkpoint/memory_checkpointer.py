@@ -13,7 +13,7 @@ import torch
 from chaos.events.log import Kind
 from recovery.checkpoint.files.checkpoints import first_line
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.files.saving import Write
+from recovery.checkpoint.files.saving import WriteRankEvent
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.header import name_of
 from recovery.checkpoint.memory_reading import Candidate, MemoryReading
@@ -43,7 +43,7 @@ class Remembering:
         *,
         seat: str,
         device: str,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         check: Callable[[], None],
         progress: Callable[[], None],

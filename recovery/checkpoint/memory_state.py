@@ -28,7 +28,7 @@ from recovery.checkpoint.memory.files import MemoryFile, create, populate
 from recovery.checkpoint.memory.header import (
     Header,
     Key,
-    Part,
+    TensorPart,
     complete,
     shards_at,
     sums_of,
@@ -270,7 +270,7 @@ class Memory:
             if not_finite(_as_flat(view, chunk)):
                 raise RuntimeError(f"the state is not finite ({chunk.name}), so it is not saved")
             parts.append(
-                Part(
+                TensorPart(
                     name=chunk.name,
                     dtype=chunk.dtype,
                     shape=chunk.shape,

@@ -13,7 +13,7 @@ from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Disk
 from recovery.checkpoint.files.custody import agreement
-from recovery.checkpoint.files.fence import Fence
+from recovery.checkpoint.files.fence import CheckpointFence
 from recovery.checkpoint.files.saving import Outcome, Saving, pruned
 from recovery.checkpoint.saves.background import Background, Snapshot
 from recovery.checkpoint.saves.chunks import Chunk
@@ -42,7 +42,7 @@ class SaveWriter:
         *,
         saving: Saving,
         timetable: Timetable,
-        fence: Fence | None,
+        fence: CheckpointFence | None,
         check: Callable[[], None],
         progress: Callable[[], None],
         agreed: Callable[[], int],
@@ -157,7 +157,8 @@ class SaveWriter:
         tenure: int | None = None,
     ) -> Iterator[None]:
         """Around each rename: raises Fenced when this rank may not write any more. ``waits``: until
-        it may again; ``placed``: set when the rename is done; ``tenure``: see ``Fence.held``.
+        it may again; ``placed``: set when the rename is done; ``tenure``: see
+        ``CheckpointFence.held``.
         """
         assert self._fence is not None
         with self._fence.held(tenure=tenure, waits=waits, check=check):

@@ -19,8 +19,8 @@ from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
 from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from recovery.checkpoint.saves import delta, sharded
 from recovery.checkpoint.saves.chunks import Chunk, chunks_of, described, share
-from recovery.checkpoint.saves.part import Part, file_of, write_part
-from recovery.checkpoint.saves.reading import Reading, planned, table_of
+from recovery.checkpoint.saves.part import CheckpointPart, file_of, write_part
+from recovery.checkpoint.saves.reading import ChunkRestore, planned, table_of
 from recovery.state.state import TrainState
 from recovery.state.strides import quiet
 from recovery.transport.atomic_rename import remove
@@ -127,7 +127,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
     try:
         shown = progress or quiet
         if order.writer:
-            shown = sharded.Shown(staging / file_of(order.writer), shown)
+            shown = sharded.PartProgress(staging / file_of(order.writer), shown)
         part = write_part(
             staging,
             order.writer,
@@ -161,7 +161,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
 
 
 def _merged(
-    order: Order, staging: Path, own: Part, epoch: int
+    order: Order, staging: Path, own: CheckpointPart, epoch: int
 ) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
     """Wait for the other writers' parts; returns the manifest's facts and the pieces of each file.
     Raises as ``write``.
@@ -209,13 +209,13 @@ def save(
 
 def prepared(
     state: TrainState, checkpoint: Checkpoint, progress: Callable[[], None] | None = None
-) -> Reading:
+) -> ChunkRestore:
     """The part of the state that this process holds, ready to be read from a checkpoint that fits
     it. Raises CorruptCheckpoint and CheckpointMismatch; see ``load``.
     """
     manifest = checkpoints.manifest_of(checkpoint)
     slots = planned(checkpoint.name, state, manifest["scalars"], table_of(manifest))
-    return Reading(
+    return ChunkRestore(
         checkpoint,
         chunks_of(state.tensors(slots)),
         manifest=manifest,
@@ -224,7 +224,7 @@ def prepared(
     )
 
 
-def load(state: TrainState, reading: Reading) -> None:
+def load(state: TrainState, reading: ChunkRestore) -> None:
     """Fill the state from a reading that verified. Raises HalfLoaded."""
     reading.load()
     state.load_scalars(reading.scalars, reading.slots)

@@ -14,7 +14,7 @@ from recovery.rank.script import ScriptConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class StartedProcess:
     """A process that was just started."""
 
     name: str
@@ -51,7 +51,7 @@ class JobProcesses:
         config: Callable[[str, Spot], ScriptConfig],
         *,
         stopped: Callable[[], bool],
-    ) -> Started:
+    ) -> StartedProcess:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
         spare.
 
@@ -76,7 +76,7 @@ class JobProcesses:
                     failed.add(spot.node)
                 else:
                     self.pids[name], self._spots[name] = pid, (spot.node, spot.device)
-                    return Started(name=name, pid=pid, spot=spot)
+                    return StartedProcess(name=name, pid=pid, spot=spot)
             if stopped() or not self._host.may_return():
                 raise InfrastructureError(
                     f"cannot start a process: {why}", hint="see what the nodes' agents say"

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
@@ -27,6 +26,7 @@ from recovery.process.starvation import Pulse
 from recovery.rank.script import ScriptConfig
 from recovery.supervise.adoption import past
 from recovery.supervise.controller import Controller, Stage, Timing
+from recovery.supervise.supervision import StopFlag
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import CheckpointNote, Failed, Message, Ready
 
@@ -36,14 +36,7 @@ LOST = "unknown: it was killed"
 _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 
 
-@dataclass(kw_only=True)
-class StopFlag:
-    """Set by a signal handler; the supervisor polls it. ``signum`` 0: no signal came."""
-
-    signum: int = 0
-
-
-class Listener(Protocol):
+class JobListener(Protocol):
     """Follows a job for a person."""
 
     def on_event(self, event: Event) -> None:
@@ -70,7 +63,7 @@ class Supervisor:
         timing: Timing,
         *,
         host: ProcessHost,
-        listener: Listener,
+        listener: JobListener,
         stop: StopFlag,
         takeover: TakeoverLog | None = None,
     ) -> None:

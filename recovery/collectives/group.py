@@ -27,7 +27,7 @@ from recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, f
 from recovery.collectives.dialing import Address, RedirectingStore, Roll, address_of
 from recovery.collectives.sockets import shut_down, socket_inodes
 from recovery.collectives.storelink import StoreLink, connect, forget_generations, socket_to
-from recovery.policy.jobconfig import Net
+from recovery.policy.jobconfig import NetworkAddresses
 from recovery.policy.layout import Layout
 
 POLL = timedelta(milliseconds=20)
@@ -67,7 +67,7 @@ class Group:
         name: str = "",
         dial: Callable[[str, Address], Address] | None = None,
         link: StoreLink | None = None,
-        net: Net = Net(),
+        net: NetworkAddresses = NetworkAddresses(),
         collective_timeout_s: float | None = None,
         device: str = "cpu",
     ) -> None:

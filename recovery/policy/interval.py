@@ -24,7 +24,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class SaveHistory:
     """What the time of the next checkpoint depends on. ``saved_s``: when the last save began, or
     else when training began; ``cost_s``: how long saves held training up (the mean of those seen),
     None before the first; ``since_s``: when watching for failures began; ``failures``: seen since,
@@ -38,12 +38,12 @@ class History:
     failures: int = 0
     watched_s: float = 0.0
 
-    def saved(self, began_s: float, cost_s: float) -> History:
+    def saved(self, began_s: float, cost_s: float) -> SaveHistory:
         """Note a save."""
         mean_s = ((self.cost_s or 0.0) * self.saves + cost_s) / (self.saves + 1)
         return replace(self, saved_s=began_s, cost_s=mean_s, saves=self.saves + 1)
 
-    def failed(self) -> History:
+    def failed(self) -> SaveHistory:
         """Note a failure of the job."""
         return replace(self, failures=self.failures + 1)
 
@@ -56,7 +56,7 @@ class History:
 class Interval(Protocol):
     """A rule for when to save."""
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """Whether a checkpoint is due after ``step``, which ends about now."""
 
 
@@ -66,7 +66,7 @@ class Steps:
 
     count: int
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """See Interval."""
         return step % self.count == 0
 
@@ -77,7 +77,7 @@ class Seconds:
 
     seconds: float
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """See Interval."""
         return now_s - history.saved_s >= self.seconds
 
@@ -90,7 +90,7 @@ class Auto:
 
     mtbf_s: float | None = None
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """See Interval."""
         if history.cost_s is None:
             return True
@@ -135,7 +135,7 @@ class Timetable:
 
     def __init__(self, every: int | str, *, mtbf_s: float | None, now_s: float) -> None:
         self._interval = parse(every, mtbf_s) if every else None
-        self._history = History(saved_s=now_s, since_s=now_s)
+        self._history = SaveHistory(saved_s=now_s, since_s=now_s)
         self._due = False
 
     def wants(self, step: int, now_s: float, *, busy: bool = False) -> bool:

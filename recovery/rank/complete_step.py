@@ -89,7 +89,7 @@ def noted(step: int, reduced: Reduced) -> list[float]:
     return [float(step), reduced.loss, float(reduced.samples), reduced.grad_norm]
 
 
-def told(step: int, last: list[float], group: Group, device: str) -> Reduced:
+def exchange_totals(step: int, last: list[float], group: Group, device: str) -> Reduced:
     """The totals that all ranks knew when ``step`` was applied; a collective of every rank of the
     group. ``last``: what this rank has noted. Raises GenerationLost, also when no rank knows.
     """

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from recovery.data.leftout import LeftOut
+from recovery.data.leftout import ExclusionIndex
 from recovery.state import misuse, typed
 from recovery.state.digest import Digester
 from recovery.state.finite import Flaws
@@ -50,7 +50,7 @@ class TrainState:
         self.model = model
         self.seed = seed
         self.step = 0
-        self.skip = LeftOut()
+        self.skip = ExclusionIndex()
         self.last: list[float] = []  # what all ranks knew of the step applied last; see Job
         self.scheduler = scheduler
         self.registered = Registered()
@@ -136,7 +136,7 @@ class TrainState:
                 f"state of seed {scalars['seed']} offered to a job of seed {self.seed}"
             )
         self.step = int(scalars["step"])
-        self.skip = LeftOut(
+        self.skip = ExclusionIndex(
             {int(sample): int(step) for sample, step in scalars.get("skip", {}).items()}
         )
         self.last = [float(value) for value in scalars.get("last", [])]

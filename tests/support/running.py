@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ class Running:
     def of(self, actor: str, kind: Kind) -> list[Event]:
         """Events of that kind."""
         path = self.events / f"{actor}.jsonl"
-        return [e for e in Tail(path).read() if e.kind is kind] if path.exists() else []
+        return [e for e in EventLogTail(path).read() if e.kind is kind] if path.exists() else []
 
     def wait_for(self, enough: Callable[[], bool]) -> None:
         """Until it is so."""

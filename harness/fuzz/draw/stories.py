@@ -37,7 +37,7 @@ BRIEF = {"down_s": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class StoryFault:
     """One fault of a story. ``what``: its groups (``groups``); ``when``: words of
     ``_Telling._when``; ``who``: "anyone", or relative to the fault before, "same", "another" or
     "same node"; ``share``: probability that the fault occurs. A repeated word is drawn more often.
@@ -54,93 +54,115 @@ class Story:
     """``needs``: requirements on the job, words of ``NEEDS``."""
 
     name: str
-    beats: tuple[Beat, ...]
+    beats: tuple[StoryFault, ...]
     needs: tuple[str, ...] = ()
 
 
 STORIES: tuple[Story, ...] = (
     Story(
         name="a second failure while the first is mended",
-        beats=(Beat(), Beat(when=MENDING, who=("same", "another")), Beat(when=MENDING, share=0.3)),
+        beats=(
+            StoryFault(),
+            StoryFault(when=MENDING, who=("same", "another")),
+            StoryFault(when=MENDING, share=0.3),
+        ),
     ),
     Story(
         name="the same again on whoever took over",
         beats=(
-            Beat(),
-            Beat(what=("same",), when=AFTER, who=("same",)),
-            Beat(when=AFTER, share=0.3),
+            StoryFault(),
+            StoryFault(what=("same",), when=AFTER, who=("same",)),
+            StoryFault(when=AFTER, share=0.3),
         ),
     ),
     Story(
         name="one failure after the other",
-        beats=(Beat(), Beat(when=AFTER), Beat(when=("later",), share=0.5)),
+        beats=(StoryFault(), StoryFault(when=AFTER), StoryFault(when=("later",), share=0.5)),
     ),
     Story(
         name="the supervisor is lost while it acts",
-        beats=(Beat(), Beat(what=SUPERVISOR, when=MENDING), Beat(when=("later",), share=0.3)),
+        beats=(
+            StoryFault(),
+            StoryFault(what=SUPERVISOR, when=MENDING),
+            StoryFault(when=("later",), share=0.3),
+        ),
     ),
     Story(
         name="the supervisor is lost, and what it knew is needed",
         beats=(
-            Beat(what=("values", "values", "loss", "hang")),
-            Beat(what=SUPERVISOR, when=AFTER),
-            Beat(when=("later",)),
+            StoryFault(what=("values", "values", "loss", "hang")),
+            StoryFault(what=SUPERVISOR, when=AFTER),
+            StoryFault(when=("later",)),
         ),
     ),
     Story(
         name="a failure while nobody supervises",
-        beats=(Beat(what=SUPERVISOR), Beat(when=("soon",)), Beat(when=("later",), share=0.3)),
+        beats=(
+            StoryFault(what=SUPERVISOR),
+            StoryFault(when=("soon",)),
+            StoryFault(when=("later",), share=0.3),
+        ),
     ),
     Story(
         name="a checkpoint is bad, and is needed",
         beats=(
-            Beat(what=("checkpoint", "checkpoint", "storage")),
-            Beat(when=("soon", "later")),
-            Beat(when=MENDING, share=0.3),
+            StoryFault(what=("checkpoint", "checkpoint", "storage")),
+            StoryFault(when=("soon", "later")),
+            StoryFault(when=MENDING, share=0.3),
         ),
         needs=("saves", "keeps few"),
     ),
     Story(
         name="wrong values are saved before they are noticed",
-        beats=(Beat(what=("state", "state", "values")), Beat(when=("soon", "later"), share=0.3)),
+        beats=(
+            StoryFault(what=("state", "state", "values")),
+            StoryFault(when=("soon", "later"), share=0.3),
+        ),
         needs=("saves often", "keeps few", "compares seldom"),
     ),
     Story(
         name="a state goes wrong, and its source is lost",
         beats=(
-            Beat(what=("state", "values")),
-            Beat(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
+            StoryFault(what=("state", "values")),
+            StoryFault(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
         ),
     ),
     Story(
         name="two failures at once",
-        beats=(Beat(), Beat(when=("at once",), who=("another", "same node"))),
+        beats=(StoryFault(), StoryFault(when=("at once",), who=("another", "same node"))),
     ),
     Story(
         name="a failure in the first steps or the last",
-        beats=(Beat(when=("first", "last")), Beat(when=("at once", "soon", *MENDING), share=0.4)),
+        beats=(
+            StoryFault(when=("first", "last")),
+            StoryFault(when=("at once", "soon", *MENDING), share=0.4),
+        ),
     ),
     Story(
         name="a failure around a save",
         beats=(
-            Beat(when=("saving", "saved", "after a save")),
-            Beat(when=("soon", *MENDING), share=0.4),
+            StoryFault(when=("saving", "saved", "after a save")),
+            StoryFault(when=("soon", *MENDING), share=0.4),
         ),
         needs=("saves",),
     ),
     Story(
         name="a failure while something is slow",
-        beats=(Beat(what=("slow",)), Beat(when=("soon",)), Beat(when=MENDING, share=0.3)),
+        beats=(
+            StoryFault(what=("slow",)),
+            StoryFault(when=("soon",)),
+            StoryFault(when=MENDING, share=0.3),
+        ),
     ),
     Story(
         name="a job goes on for long after its failures",
-        beats=(Beat(), Beat(when=("soon", *MENDING), share=0.3)),
+        beats=(StoryFault(), StoryFault(when=("soon", *MENDING), share=0.3)),
         needs=("lasts",),
     ),
 )
 
 
-def told(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
+def scenario_from_stories(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
     """A scenario with one or two of these stories, among those with available kinds of fault; its
     description names them.
     """
@@ -165,7 +187,7 @@ def related(dice: Dice, world: World, tree: Tree) -> None:
         Story(
             name="",
             beats=(
-                Beat(
+                StoryFault(
                     what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")
                 ),
             ),
@@ -275,7 +297,7 @@ class _Telling:
             if beat.share == 1.0 or dice.chance(beat.share):
                 faults += self._faults(beat, faults[-1] if faults else None, len(faults))
 
-    def _faults(self, beat: Beat, before: Tree | None, number: int) -> list[Tree]:
+    def _faults(self, beat: StoryFault, before: Tree | None, number: int) -> list[Tree]:
         """One fault, or none if no such kind is available."""
         name = self._kind(beat, before)
         if name is None:
@@ -285,7 +307,7 @@ class _Telling:
         target = self._who(self._dice.rng.choice(beat.who), made.get("target"), before)
         return [{**made, "target": target} if target else made]
 
-    def _kind(self, beat: Beat, before: Tree | None) -> str | None:
+    def _kind(self, beat: StoryFault, before: Tree | None) -> str | None:
         if beat.what == ("same",):
             return str(before["kind"]) if before else None
         there = {

@@ -25,21 +25,21 @@ from typing import Any
 from chaos.events.log import Kind, Log
 from chaos.scenario.model import Cell
 from harness.fuzz.judge.claims import Claims, altered, backwards, claims_of
-from harness.fuzz.judge.lines import ARMS, Change, changed
+from harness.fuzz.judge.lines import ARMS, LogEdit, changed
 from harness.fuzz.judge.neutral import WRITTEN, later
 from harness.fuzz.play.coverage import Feature
 from harness.fuzz.play.oracle import Find
 from harness.fuzz.play.play import (
     LONGEST_S,
     Endless,
-    Played,
+    PlayResult,
     bounded,
     due_of,
     evidence_of,
     memory,
     place_of,
     resolved_of,
-    told,
+    traceback_tail,
 )
 from harness.host.rundir import RunDirectory, arm_id, write_resolved
 from harness.judge.checkers import check_all
@@ -82,7 +82,7 @@ class Looked:
     reached: frozenset[Feature] = frozenset()
 
 
-def base_of(tree: Tree, played: Played) -> Base | None:
+def base_of(tree: Tree, played: PlayResult) -> Base | None:
     """A scenario as a base; None if not everything passes, or if its times come from clocks of
     several machines.
     """
@@ -112,7 +112,7 @@ class Bench:
 
     root: Path | None = None
 
-    def look(self, base: Base, changes: Sequence[Change], *, whole: bool = False) -> Looked:
+    def look(self, base: Base, changes: Sequence[LogEdit], *, whole: bool = False) -> Looked:
         """The judge's view of a base with these changes. ``whole``: judge it as a run directory in
         any case. Raises only what interrupts.
         """
@@ -124,7 +124,9 @@ class Bench:
             except Endless as error:
                 return Looked(find=Find(key="no end", text=str(error)), seen={})
             except Exception as error:
-                return Looked(find=Find(key=f"crash: {place_of(error)}", text=told(error)), seen={})
+                return Looked(
+                    find=Find(key=f"crash: {place_of(error)}", text=traceback_tail(error)), seen={}
+                )
             took_s = time.process_time() - begun_s
             if looked.find is not None or whole or took_s <= MOST_CPU_S:
                 return looked
@@ -141,7 +143,7 @@ class Bench:
         except Endless as error:
             return Find(key="no end", text=str(error))
         except Exception as error:
-            return Find(key=f"crash: {place_of(error)}", text=told(error))
+            return Find(key=f"crash: {place_of(error)}", text=traceback_tail(error))
 
     def _rewritten(self, base: Base) -> Find | None:
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
@@ -166,7 +168,7 @@ class Bench:
         key = f"not alike: all times later: {_claim(said[0])}"
         return Find(key=key, text="\n".join(["with all times an hour later", *said]))
 
-    def _looked(self, base: Base, changes: Sequence[Change], whole: bool) -> Looked:
+    def _looked(self, base: Base, changes: Sequence[LogEdit], whole: bool) -> Looked:
         logs: dict[str, Log]
         try:
             logs = {
@@ -190,7 +192,7 @@ class Bench:
         base: Base,
         logs: Mapping[str, Log],
         claims: Mapping[str, Claims],
-        changes: Sequence[Change],
+        changes: Sequence[LogEdit],
     ) -> Find | None:
         moves = [change.do == "move" for change in changes]
         said: list[str] = []
@@ -272,12 +274,12 @@ def _judged(base: Base, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[s
     return seen, claims
 
 
-def _reached(seen: Mapping[str, str], changes: Sequence[Change]) -> frozenset[Feature]:
+def _reached(seen: Mapping[str, str], changes: Sequence[LogEdit]) -> frozenset[Feature]:
     who = [name.partition(": ")[2] or name for name in seen] or ["nobody"]
     return frozenset(("seen", name, change.about) for name in who for change in changes)
 
 
-def _about(changes: Sequence[Change]) -> str:
+def _about(changes: Sequence[LogEdit]) -> str:
     return "; ".join(sorted({change.about for change in changes}))
 
 

@@ -23,10 +23,10 @@ from harness.fuzz.draw.shrink import shrunk
 from harness.fuzz.draw.text import as_yaml, flow
 from harness.fuzz.judge import changes as changing
 from harness.fuzz.judge.bench import Base, Bench, base_of
-from harness.fuzz.judge.lines import Change
+from harness.fuzz.judge.lines import LogEdit
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import Player
+from harness.fuzz.play.play import SimPlayer
 
 Tree = dict[str, Any]
 ENDING = ".judge.yaml"
@@ -48,7 +48,7 @@ class Unseen:
 
     find: Find
     tree: Tree
-    changes: tuple[Change, ...]
+    changes: tuple[LogEdit, ...]
     plays: int
 
     def files(self) -> Mapping[str, bytes]:
@@ -66,7 +66,7 @@ class Unseen:
         }
 
 
-def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> str:
+def written(tree: Mapping[str, Any], changes: Sequence[LogEdit], text: str) -> str:
     """A scenario and changes of its logs as YAML."""
     lines = [f"showed: {flow(text[:MOST_TEXT])}", "changes:"]
     lines += [f"  - {flow(change.plain())}" for change in changes]
@@ -74,7 +74,7 @@ def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> st
     return "\n".join(lines) + "\n"
 
 
-def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
+def replayed(path: Path, player: SimPlayer, bench: Bench) -> Find | None:
     """The present find of a file; None if it shows nothing any more. A run that does not pass
     unchanged is reported as a find.
     """
@@ -87,7 +87,7 @@ def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
         return Find(key="no base", text=f"the run does not pass as it is: {text}")
     if not found["changes"]:
         return bench.neutral(base)
-    changes = [Change.model_validate(change) for change in found["changes"]]
+    changes = [LogEdit.model_validate(change) for change in found["changes"]]
     looked = bench.look(base, changes, whole=True)
     if looked.same:
         return Find(key="no change", text="its changes change nothing")
@@ -101,7 +101,7 @@ class JudgeSearch:
     """
 
     world: World
-    player: Player
+    player: SimPlayer
     bench: Bench
     seed: str
     coverage: Coverage = field(default_factory=Coverage)
@@ -151,7 +151,7 @@ class JudgeSearch:
         self.unfit += base is None and not played.refused
         return base
 
-    def _new(self, find: Find, base: Base, changes: Sequence[Change]) -> Unseen | None:
+    def _new(self, find: Find, base: Base, changes: Sequence[LogEdit]) -> Unseen | None:
         if find.key in self._known:
             self.again += 1
             return None
@@ -177,7 +177,7 @@ class JudgeSearch:
         self.finds[found.find.key] = found
         return found
 
-    def _fewer(self, find: Find, base: Base, changes: Sequence[Change]) -> list[Change]:
+    def _fewer(self, find: Find, base: Base, changes: Sequence[LogEdit]) -> list[LogEdit]:
         """Remove the changes that are not needed."""
         few = list(changes)
         for change in changes:
@@ -186,7 +186,7 @@ class JudgeSearch:
                 few = rest
         return few
 
-    def _shows(self, find: Find, base: Base, changes: Sequence[Change]) -> bool:
+    def _shows(self, find: Find, base: Base, changes: Sequence[LogEdit]) -> bool:
         if self._over():
             return False
         found = self._found(find, base, changes)
@@ -196,7 +196,7 @@ class JudgeSearch:
         """Whether the time for shrinking is over."""
         return time.monotonic() >= self.until_s
 
-    def _found(self, find: Find, base: Base, changes: Sequence[Change]) -> Find | None:
+    def _found(self, find: Find, base: Base, changes: Sequence[LogEdit]) -> Find | None:
         if not changes:
             return self.bench.neutral(base)
         return self.bench.look(

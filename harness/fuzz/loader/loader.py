@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.fuzz.draw import draw
 from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.loader.reading import Read, Reader, find_in
+from harness.fuzz.loader.reading import Read, ScenarioReader, find_in
 from harness.fuzz.loader.spoil import Spoilt, at, fresh, places, spoilt, text_of
 from harness.fuzz.play.coverage import Coverage, Feature
 from harness.fuzz.play.oracle import Find
@@ -59,7 +59,7 @@ class Misread:
         }
 
 
-def replayed(path: Path, reader: Reader) -> Find | None:
+def replayed(path: Path, reader: ScenarioReader) -> Find | None:
     """The present find of a file; None if it shows nothing any more."""
     return find_in(reader.read(path.read_bytes()))
 
@@ -117,7 +117,7 @@ class LoaderSearch:
     """
 
     world: World
-    reader: Reader
+    reader: ScenarioReader
     seed: str
     coverage: Coverage = field(default_factory=Coverage)
     finds: dict[str, Misread] = field(default_factory=dict)

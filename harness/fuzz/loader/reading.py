@@ -34,7 +34,7 @@ from chaos.planning.planview import as_json, as_text, plan_run
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import ResolvedRun
 from harness.fuzz.play.oracle import Find, plain
-from harness.fuzz.play.play import Endless, memory, place_of, told
+from harness.fuzz.play.play import Endless, memory, place_of, traceback_tail
 from harness.host.rundir import RunDirectory, read_resolved, write_resolved
 
 MOST_SAID = 2_000
@@ -97,7 +97,7 @@ class _Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class ScenarioReader:
     """Reads files as ``chaos validate`` and ``chaos plan`` do. ``root``: directory for temporary
     files.
     """
@@ -139,7 +139,7 @@ class Reader:
         except Endless as error:
             crash, place = str(error), "no end"
         except Exception as error:
-            crash, place = told(error), place_of(error)
+            crash, place = traceback_tail(error), place_of(error)
         finally:
             shutil.rmtree(root, ignore_errors=True)
         return Read(

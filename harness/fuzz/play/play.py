@@ -27,7 +27,6 @@ from chaos.loading.load import load
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import Cell, ResolvedRun
 from chaos.schedule.plan import repeat_seed
-from harness.arm.watching import StopFlag
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.play.coverage import Feature, Observed
 from harness.host.rundir import RunDirectory
@@ -41,6 +40,7 @@ from harness.launchers.sim import Sim, SimSession
 from harness.sim.rank.behaviour import Behaviour
 from harness.undo.ledger import read_open
 from recovery.policy.strategy import Strategy
+from recovery.supervise.supervision import StopFlag
 
 SAMPLES = 4096
 LONGEST_S = 60.0
@@ -56,7 +56,7 @@ class Endless(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class PlayResult:
     """The result of a scenario. ``refused``: why it was not played; ``crash``: the end of a
     traceback, ``place``: where it was raised; ``findings``: "arm: checker" -> its finding;
     ``left``: what was not cleaned up; ``digest``: of all logs; ``outcomes``: arm -> its outcome;
@@ -94,7 +94,7 @@ class Silent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Player:
+class SimPlayer:
     """Plays scenarios on the simulator. ``root``: directory for temporary files; ``behaviour``,
     ``strategy``: replacements with a planted defect.
     """
@@ -105,22 +105,24 @@ class Player:
     strategy: type[Strategy] | None = None
     _controls: dict[str, _Arm] = field(default_factory=dict)
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         """Load, play both arms, judge. Raises only what interrupts."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         reached: set[Feature] = set()
         try:
             return self._play(tree, root, reached)
         except ScenarioError as error:
-            return Played(refused=str(error))
+            return PlayResult(refused=str(error))
         except Endless as error:
-            return Played(crash=str(error), place="no end", reached=frozenset(reached))
+            return PlayResult(crash=str(error), place="no end", reached=frozenset(reached))
         except Exception as error:
-            return Played(crash=told(error), place=place_of(error), reached=frozenset(reached))
+            return PlayResult(
+                crash=traceback_tail(error), place=place_of(error), reached=frozenset(reached)
+            )
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
-    def _play(self, tree: Mapping[str, Any], root: Path, reached: set[Feature]) -> Played:
+    def _play(self, tree: Mapping[str, Any], root: Path, reached: set[Feature]) -> PlayResult:
         path = root / "scenario.yaml"
         path.write_text(as_yaml(tree))
         (cell, *_) = load(path, self.catalogue).cells
@@ -131,7 +133,7 @@ class Player:
         control = self._control(tree, cell, root, launcher)
         faulted = self._arm(cell, RunDirectory(root / "run"), "faulted", launcher, reached)
         logs: dict[str, Log] = {"control": control.log, "faulted": faulted.log}
-        return Played(
+        return PlayResult(
             findings=dict(judged(cell, logs)),
             left=(*control.left, *faulted.left),
             digest=control.digest + faulted.digest,
@@ -263,7 +265,7 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def told(error: Exception) -> str:
+def traceback_tail(error: Exception) -> str:
     """The end of its traceback."""
     return "".join(traceback.format_exception(error, limit=-4)).strip()
 

@@ -51,7 +51,7 @@ PARTS = ("parameters", "optimizer", "scheduler")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class StateChange:
     """A state that was changed in some ``processes`` in a step of a generation."""
 
     processes: tuple[str, ...]
@@ -71,7 +71,7 @@ def uncompared(tree: Tree, log: Log) -> bool:
     """Whether replicas differed, and this module's rule covers all differences."""
     history = history_of(log)
     changes = [
-        Change(
+        StateChange(
             processes=one.processes,
             generation=one.injected.generation,
             step=one.injected.step or 0,
@@ -102,7 +102,7 @@ def _same(digests: list[Event], parts: tuple[str, ...] = PARTS) -> bool:
     return len({tuple(event.data[part] for part in parts) for event in digests}) <= 1
 
 
-def _without_effect(history: History, groups: list[list[Event]], change: Change) -> bool:
+def _without_effect(history: History, groups: list[list[Event]], change: StateChange) -> bool:
     """Whether the first digests that could have shown a change, random numbers included, did not:
     some of those that sent them held it, and some did not.
     """
@@ -113,21 +113,23 @@ def _without_effect(history: History, groups: list[list[Event]], change: Change)
     return False
 
 
-def _made_by_changes(history: History, digests: list[Event], changes: list[Change]) -> bool:
+def _made_by_changes(history: History, digests: list[Event], changes: list[StateChange]) -> bool:
     """Whether the members without a changed state hold the same."""
     number, step = digests[0].generation, digests[0].step or 0
     held = {name for one in changes for name in one.origins(history, number, step)}
     return _same([event for event in digests if event.actor not in held])
 
 
-def _behind(history: History, digests: list[Event], changes: list[Change]) -> list[Change]:
+def _behind(
+    history: History, digests: list[Event], changes: list[StateChange]
+) -> list[StateChange]:
     """The changes held by processes whose digests differ."""
     number, step = digests[0].generation, digests[0].step or 0
     actors = {event.actor for event in digests}
     return [one for one in changes if actors & one.origins(history, number, step).keys()]
 
 
-def _was_due(tree: Tree, history: History, change: Change) -> bool:
+def _was_due(tree: Tree, history: History, change: StateChange) -> bool:
     """Whether a comparison that could have shown the change was due."""
     return any(
         _shows(history, change, generation)
@@ -140,7 +142,7 @@ def _was_due(tree: Tree, history: History, change: Change) -> bool:
     )
 
 
-def _shows(history: History, change: Change, generation: Generation) -> bool:
+def _shows(history: History, change: StateChange, generation: Generation) -> bool:
     """Whether the change makes members differ in some part of the model."""
     held = origins(history, change.processes, change.generation, generation.number)
     kept: dict[int, set[str | None]] = defaultdict(set)
@@ -150,7 +152,7 @@ def _shows(history: History, change: Change, generation: Generation) -> bool:
 
 
 def _steps_compared(
-    tree: Tree, history: History, change: Change, generation: Generation
+    tree: Tree, history: History, change: StateChange, generation: Generation
 ) -> Iterator[int]:
     """Steps of a generation, since the change, of which all members had to send a digest."""
     saving = {

@@ -36,7 +36,7 @@ from harness.launch.launcher import LinkControl, MachineControl
 from harness.launch.nodes.platform import Wanted
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.ledger import Ledger
-from harness.undo.live import Holder
+from harness.undo.live import HarnessProcess
 from harness.undo.records import MARKER
 
 MIB = 1 << 20
@@ -74,7 +74,7 @@ class DockerPlatform:
         self._labels = {
             RUN_LABEL: self.run,
             DIRECTORY_LABEL: str(wanted.run.root.resolve()),
-            HOLDER_LABEL: Holder.me(self.run).model_dump_json(),
+            HOLDER_LABEL: HarnessProcess.me(self.run).model_dump_json(),
         }
         self._undo = (
             RemoveContainers(engine=engine_url(), run=self.run),

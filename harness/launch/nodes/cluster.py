@@ -44,7 +44,7 @@ from recovery.nodes.coordinator.node_state import (
 )
 from recovery.nodes.coordinator.salvage import gather
 from recovery.nodes.link.clock import boot_id
-from recovery.policy.jobconfig import Net
+from recovery.policy.jobconfig import NetworkAddresses
 from recovery.process import pressure
 from recovery.process.local import start_store
 from recovery.process.starvation import Pulse
@@ -168,7 +168,7 @@ class NodesCluster:
             device=device,
             backend=self._backend,
             memory=in_memory(self._setup, self.keepers, node),
-            net=Net(store_host=self._platform.host, address=self.address(node)),
+            net=NetworkAddresses(store_host=self._platform.host, address=self.address(node)),
             door=self._proxy.door if self._proxy is not None else None,
         )
         config = rank_config(
@@ -229,7 +229,7 @@ class NodesCluster:
         """Processor time that it got."""
         return self._fleet.pulse(name)
 
-    def pressures(self) -> Mapping[int, tuple[int, pressure.Reading]]:
+    def pressures(self) -> Mapping[int, tuple[int, pressure.PressureReading]]:
         """Processor pressure of each node, as last reported."""
         return self._fleet.pressures()
 

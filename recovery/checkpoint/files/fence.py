@@ -46,7 +46,7 @@ class Right:
     past: tuple[str, ...] = ()
 
 
-class Fence:
+class CheckpointFence:
     """The right of one process. ``job``: the same for all processes of a job, "" for a job without
     a name, which is taken for a new one whenever its generation is not newer.
 

@@ -20,7 +20,7 @@ from recovery.checkpoint.files.retention import prune, set_aside
 from recovery.transport.wire import CheckpointNote
 
 
-class Write(Protocol):
+class WriteRankEvent(Protocol):
     """Writes an event of the rank that saves."""
 
     def __call__(self, kind: Kind, /, **data: Any) -> None: ...
@@ -57,7 +57,7 @@ class Saving:
     def __init__(
         self,
         *,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         clock_s: Callable[[], float],
     ) -> None:

@@ -26,7 +26,7 @@ MAX_KEEPERS = 1000  # of one node; beyond, the node goes without
 KEPT_GONE = 64  # keepers that have ended; a node has only one after the other
 
 
-class Started(BaseModel):
+class KeeperStarted(BaseModel):
     """A keeper was started."""
 
     model_config = ConfigDict(frozen=True)
@@ -58,7 +58,7 @@ class Keepers:
         self._gone: deque[str] = deque()
         self._lacking: set[int] = set()  # nodes without one, as soon as they take one
         self._ports: dict[str, int] = {}
-        self._news: list[Started | Exited] = []
+        self._news: list[KeeperStarted | Exited] = []
         try:
             for node in range(nodes):
                 self._start(node)
@@ -99,7 +99,7 @@ class Keepers:
         """The process state as the kernel reports it."""
         return self._keeper_host.os_state(process)
 
-    def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
+    def look(self, timeout_s: float = 0.0) -> list[KeeperStarted | Exited]:
         """Starts and exits since the last call; a keeper that ended is replaced by one that begins
         empty.
         """
@@ -174,7 +174,7 @@ class Keepers:
             return  # its node is lost, and lacks a keeper until it is back
         self._lacking.discard(node)
         self._pids[process], self._node_of[process], self._keeper[node] = pid, node, process
-        self._news.append(Started(process=process, pid=pid, node=node))
+        self._news.append(KeeperStarted(process=process, pid=pid, node=node))
 
     def _peers(self) -> dict[int, Address]:
         return {

@@ -13,7 +13,7 @@ from recovery.nodes.link.clock import ClockWatch, Offset
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import Hello, MarkWords
 from recovery.process.local import Dying, Exited, Said
-from recovery.process.pressure import Reading
+from recovery.process.pressure import PressureReading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, PHASES, Mark
 
@@ -133,7 +133,7 @@ class NodeState:
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
     beat_ns: int = 0
-    pressed: tuple[int, Reading] | None = None
+    pressed: tuple[int, PressureReading] | None = None
     left_ns: int = 0
     how: How = ""
     pace: int = 0

@@ -13,7 +13,7 @@ from recovery.nodes.coordinator.node_state import FleetReport, NodeState, NotKep
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.files import land
-from recovery.nodes.link.handshake import Refused
+from recovery.nodes.link.handshake import ProtocolViolation
 from recovery.process.local import Dying, Exited, Said
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
@@ -100,7 +100,7 @@ class RemoteProcesses:
     # ---- messages of agents
 
     def handle(self, state: NodeState, frame: Any) -> None:
-        """Handle a message about a process, from the agent of its node. Raises Refused."""
+        """Handle a message about a process, from its node's agent. Raises ProtocolViolation."""
         match frame:
             case protocol.Beat():
                 self._beat(state, frame)
@@ -141,7 +141,7 @@ class RemoteProcesses:
         try:
             return state.mark(words, self._clock_ns(), self._boot)
         except IndexError as error:
-            raise Refused(f"a mark of an unknown phase: {words}") from error
+            raise ProtocolViolation(f"a mark of an unknown phase: {words}") from error
 
     def _land(self, state: NodeState, lines: protocol.Lines) -> None:
         owner = self.known(Path(lines.file).stem)

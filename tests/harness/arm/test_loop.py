@@ -12,10 +12,10 @@ from chaos.events.log import ORCHESTRATOR, Event, Kind, read_actor
 from harness.arm.job import Accounts, Introduction, Vitals
 from harness.arm.loop import ArmLoop
 from harness.arm.timers import Timers
-from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.launch.launcher import ArmSetup
 from harness.launch.workload import DataInfo
+from recovery.supervise.supervision import StopFlag
 from tests.support.search.simulate import cell_of
 
 SECOND = 1_000_000_000

@@ -17,7 +17,7 @@ from chaos.scenario.topology import Topology
 from harness.arm.roster import PATIENCE_S, Roster
 from harness.launch.launcher import Exited, Leftovers
 from recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
-from recovery.checkpoint.memory.keepers import Keepers, Started
+from recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
 from recovery.process.local import Report, Said
 from recovery.transport.wire import Extra, Message
 
@@ -181,7 +181,7 @@ def lose(keeper_host: FakeKeeperHost, process: str) -> None:
 
 
 def starts(keepers: Keepers) -> list[tuple[str, int]]:
-    return [(news.process, news.node) for news in keepers.look() if isinstance(news, Started)]
+    return [(news.process, news.node) for news in keepers.look() if isinstance(news, KeeperStarted)]
 
 
 def test_keepers_listen_at_their_nodes_addresses_and_know_each_other_by_them() -> None:

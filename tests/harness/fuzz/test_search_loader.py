@@ -32,13 +32,13 @@ from harness.fuzz.loader.loader import (
     smallest,
     whole,
 )
-from harness.fuzz.loader.reading import GOOD, MOST_CPU_S, MOST_GROWN, Read, Reader, find_in
+from harness.fuzz.loader.reading import GOOD, MOST_CPU_S, MOST_GROWN, Read, ScenarioReader, find_in
 from harness.fuzz.loader.spoil import OF_TREES, fresh, spoilt, text_of
 from harness.fuzz.play.play import kinds, strategies
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
-READER = Reader(catalogue=CATALOGUE)
+READER = ScenarioReader(catalogue=CATALOGUE)
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 REGRESSIONS = sorted(FOLDER.glob(f"*{ENDING}"))
 PATH = "/x/scenario.yaml"

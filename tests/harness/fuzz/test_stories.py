@@ -18,10 +18,18 @@ from chaos.errors import ScenarioError
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.loading.load import load
 from harness.fuzz.draw.draw import Dice, Tree, World
-from harness.fuzz.draw.stories import MENDING, NEEDS, STORIES, Beat, Story, groups, told
+from harness.fuzz.draw.stories import (
+    MENDING,
+    NEEDS,
+    STORIES,
+    Story,
+    StoryFault,
+    groups,
+    scenario_from_stories,
+)
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.draw.variations import WAYS, varied
-from harness.fuzz.play.play import Played, kinds, strategies
+from harness.fuzz.play.play import PlayResult, kinds, strategies
 from harness.fuzz.search import Search
 from harness.fuzz.worker import world_of
 
@@ -32,19 +40,20 @@ EVENTS = {"noticed": "recovery_started"}
 DIGEST = """
 import hashlib, json, random
 from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.draw.stories import told
+from harness.fuzz.draw.stories import scenario_from_stories
 from harness.fuzz.play.play import kinds, strategies
 dice, world = Dice(rng=random.Random(1)), World(kinds=kinds(), strategies=strategies())
-print(hashlib.sha256(json.dumps([told(dice, world) for _ in range(50)]).encode()).hexdigest())
+drawn = [scenario_from_stories(dice, world) for _ in range(50)]
+print(hashlib.sha256(json.dumps(drawn).encode()).hexdigest())
 """
 
 
 def trees(count: int, stories: Sequence[Story] = STORIES, world: World = WORLD) -> list[Tree]:
     dice = Dice(rng=random.Random(1))
-    return [told(dice, world, stories) for _ in range(count)]
+    return [scenario_from_stories(dice, world, stories) for _ in range(count)]
 
 
-def story(*beats: Beat, needs: tuple[str, ...] = ()) -> tuple[Story]:
+def story(*beats: StoryFault, needs: tuple[str, ...] = ()) -> tuple[Story]:
     return (Story(name="a story", beats=beats, needs=needs),)
 
 
@@ -85,7 +94,9 @@ def test_most_of_what_is_told_can_be_played(world: World, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("word", sorted(set(MENDING)))
 def test_a_second_failure_strikes_while_the_first_is_mended(word: str) -> None:
-    for tree in trees(20, story(Beat(what=("loss",)), Beat(what=("loss",), when=(word,)))):
+    for tree in trees(
+        20, story(StoryFault(what=("loss",)), StoryFault(what=("loss",), when=(word,)))
+    ):
         first, second, *_ = tree["faults"]
         assert "step" in first["at"] and second["at"]["event"] == EVENTS.get(word, word)
 
@@ -95,7 +106,7 @@ def test_who_is_hit_stands_beside_who_was_hit_before() -> None:
     world = World(kinds=kill, strategies=strategies())
     for who, same in (("same", True), ("another", False)):
         met = 0
-        for tree in trees(60, story(Beat(), Beat(when=("soon",), who=(who,))), world):
+        for tree in trees(60, story(StoryFault(), StoryFault(when=("soon",), who=(who,))), world):
             first, second = (fault["target"].get("rank") for fault in tree["faults"][:2])
             if (
                 first is not None
@@ -140,10 +151,10 @@ class Nowhere:
     def __init__(self) -> None:
         self.trees: list[Mapping[str, Any]] = []
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         """Note it."""
         self.trees.append(tree)
-        return Played(reached=frozenset({("hit", str(len(self.trees) // 4))}))
+        return PlayResult(reached=frozenset({("hit", str(len(self.trees) // 4))}))
 
 
 def test_a_search_still_draws_every_feature_of_the_format() -> None:

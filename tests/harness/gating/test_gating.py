@@ -16,9 +16,9 @@ import pytest
 
 from harness.gating.baseline import Baseline, BaselineCell
 from harness.gating.bounds import LEVEL, next_beyond, values_to_predict
-from harness.gating.clauses import Decision, decide
+from harness.gating.clauses import ClauseDecision, decide
 from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
-from harness.gating.looks import Look, Looks
+from harness.gating.looks import InterimLook, Looks
 from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
 from harness.host.rundir import RunDirectory
 from harness.judge.figures import Metric
@@ -53,7 +53,7 @@ def decided(
     level: float = 0.05,
     clock: float = 0.0,
     metric: str = "recovery_time",
-) -> Decision:
+) -> ClauseDecision:
     return decide(sla(clause, values, metric), level, clock_bound=clock)
 
 
@@ -365,7 +365,7 @@ def test_what_it_decided_is_kept_with_its_infinities(tmp_path: Path) -> None:
 
 def against(
     now: Sequence[float], then: Sequence[float], name: str = "recovery_time", level: float = 0.05
-) -> Decision:
+) -> ClauseDecision:
     return compare(metric(now, name), metric(then, name), tolerance_of(METRICS[name].unit), level)
 
 
@@ -487,7 +487,7 @@ def extended(rng: random.Random, planned: int) -> str:
     looks = Looks(planned=planned)
     for n in (6, 12, 18):
         values += [rng.lognormvariate(0, 0.5) for _ in range(6)]
-        seen = [*looks.looks, Look(arms={"default": list(range(n))})]
+        seen = [*looks.looks, InterimLook(arms={"default": list(range(n))})]
         looks = looks.model_copy(update={"looks": seen if planned > 1 else seen[-1:]})
         found = gate(run_of({"default": {}}, [sla("median <= 1s", values)], repeats=n), None, looks)
         if found.verdict != "inconclusive":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Kind
 from chaos.fault.targets import LinkShape
 from harness.arm.in_force import InForce
@@ -97,9 +97,9 @@ def test_links_between_nodes_do_what_all_faults_want_of_them() -> None:
 def test_what_a_process_writes_is_looked_for_once_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[Tail] = []
-    read = Tail.read
-    monkeypatch.setattr(Tail, "read", lambda tail: looks.append(tail) or read(tail))  # type: ignore[func-returns-value]
+    looks: list[EventLogTail] = []
+    read = EventLogTail.read
+    monkeypatch.setattr(EventLogTail, "read", lambda tail: looks.append(tail) or read(tail))  # type: ignore[func-returns-value]
 
     def looked(name: str, count: int) -> int:
         """Nobody sees an effect of a slow disk where nothing is saved."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 
 pytestmark = pytest.mark.real
@@ -202,7 +202,9 @@ def supervise(folder: Path, case: Case, shards: int) -> dict[str, list[Event]]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ran.returncode == 0, ran.stderr
-    return {path.stem: list(Tail(path).read()) for path in (folder / "events").glob("*.jsonl")}
+    return {
+        path.stem: list(EventLogTail(path).read()) for path in (folder / "events").glob("*.jsonl")
+    }
 
 
 @cache

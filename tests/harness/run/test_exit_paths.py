@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from harness.arm.watching import StopFlag
 from harness.host import processes
 from harness.host.rundir import RunDirectory
 from harness.inject.injector import Injector
@@ -27,6 +26,7 @@ from harness.run import heal, interrupts
 from harness.undo import live
 from harness.undo.ledger import read_open
 from harness.undo.records import MARKER, KillProcess, RemoveTree
+from recovery.supervise.supervision import StopFlag
 
 DEADLINE_S = 120.0
 SCENARIO = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chaos import beacon
 from chaos.events.log import Kind, Log
-from chaos.scenario.model import LeaveOut
+from chaos.scenario.model import InvariantExclusion
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.measure.measure import measure
 from harness.judge.results import Finding
@@ -241,7 +241,9 @@ def test_a_job_that_ends_on_no_numbers_fails_whatever_was_done_to_it(
 def test_it_fails_in_the_control_arm_and_with_any_list_of_invariants() -> None:
     job = trained(math.nan)
     assert found(job, arm="control", invariants=[])["finite-losses"].verdict == "fail"
-    assert "finite-losses" not in found(job, invariants=LeaveOut(leave_out=["finite-losses"]))
+    assert "finite-losses" not in found(
+        job, invariants=InvariantExclusion(leave_out=["finite-losses"])
+    )
 
 
 def test_a_job_that_never_had_numbers_was_not_spoilt_by_the_fault() -> None:

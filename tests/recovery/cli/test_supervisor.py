@@ -16,7 +16,7 @@ from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor,
 from recovery.cli.job_spec import JobSpec
 from recovery.cli.options import parser
 from recovery.cli.process_host import Spot
-from recovery.cli.supervisor import LOG_RESERVE, StopFlag, Supervisor
+from recovery.cli.supervisor import LOG_RESERVE, Supervisor
 from recovery.cli.takeover_log import read_takeover_log
 from recovery.nodes.link.clock import boot_id
 from recovery.policy.jobconfig import LOOPBACK
@@ -24,7 +24,7 @@ from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.process.local import Exited, Report, Said
 from recovery.process.starvation import Pulse
 from recovery.run import _spec
-from recovery.supervise.supervision import Timing
+from recovery.supervise.supervision import StopFlag, Timing
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
 from tests.recovery.supervise.test_controller import BLANK

@@ -15,7 +15,7 @@ import pytest
 from chaos.events.log import Kind
 from recovery.data import order
 from recovery.data.excluded_samples import ReceivedExclusions
-from recovery.data.leftout import LeftOut
+from recovery.data.leftout import ExclusionIndex
 from recovery.data.permutation import Permutation
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
@@ -216,7 +216,7 @@ def test_a_batch_is_what_it_would_be_after_a_look_at_all(samples: int, size: int
     future steps.
     """
     rng = random.Random(samples)
-    left_out, plain = LeftOut(), dict[int, int]()
+    left_out, plain = ExclusionIndex(), dict[int, int]()
     for step in [1, 2, 3, 2, 3, 4, 40, 41, 12, 200]:
         new = {rng.randrange(samples + 3): rng.randrange(1, 50) for _ in range(rng.randrange(12))}
         left_out.add(new)
@@ -227,7 +227,7 @@ def test_a_batch_is_what_it_would_be_after_a_look_at_all(samples: int, size: int
         assert left_out == plain
 
 
-def work_of(left_out: LeftOut, steps: range) -> int:
+def work_of(left_out: ExclusionIndex, steps: range) -> int:
     """Lines of Python that it takes to know the batches of these steps."""
     lines = 0
 
@@ -249,7 +249,7 @@ def test_a_step_costs_the_same_however_many_are_left_out() -> None:
     rng = random.Random(1)
     work = []
     for count in (10, 20_000):
-        left_out = LeftOut({rng.randrange(1_000_000): 1 for _ in range(count)})
+        left_out = ExclusionIndex({rng.randrange(1_000_000): 1 for _ in range(count)})
         len(order.Batch(1, 64, 1_000_000, 5, left_out))  # looked up once an epoch
         work.append(work_of(left_out, range(2, 52)))
     assert work[1] < 1.5 * work[0] + 50 * 20

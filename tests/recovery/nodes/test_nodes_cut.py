@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import ORCHESTRATOR, Kind
 from recovery.nodes.coordinator.node_state import NodeLost
 from recovery.process import processes
@@ -142,7 +142,7 @@ class CutJob(Running):
 
     def committed(self, process: str, node: int) -> int:
         """By its own log, whether it is heard of or not."""
-        steps = Tail(self.folder / f"n{node}" / f"{process}.jsonl").read()
+        steps = EventLogTail(self.folder / f"n{node}" / f"{process}.jsonl").read()
         return max((e.step or 0 for e in steps if e.kind is Kind.STEP_COMMITTED), default=0)
 
     def lasts(self, seconds: float) -> None:

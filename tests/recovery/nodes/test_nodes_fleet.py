@@ -47,7 +47,7 @@ from recovery.nodes.link.protocol import (
     Welcome,
 )
 from recovery.process.local import Dying, Exited, Said
-from recovery.process.pressure import Reading
+from recovery.process.pressure import PressureReading
 from recovery.transport.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
@@ -233,7 +233,7 @@ def test_what_an_agent_reads_of_its_processors_is_known_at_its_time(stage: Stage
     stage.until(lambda _: bool(stage.fleet.pressures()))
     read_ns, reading = stage.fleet.pressures()[0]
     assert read_ns == stage.clock.now_ns - 7
-    assert reading == Reading(cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
+    assert reading == PressureReading(cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
 
 
 def test_nothing_is_known_of_a_machine_whose_clock_is_not(stage: Stage) -> None:

@@ -11,8 +11,8 @@ import pytest
 from recovery.policy.interval import (
     PRIOR_MTBF_S,
     Auto,
-    History,
     Interval,
+    SaveHistory,
     Seconds,
     Steps,
     Timetable,
@@ -21,10 +21,10 @@ from recovery.policy.interval import (
     parse,
 )
 
-START = History(saved_s=100.0, since_s=100.0)
+START = SaveHistory(saved_s=100.0, since_s=100.0)
 
 
-def due_at(interval: Interval, history: History, *, steps: int, step_s: float) -> list[int]:
+def due_at(interval: Interval, history: SaveHistory, *, steps: int, step_s: float) -> list[int]:
     """Steps after which a save is made, each of which costs nothing and takes no time."""
     found = []
     for step in range(1, steps + 1):
@@ -73,7 +73,7 @@ def test_auto_saves_more_often_the_more_failures_were_seen() -> None:
 
 def test_the_mtbf_observed_starts_at_the_prior_and_follows_what_is_seen() -> None:
     assert START.mtbf_s(100.0) == PRIOR_MTBF_S
-    seen = History(saved_s=0.0, since_s=0.0, failures=99, watched_s=1000.0)
+    seen = SaveHistory(saved_s=0.0, since_s=0.0, failures=99, watched_s=1000.0)
     assert seen.mtbf_s(99_000.0) == pytest.approx((PRIOR_MTBF_S + 100_000.0) / 100)
 
 

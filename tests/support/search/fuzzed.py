@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.fuzz.draw import draw
-from harness.fuzz.play.play import Played
+from harness.fuzz.play.play import PlayResult
 from harness.judge.results import Finding
 
 LIMIT_S = 120
@@ -17,9 +17,9 @@ KILL = {
 }
 
 
-def fails(witness: str) -> Played:
+def fails(witness: str) -> PlayResult:
     """A checker of the faulted arm says so."""
-    return Played(findings={"faulted: membership": Finding(verdict="fail", witness=witness)})
+    return PlayResult(findings={"faulted: membership": Finding(verdict="fail", witness=witness)})
 
 
 def tree_of(launcher: str, **more: Any) -> draw.Tree:

@@ -25,7 +25,7 @@ from chaos.cli import build_catalogue
 from harness.fuzz.draw.draw import World
 from harness.fuzz.draw.stories import STORIES, Story
 from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import Player, kinds, strategies
+from harness.fuzz.play.play import SimPlayer, kinds, strategies
 from harness.fuzz.search import Search
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.keepers import SimRemembering
@@ -85,8 +85,8 @@ def sought(
     """
     catalogue = build_catalogue()
     world = World(kinds=kinds(), strategies=strategies(), strategy=planted.strategy)
-    good = Player(catalogue=catalogue)
-    player = Player(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
+    good = SimPlayer(catalogue=catalogue)
+    player = SimPlayer(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
     search = Search(world=world, player=player, seed=seed, until_s=0.0, stories=stories)
     while search.runs < (runs or planted.runs):
         with planted.planted():

@@ -11,7 +11,6 @@ from chaos import plugins
 from chaos.events.log import Event, Log, read_log
 from chaos.fault.base import Fault
 from chaos.scenario.model import Cell, Scenario
-from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.judge.checkers import Evidence
 from harness.launch.launcher import ArmSetup
@@ -20,6 +19,7 @@ from harness.launchers.sim import Sim, SimSession
 from harness.run.orchestrator import Orchestrator
 from harness.sim.rank.behaviour import Behaviour
 from recovery.policy.strategy import Strategy
+from recovery.supervise.supervision import StopFlag
 from tests.support.arms import EXACT
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

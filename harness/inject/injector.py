@@ -204,7 +204,7 @@ class Injector:
             return
         missing = sorted(self._holders(trigger, at) - hold.processes.keys())
         absent = tuple(name for rank in missing if (name := self._scene.process_of(rank)))
-        if absent and not self._in_vain(trigger, hold, absent):
+        if absent and not self._may_stop_waiting(trigger, hold, absent):
             return
         trigger.go(at)
         for live in self._struck.ending(trigger.id, at):
@@ -212,14 +212,14 @@ class Injector:
         there = {rank: name for rank, name in hold.processes.items() if self._is_there(rank, name)}
         point, hit = trigger.planned_at(at), trigger.holders(at, there)
         if point is not None and hit and not trigger.held_by_all:
-            told = self._fire_held(trigger, {rank: there[rank] for rank in sorted(hit)}, point)
-            there = {rank: name for rank, name in there.items() if rank not in told}
+            acting = self._fire_held(trigger, {rank: there[rank] for rank in sorted(hit)}, point)
+            there = {rank: name for rank, name in there.items() if rank not in acting}
         elif point is not None and hit:
             self._fire_for_all(trigger, point, absent)
         for name in there.values():
             self._release(trigger, name)
 
-    def _in_vain(self, trigger: Trigger, hold: Hold, absent: Iterable[str]) -> bool:
+    def _may_stop_waiting(self, trigger: Trigger, hold: Hold, absent: Iterable[str]) -> bool:
         """Whether to stop waiting for the absent processes. A fault that acts outside ranks does
         not wait for processes that the kernel shows as stopped: they may arrive long after the
         step.

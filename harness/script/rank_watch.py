@@ -49,7 +49,7 @@ class RankWatch:
         self._roll = roll
         self._listener = listener
         self._observer = observer
-        self._broker = agents
+        self._broker = broker
         self._injector = injector
         self._leftovers = leftovers
         self._record = record

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import overload
 
-from recovery.data.leftout import ExclusionIndex
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.data.permutation import permutation, samples_at
 
 

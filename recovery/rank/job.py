@@ -247,10 +247,10 @@ class Job:
                 self.over = True
                 return False
             if isinstance(order, Abort):
-                if self.member.leaves(order):
+                if self.member.must_park(order):
                     self._generations.park("aborted")
             elif isinstance(order, LeaveOut):
-                self.member.hears(order)
+                self.member.note_exclusions(order)
             else:
                 self._generations.join(order, attached)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from recovery.data.leftout import ExclusionIndex
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.state import misuse, typed
 from recovery.state.digest import Digester
 from recovery.state.finite import Flaws

@@ -30,9 +30,9 @@ class Process:
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
     has to be ready; ``error``: the reason it gives for ending; ``versions``: of its software;
     ``noticed``: it has notice that it will be ended soon; ``shard``, ``pending``: see
-    ``ProcessView``; ``told``: how many excluded samples it has been sent; ``stopped_s``: since when
-    it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to end by
-    itself, which it may not do. ``lists``: the processes by health, this one among them.
+    ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
+    since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
+    end by itself, which it may not do. ``lists``: the processes by health, this one among them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Process:
     versions: Mapping[str, str] = field(default_factory=dict)
     shard: int | None = None
     pending: int = 0
-    told: int = 0
+    exclusions_sent: int = 0
     stopped_s: float = math.inf
     leaving: bool = False
 

@@ -68,7 +68,7 @@ class SimRank:
         self.layout = Layout(world=1)
         self.member = Membership(SupervisorOrders(), steps=config.steps)
         # the last step applied, with its outcome, which other ranks may lack
-        self.told: tuple[int, Reduced] | None = None
+        self.last_applied: tuple[int, Reduced] | None = None
         self.group: Group | None = None
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
@@ -122,7 +122,7 @@ class SimRank:
     def commit(self, number: int, reduced: Reduced, lr: float) -> None:
         """Apply the gradients of a step."""
         self.state = self.state.applied(reduced, lr)
-        self.told = (number, reduced)
+        self.last_applied = (number, reduced)
         self.member.holding.applied()
 
     def _order(self, message: Order) -> None:
@@ -184,9 +184,9 @@ class SimRank:
             if isinstance(order, Join):
                 yield from self._join(order)
             elif isinstance(order, LeaveOut):
-                self.member.hears(order)
+                self.member.note_exclusions(order)
             elif isinstance(order, Abort):
-                if self.member.leaves(order):
+                if self.member.must_park(order):
                     self._park("aborted")
             elif self.behaviour.stops(self):
                 self.leave()

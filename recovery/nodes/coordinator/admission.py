@@ -110,7 +110,7 @@ class Admission:
                 link, hello, f"node {hello.node} has an agent already, at {state.hello.address}"
             )
         elif known and state is not None:
-            if not state.lost and state.told:
+            if not state.lost and state.reported_dying:
                 self._give_up(
                     state.node, "its connection was lost, and its processes counted as dead"
                 )

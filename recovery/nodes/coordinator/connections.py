@@ -276,7 +276,7 @@ class Connections:
         it.
         """
         for process in self._processes.of(state.node):
-            state.told = True
+            state.reported_dying = True
             self._processes.warn_of(process)
 
     def _handle(self, state: NodeState, frame: Any) -> None:

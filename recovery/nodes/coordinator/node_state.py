@@ -102,7 +102,7 @@ class NodeGone(InfrastructureError):
 @dataclass(kw_only=True)
 class Remote:
     """One process of a node. ``state``: the kernel's letter; ``pulse``: how much CPU time it got;
-    ``pid`` 0: it is being started; ``error``: why it was not; ``told``: reported as dying.
+    ``pid`` 0: it is being started; ``error``: why it was not; ``reported_dying``: ``Dying`` was reported.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Remote:
     state: str = "R"
     pulse: Pulse = field(default_factory=Pulse)
     gone: bool = False
-    told: bool = False
+    reported_dying: bool = False
 
 
 @dataclass(kw_only=True)
@@ -139,7 +139,7 @@ class NodeState:
     pace: int = 0
     asked: bool = False
     wanted_ns: int = 0
-    told: bool = False
+    reported_dying: bool = False
     lost: str = ""
     ping_due_ns: int = 0
     pings: int = 0

@@ -83,8 +83,8 @@ class RemoteProcesses:
 
     def warn_of(self, process: Remote) -> None:
         """It will have ended in a moment."""
-        if not process.told:
-            process.told = True
+        if not process.reported_dying:
+            process.reported_dying = True
             self._reports.append(Dying(process=process.name))
 
     def forget(self, process: Remote) -> None:
@@ -160,7 +160,7 @@ class RemoteProcesses:
     def _end(
         self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
     ) -> None:
-        process.told = True
+        process.reported_dying = True
         self.forget(process)
         self._reports.append(
             Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from chaos.errors import ScenarioError
-from recovery.data.leftout import ExclusionIndex
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.rank.job import Job, JobConfig
 from recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
 from recovery.rank.standalone import lone_job

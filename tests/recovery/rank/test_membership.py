@@ -148,10 +148,10 @@ def test_it_says_that_it_is_done_only_where_others_may_need_it() -> None:
 
 def test_an_abort_of_an_earlier_generation_or_after_it_left_is_none() -> None:
     member = inside()
-    assert member.leaves(Abort(generation=1)) and member.leaves(Abort(generation=2))
-    assert not member.leaves(Abort(generation=0))
+    assert member.must_park(Abort(generation=1)) and member.must_park(Abort(generation=2))
+    assert not member.must_park(Abort(generation=0))
     member.left()
-    assert not member.leaves(Abort(generation=1))
+    assert not member.must_park(Abort(generation=1))
 
 
 def test_a_broken_group_is_a_failure_unless_it_was_aborted() -> None:

@@ -17,7 +17,7 @@ from chaos.events.log import Kind
 from recovery.checkpoint.files.checkpoints import newest_first, verify
 from recovery.collectives.reduce import GradientReducer
 from recovery.data import order
-from recovery.data.leftout import ExclusionIndex
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.policy import corruption
 from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from recovery.policy.strategies.drop_replica import DropReplica

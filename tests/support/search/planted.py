@@ -243,13 +243,13 @@ def _older_memory(right: Wrong) -> Wrong:
     return restored
 
 
-def _not_told(right: Wrong) -> Wrong:
+def _exclusions_not_sent(right: Wrong) -> Wrong:
     """A process that was not a member when a sample was left out is never told of it."""
 
-    def tell(self: ExcludedSamples, process: Any) -> int:
+    def send_missing(self: ExcludedSamples, process: Any) -> int:
         return right(self, process) if process.rank is not None else len(self._order)
 
-    return tell
+    return send_missing
 
 
 def _exits_unheard(right: Wrong) -> Wrong:
@@ -395,7 +395,7 @@ PLANTED: dict[str, Planted] = {
         strategy="drop-replica", patches=[(ExcludedSamples, "take", _skips_from_later)]
     ),
     "a replacement is not told of samples left out": Planted(
-        strategy="hot-spare", patches=[(ExcludedSamples, "tell", _not_told)]
+        strategy="hot-spare", patches=[(ExcludedSamples, "send_missing", _exclusions_not_sent)]
     ),
     "a rank's gradient is left out": Planted(strategy="hot-spare", behaviour=defects.DropsShare),
     # ---- state

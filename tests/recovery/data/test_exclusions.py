@@ -1,4 +1,4 @@
-"""Samples that are left out are told once, in pieces, and cost a step nothing that grows
+"""Excluded samples are sent once, in pieces, and cost a step nothing that grows
 with them.
 """
 
@@ -14,9 +14,9 @@ import pytest
 
 from chaos.events.log import Kind
 from recovery.data import order
-from recovery.data.excluded_samples import ReceivedExclusions
-from recovery.data.leftout import ExclusionIndex
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.data.permutation import Permutation
+from recovery.data.received_exclusions import ReceivedExclusions
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
 from recovery.rank import examine
@@ -48,14 +48,14 @@ def breaks(rig: Rig, step: int) -> None:
     rig.join(*rig.members, step=step)
 
 
-def heard(sent: list[tuple[str, Any]], name: str, told: ReceivedExclusions) -> list[Join]:
+def heard(sent: list[tuple[str, Any]], name: str, received: ReceivedExclusions) -> list[Join]:
     """What a process makes of all that is sent to it."""
     joins = []
     for process, message in sent:
         if process == name and isinstance(message, LeaveOut):
-            told.hear(message)
+            received.add(message)
         elif process == name and isinstance(message, Join):
-            told.of(message)
+            received.of(message)
             joins.append(message)
     return joins
 
@@ -69,9 +69,9 @@ def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
     breaks(rig, 20)
     first = len(rig.hands.sent)
     for name in rig.members:
-        told = ReceivedExclusions()
-        joins = heard(rig.hands.sent, name, told)
-        assert len(told.of(joins[-1])) == count
+        received = ReceivedExclusions()
+        joins = heard(rig.hands.sent, name, received)
+        assert len(received.of(joins[-1])) == count
         assert len(joins[-1].model_dump_json()) < before + 10
     assert all(len(message.model_dump_json()) < MAX_LINE / 8 for _, message in rig.hands.sent)
     leave_out(rig, range(5), since=30)
@@ -114,11 +114,11 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     for name in known.roles:
         hands.marks[name] = hands.marks.get(name) or Rig(HotSpare()).hands.marks["w0"]
     control.adopt(known, StateFrom.INITIAL)
-    told = ReceivedExclusions()
-    told.hear(LeaveOut(after=0, samples=[7], since=[2]))
+    received = ReceivedExclusions()
+    received.add(LeaveOut(after=0, samples=[7], since=[2]))
     control.job.excluded.tell(control.job.table["w0"])
-    heard(hands.sent, "w0", told)
-    assert dict(told._since) == {7: 2, 9: 4}
+    heard(hands.sent, "w0", received)
+    assert dict(received._since) == {7: 2, 9: 4}
 
 
 def test_shares_of_many_ranks_make_no_line_of_any_length_and_no_text() -> None:
@@ -186,15 +186,15 @@ def join(left_out: int) -> Join:
 
 
 def test_a_rank_that_was_not_told_all_does_not_train() -> None:
-    told = ReceivedExclusions()
-    told.hear(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
-    assert told.of(join(2)) == {1: 5, 2: 5}
+    received = ReceivedExclusions()
+    received.add(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
+    assert received.of(join(2)) == {1: 5, 2: 5}
     with pytest.raises(RuntimeError, match="3 samples are left out, and it was told of 2"):
-        told.of(join(3))
+        received.of(join(3))
     with pytest.raises(RuntimeError, match="after 3"):
-        told.hear(LeaveOut(after=3, samples=[4], since=[5]))
-    told.hear(LeaveOut(after=0, samples=[9], since=[1]))
-    assert told.of(join(1)) == {9: 1}
+        received.add(LeaveOut(after=3, samples=[4], since=[5]))
+    received.add(LeaveOut(after=0, samples=[9], since=[1]))
+    assert received.of(join(1)) == {9: 1}
 
 
 @pytest.mark.parametrize("samples", [1, 7, 64, 1000, 4097])

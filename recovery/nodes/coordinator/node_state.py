@@ -102,7 +102,8 @@ class NodeGone(InfrastructureError):
 @dataclass(kw_only=True)
 class Remote:
     """One process of a node. ``state``: the kernel's letter; ``pulse``: how much CPU time it got;
-    ``pid`` 0: it is being started; ``error``: why it was not; ``reported_dying``: ``Dying`` was reported.
+    ``pid`` 0: it is being started; ``error``: why it was not; ``reported_dying``: a
+    ``Dying`` was reported.
     """
 
     name: str

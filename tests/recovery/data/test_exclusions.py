@@ -1,6 +1,4 @@
-"""Excluded samples are sent once, in pieces, and cost a step nothing that grows
-with them.
-"""
+"""Excluded samples are sent once, in pieces; the cost of a step does not grow with them."""
 
 from __future__ import annotations
 

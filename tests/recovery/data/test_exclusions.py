@@ -114,7 +114,7 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     control.adopt(known, StateFrom.INITIAL)
     received = ReceivedExclusions()
     received.add(LeaveOut(after=0, samples=[7], since=[2]))
-    control.job.excluded.tell(control.job.table["w0"])
+    control.job.excluded.send_missing(control.job.table["w0"])
     heard(hands.sent, "w0", received)
     assert dict(received._since) == {7: 2, 9: 4}
 

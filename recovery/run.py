@@ -30,9 +30,9 @@ from chaos.errors import (
 from chaos.events.log import ORCHESTRATOR
 from recovery.cli.console import ConsoleListener
 from recovery.cli.job_spec import JobSpec
-from recovery.cli.nodes_host import Nodes
+from recovery.cli.nodes_host import NodesProcessHost
 from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
-from recovery.cli.process_host import ProcessHost, ThisMachine
+from recovery.cli.process_host import LocalProcessHost, ProcessHost
 from recovery.cli.supervisor import Supervisor
 from recovery.cli.takeover_log import lock, read_takeover_log
 from recovery.nodes.coordinator.fleet import Fleet
@@ -105,7 +105,7 @@ def _here(
     given: argparse.Namespace, events: Path, wanted: int
 ) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     places, backend = _places(given.device, wanted)
-    return ThisMachine(places, events, given.logs.resolve() if given.logs else None), backend
+    return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), backend
 
 
 def _on_nodes(
@@ -117,7 +117,9 @@ def _on_nodes(
     fleet = Fleet(
         token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits
     )
-    nodes = Nodes(fleet, nodes=given.nodes, size=wanted, device=given.device, events=events)
+    nodes = NodesProcessHost(
+        fleet, nodes=given.nodes, size=wanted, device=given.device, events=events
+    )
     return nodes, "nccl" if given.device == "cuda" else "gloo"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from chaos.events.log import Event
 
 
-class Shared:
+class SharedTail:
     """One file with several followers, each from its beginning; ``look`` reads it once for all."""
 
     def __init__(self, path: Path) -> None:
@@ -23,7 +23,7 @@ class Shared:
 class Follower:
     """One follower of a shared file."""
 
-    def __init__(self, file: Shared) -> None:
+    def __init__(self, file: SharedTail) -> None:
         self.file = file
         self._taken = 0
 

@@ -23,7 +23,15 @@ from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import Cell, Scenario
 from chaos.schedule.arrivals import fill_traces
 from chaos.source.bounds import tree_problems, work_problems
-from chaos.source.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
+from chaos.source.diagnostics import (
+    Loc,
+    LocatedProblem,
+    Problem,
+    Span,
+    in_order,
+    render,
+    scenario_error,
+)
 from chaos.source.source import Document, read_document
 
 # A run has one of each, whatever the cell.
@@ -64,7 +72,7 @@ class _Draft:
     tree: Mapping[str, Any]
     scenario: Scenario | None
     problems: tuple[Problem, ...]
-    placed: tuple[Placed, ...]
+    placed: tuple[LocatedProblem, ...]
 
 
 def load(
@@ -107,7 +115,7 @@ def load(
 
 def _drafts(
     document: Document, path: Path, catalogue: Catalogue, env: Mapping[str, str]
-) -> tuple[list[_Draft], list[Placed]]:
+) -> tuple[list[_Draft], list[LocatedProblem]]:
     tree = document.tree
     matrix = interpolate(
         tree.get("matrix"), ReferenceScope(matrix={}, vars={}, env=env), ("matrix",)
@@ -210,9 +218,11 @@ def _follows(problem: Problem, broken: Collection[Loc]) -> bool:
     return loc in broken or bool(inside)
 
 
-def _place_all(document: Document, resolved: Resolved, problems: Sequence[Problem]) -> list[Placed]:
+def _place_all(
+    document: Document, resolved: Resolved, problems: Sequence[Problem]
+) -> list[LocatedProblem]:
     return [
-        Placed(span=_place(document, resolved, problem), message=problem.message)
+        LocatedProblem(span=_place(document, resolved, problem), message=problem.message)
         for problem in problems
     ]
 
@@ -222,12 +232,12 @@ def _place(document: Document, resolved: Resolved, problem: Problem) -> Span:
     return span.narrowed(problem.word)
 
 
-def _differing(document: Document, drafts: Sequence[_Draft]) -> list[Placed]:
+def _differing(document: Document, drafts: Sequence[_Draft]) -> list[LocatedProblem]:
     placed = []
     for key in _SAME_IN_ALL_CELLS:
         if len({repr(draft.tree.get(key)) for draft in drafts}) > 1:
             placed.append(
-                Placed(
+                LocatedProblem(
                     span=document.locate((key,)),
                     message=f"{key} must be the same in every cell of the matrix",
                 )
@@ -258,7 +268,7 @@ def _warnings(
         if f"matrix.{name}" not in used:
             span = document.locate(("matrix", name), on_key=True)
             placed.append(
-                Placed(
+                LocatedProblem(
                     span=span,
                     message=f"nothing uses ${{matrix.{name}}}: its cells differ in name only",
                 )

@@ -68,7 +68,7 @@ def model_entry(name: str, model: type[BaseModel]) -> ListingEntry:
     )
 
 
-class Abilities(Protocol):
+class LauncherAbilities(Protocol):
     """Abilities of a launcher; see ``harness.launch.launcher.Launcher``."""
 
     offers: ClassVar[frozenset[Need]]
@@ -76,7 +76,7 @@ class Abilities(Protocol):
 
 
 def fault_entry(
-    name: str, kind: type[Fault], launchers: Mapping[str, type[Abilities] | None]
+    name: str, kind: type[Fault], launchers: Mapping[str, type[LauncherAbilities] | None]
 ) -> ListingEntry:
     """A fault kind, with its fidelity under each launcher. ``launchers``: None for one that
     simulates everything.

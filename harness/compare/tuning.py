@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from chaos.errors import ScenarioError
 from harness.compare.environments.stack import Stack, Value
-from harness.compare.environments.tuned import Sweep, Tried
+from harness.compare.environments.tuned import Sweep, TriedOptions
 from harness.compare.plan.directory import ComparisonPlan
 from harness.compare.plan.plan import Entrant
 from harness.compare.result.model import Trial
@@ -88,7 +88,9 @@ def sweep_of(
     )
 
 
-def _tried(plan: ComparisonPlan, trials: Sequence[Trial], values: Mapping[str, Value]) -> Tried:
+def _tried(
+    plan: ComparisonPlan, trials: Sequence[Trial], values: Mapping[str, Value]
+) -> TriedOptions:
     found = {
         family.name: sorted(
             (one for one in trials if one.family == family.name), key=lambda one: one.seed
@@ -96,7 +98,7 @@ def _tried(plan: ComparisonPlan, trials: Sequence[Trial], values: Mapping[str, V
         for family in plan.families
     }
     times = {name: [_time(one) for one in mine] for name, mine in found.items()}
-    return Tried(
+    return TriedOptions(
         values=dict(values),
         outcomes={name: [one.outcome for one in mine] for name, mine in found.items()},
         recovery=times,

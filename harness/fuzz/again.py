@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from harness.fuzz.draw.shrink import shrunk
 from harness.fuzz.play.oracle import Find, find_in
 from harness.fuzz.play.play import PlayResult, simulated
-from harness.fuzz.search import Plays, Search, ShrunkFind, Tree
+from harness.fuzz.search import ScenarioPlayer, Search, ShrunkFind, Tree
 
 PLAYS = 3
 NEEDED = 2
@@ -31,7 +31,7 @@ class RealSearch(Search):
     shrunk, and with those seen once; ``once``: find -> how often it did not show again.
     """
 
-    simulator: Plays
+    simulator: ScenarioPlayer
     tell: Callable[[ShrunkFind], None]
     once: Counter[str] = field(default_factory=Counter)
 

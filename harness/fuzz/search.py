@@ -46,7 +46,7 @@ class ReproducibleFind(Protocol):
         """Name -> content of the files that reproduce it, the main file first."""
 
 
-class Searching(Protocol):
+class DefectSearch(Protocol):
     """The search of one process, for any kind of find. ``runs``: tries; ``refused``: by the loader;
     ``again``: known finds that were seen again.
     """
@@ -60,7 +60,7 @@ class Searching(Protocol):
         """One try; returns its find, if that is new."""
 
 
-class Plays(Protocol):
+class ScenarioPlayer(Protocol):
     """Plays one scenario."""
 
     def play(self, tree: Mapping[str, Any]) -> PlayResult:
@@ -93,7 +93,7 @@ class Search:
     """
 
     world: World
-    player: Plays
+    player: ScenarioPlayer
     seed: str
     stories: Sequence[Story] = STORIES
     coverage: Coverage = field(default_factory=Coverage)

@@ -20,14 +20,14 @@ from chaos.scenario.catalogue import Catalogue
 from harness.fuzz.again import RealSearch
 from harness.fuzz.draw.draw import World
 from harness.fuzz.draw.scale import for_real
-from harness.fuzz.judge.bench import Bench
+from harness.fuzz.judge.bench import JudgeBench
 from harness.fuzz.judge.judge import JudgeSearch
 from harness.fuzz.loader.loader import LoaderSearch
 from harness.fuzz.loader.reading import ScenarioReader
 from harness.fuzz.play.child import tied, undisturbed
 from harness.fuzz.play.play import SimPlayer, kinds, strategies
 from harness.fuzz.play.real import RealPlayer, launcher_of, playable
-from harness.fuzz.search import ReproducibleFind, Search, Searching
+from harness.fuzz.search import DefectSearch, ReproducibleFind, Search
 
 What = Literal["recovery", "loader", "judge"]
 SIM = "sim"
@@ -78,7 +78,7 @@ def work(
 
 def _simulated(
     catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What, until_s: float
-) -> Searching:
+) -> DefectSearch:
     """The searches that need no real processes."""
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
     if what == "loader":
@@ -91,7 +91,7 @@ def _simulated(
     player = SimPlayer(catalogue=catalogue, root=root)
     if what == "judge":
         return JudgeSearch(
-            world=world, player=player, bench=Bench(root=root), seed=seed, until_s=until_s
+            world=world, player=player, bench=JudgeBench(root=root), seed=seed, until_s=until_s
         )
     return Search(world=world, player=player, seed=seed, until_s=until_s)
 
@@ -110,7 +110,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
     raise WorkerStopped
 
 
-def _search(search: Searching, until_s: float, parent: int, most_runs: int | None) -> None:
+def _search(search: DefectSearch, until_s: float, parent: int, most_runs: int | None) -> None:
     reported: set[tuple[str, ...]] = set()
     next_s = 0.0
     most = math.inf if most_runs is None else most_runs
@@ -128,7 +128,7 @@ def _tell(found: ReproducibleFind, *, steady: bool = True) -> None:
     _say({"find": found.find.key, "files": files, "steady": steady})
 
 
-def _report(search: Searching, reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+def _report(search: DefectSearch, reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
     reached = set(search.coverage.times)
     new = [list(feature) for feature in sorted(reached - reported)]
     _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})

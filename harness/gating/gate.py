@@ -69,7 +69,7 @@ class GateResult(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
+class BaselineComparison:
     """A baseline to compare a run with. ``tolerances``: by metric, where not the default;
     ``metrics``: names; ``warnings``: why the two may not be comparable.
     """
@@ -91,7 +91,9 @@ class _Pair:
     tolerance: Tolerance
 
 
-def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -> GateResult:
+def gate(
+    results: Results, against: BaselineComparison | None = None, looks: Looks = ONE
+) -> GateResult:
     """Decide. A run that did not finish keeps its verdict; so do invariants, which one
     counterexample breaks.
 
@@ -268,7 +270,7 @@ def _clause(facts: dict[str, Any], decision: ClauseDecision, n: int, repeats: in
     return GateClause(**{**facts, "verdict": decision.verdict, "detail": detail, "repeats": wanted})
 
 
-def _pairs(results: Results, against: Against) -> tuple[list[_Pair], list[str]]:
+def _pairs(results: Results, against: BaselineComparison) -> tuple[list[_Pair], list[str]]:
     """Metrics that can be compared, and warnings about those without a counterpart."""
     pairs, warnings = [], []
     before = against.baseline.cells
@@ -305,7 +307,7 @@ def _repeats(results: Results, cell: str) -> int:
 
 
 def _verdict(
-    results: Results, clauses: Sequence[GateClause], against: Against | None
+    results: Results, clauses: Sequence[GateClause], against: BaselineComparison | None
 ) -> tuple[str, str]:
     if results.verdict not in ("pass", "fail", "inconclusive"):
         return results.verdict, results.reason

@@ -28,8 +28,8 @@ from harness.inject.occurrence import (
     NOT_THERE,
     POLLED,
     Act,
-    Late,
-    Live,
+    LateAct,
+    LiveOccurrence,
     announcement,
     to_hold_at,
 )
@@ -45,7 +45,7 @@ class _More(TypedDict, total=False):
 
     point: Point | None
     held: bool
-    late: Late | None
+    late: LateAct | None
     absent: tuple[str, ...]
 
 
@@ -268,7 +268,7 @@ class Injector:
     def _release(self, trigger: Trigger, process: str) -> None:
         self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": trigger.id}))
 
-    def _again(self, live: Live, why: str) -> None:
+    def _again(self, live: LiveOccurrence, why: str) -> None:
         """The occurrence never acted, because its target had left the point or died: void it, and
         make its trigger pending again.
         """
@@ -291,9 +291,9 @@ class Injector:
             # passed the point.
             if trigger.has_fired(point) or (why != NOT_THERE and (steps < 2 or is_held)):
                 return
-        self._fire_once(trigger, point, Late(steps=steps, why=why) if steps > 0 else None)
+        self._fire_once(trigger, point, LateAct(steps=steps, why=why) if steps > 0 else None)
 
-    def _fire_once(self, trigger: Trigger, point: Point, late: Late | None = None) -> None:
+    def _fire_once(self, trigger: Trigger, point: Point, late: LateAct | None = None) -> None:
         """Fire, unless it has fired in this attempt already or a target is missing."""
         planned = trigger.planned.aimed(point)
         if trigger.fired_in(point, self._attempt):
@@ -310,7 +310,7 @@ class Injector:
         return self._outside.reachable(planned, trigger.fault)
 
     def _fire_unheld(
-        self, trigger: Trigger, planned: PlannedFault, late: Late | None = None
+        self, trigger: Trigger, planned: PlannedFault, late: LateAct | None = None
     ) -> None:
         """Fire at targets that do not hold."""
         if self._refused(trigger, planned, None):

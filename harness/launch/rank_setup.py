@@ -34,7 +34,7 @@ def strategy_of(setup: ArmSetup) -> Strategy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class RankEnvironment:
     """The environment of a process on its node. ``events``, ``logs``: directories for its event log
     and its output; ``device``: one of its node's devices; ``memory``: in-memory checkpoints there,
     if the cell has them; ``door``: address of the link proxy, if there is one; ``group``: name of
@@ -51,7 +51,7 @@ class Desk:
     group: str | None = None
 
 
-def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankConfig:
+def rank_config(setup: ArmSetup, desk: RankEnvironment, *, name: str, role: str) -> RankConfig:
     """Configuration of one process; ``parent`` is the calling process."""
     scenario = setup.cell.scenario
     spec = scenario.workload

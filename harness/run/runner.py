@@ -302,7 +302,7 @@ def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Se
 def _watching(
     watcher: Watcher | None, live: bool, loaded: LoadedScenario, cells: Sequence[Cell]
 ) -> Iterator[Watcher]:
-    from harness.run.progress import Quiet, progress
+    from harness.run.progress import SilentWatcher, progress
 
     if watcher is not None:
         yield watcher
@@ -310,7 +310,7 @@ def _watching(
         with progress(loaded.name, cells) as shown:
             yield shown
     else:
-        yield Quiet()
+        yield SilentWatcher()
 
 
 def _launcher(cell: Cell) -> Launcher:

@@ -15,7 +15,7 @@ from typing import Any
 
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault
-from harness.arm.job import Accounts, Introduction, Vitals
+from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
 from harness.arm.loop import ArmLoop, plan_of
 from harness.arm.timers import Timers
 from harness.arm.watching import Watcher
@@ -140,9 +140,9 @@ class ScriptArm:
         """As ``ending``: processes that are left are ended after the last turn."""
         return bool(self.outcome)
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> OpeningFacts:
         """Describe the command by its scenario; its internals are unknown."""
-        return Introduction(
+        return OpeningFacts(
             process={
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
@@ -233,10 +233,10 @@ class ScriptArm:
         self._broker.close()
         self._ranks.close()
 
-    def account(self) -> Accounts:
+    def account(self) -> ClosingFacts:
         """Processes that could not be killed, and shared memory that is no longer used."""
         left = self._unkilled
-        return Accounts(
+        return ClosingFacts(
             leftovers={
                 "processes": [{"pid": 0, "process": f"{left} of the command"}] if left else [],
                 "ports": [],

@@ -29,7 +29,7 @@ PARTS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SaveOrder:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint
     every so many, 1: each is full; ``check``: raises when the save is to be given up; ``since``:
     the step from which the generation went on (-1: unknown); ``job``: its name, if it has one;
@@ -72,11 +72,11 @@ def order_of(
     enter: Callable[[], int] = lambda: 0,
     still: Callable[[], None] = quiet,
     guard: Guard = nullcontext,
-) -> tuple[Order, list[Chunk]]:
+) -> tuple[SaveOrder, list[Chunk]]:
     """A save of the state as it is now, and this writer's part of it: live references."""
     tensors = state.tensors()
     held = chunks_of(tensors, state.learned(tensors))
-    order = Order(
+    order = SaveOrder(
         directory=directory,
         step=state.step,
         generation=generation,
@@ -97,7 +97,7 @@ def order_of(
     return order, share(held, writer, writers)
 
 
-def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
+def write(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
     """Write this writer's part; writer 0 then waits for the others and commits: the checkpoint and
     its bytes.
 
@@ -113,7 +113,7 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
         raise
 
 
-def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
+def _written(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
     epoch = order.enter()
     staging = checkpoints.staging_of(order.directory, order.step, order.generation, epoch)
     known, number = delta.base_of(order.directory, order.step, order.writer, order.delta)
@@ -161,7 +161,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
 
 
 def _merged(
-    order: Order, staging: Path, own: CheckpointPart, epoch: int
+    order: SaveOrder, staging: Path, own: CheckpointPart, epoch: int
 ) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
     """Wait for the other writers' parts; returns the manifest's facts and the pieces of each file.
     Raises as ``write``.
@@ -190,7 +190,7 @@ def _merged(
     return facts, streams
 
 
-def note_of(order: Order, writer: int) -> Path:
+def note_of(order: SaveOrder, writer: int) -> Path:
     """Where a writer reports that its part will not come."""
     return checkpoints.refusal_of(order.directory, order.step, order.generation, writer, order.job)
 

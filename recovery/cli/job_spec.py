@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from recovery.cli.process_host import Spot
+from recovery.cli.process_host import ProcessPlacement
 from recovery.policy.jobconfig import InMemory, NetworkAddresses, Saves
 from recovery.policy.strategy import Strategy
 from recovery.rank.joining import SupervisorSettings
@@ -43,7 +43,7 @@ def script_config(
     spec: JobSpec,
     strategy: Strategy,
     name: str,
-    spot: Spot,
+    spot: ProcessPlacement,
     *,
     store_host: str,
     job_id: str,

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from chaos.events.log import Kind
 from recovery.checkpoint.memory import ROLE
-from recovery.checkpoint.memory.keeper_host import Here
+from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
 from recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
 from recovery.cli.job_spec import JobSpec
-from recovery.cli.process_host import ThisMachine
+from recovery.cli.process_host import LocalProcessHost
 from recovery.policy.jobconfig import InMemory
 from recovery.process.local import Exited
 from recovery.process.logroom import LogRoom
@@ -33,10 +33,10 @@ class JobKeepers:
         self._keepers: Keepers | None = None
         self._job = f"{spec.script.name}-{os.getpid()}"
 
-    def start(self, host: ThisMachine) -> None:
+    def start(self, host: LocalProcessHost) -> None:
         """Start a keeper. Raises InfrastructureError."""
         self._keepers = Keepers(
-            Here(host.fork, log=host.logs),
+            LocalKeeperHost(host.fork, log=host.logs),
             job=self._job,
             nodes=1,
             limit_bytes=self._spec.memory_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.errors import InfrastructureError
-from recovery.cli.process_host import ProcessHost, Spot, least_taken
+from recovery.cli.process_host import ProcessHost, ProcessPlacement, least_taken
 from recovery.cli.takeover_log import TakeoverLog
 from recovery.policy.backoff import Reputation
 from recovery.process.logroom import LogRoom
@@ -19,7 +19,7 @@ class StartedProcess:
 
     name: str
     pid: int
-    spot: Spot
+    spot: ProcessPlacement
 
 
 class JobProcesses:
@@ -48,7 +48,7 @@ class JobProcesses:
         self,
         role: str,
         mode: str,
-        config: Callable[[str, Spot], ScriptConfig],
+        config: Callable[[str, ProcessPlacement], ScriptConfig],
         *,
         stopped: Callable[[], bool],
     ) -> StartedProcess:

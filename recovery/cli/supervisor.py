@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from recovery.cli.job_spec import JobSpec, script_config
 from recovery.cli.keepers import JobKeepers
-from recovery.cli.process_host import ProcessHost, Spot, ThisMachine
+from recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from recovery.cli.processes import JobProcesses
 from recovery.cli.takeover_log import TakeoverLog
 from recovery.nodes.coordinator.node_events import event_of
 from recovery.nodes.link.clock import boot_id
 from recovery.policy import strategies
 from recovery.policy.strategy import Cause, StateFrom, Strategy
-from recovery.process.local import Dying, Exited, Said, start_store
+from recovery.process.local import Dying, Exited, MessageReceived, start_store
 from recovery.process.logroom import LogRoom
 from recovery.process.starvation import Pulse
 from recovery.rank.script import ScriptConfig
@@ -137,7 +137,7 @@ class Supervisor:
             self._interrupt(signal.Signals(self._stop.signum).name)
             return
         if self._spec.memory_every:
-            assert isinstance(self._host, ThisMachine)
+            assert isinstance(self._host, LocalProcessHost)
             self._keepers.start(self._host)
         self.controller.start(self._first_state)
 
@@ -170,7 +170,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         for report in self._host.wait(self.controller.look_in_s):
-            if isinstance(report, Said):
+            if isinstance(report, MessageReceived):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
                 elif isinstance(report.message, Failed):
@@ -290,7 +290,7 @@ class Supervisor:
         )
         return started.name
 
-    def _config(self, name: str, spot: Spot) -> ScriptConfig:
+    def _config(self, name: str, spot: ProcessPlacement) -> ScriptConfig:
         return script_config(
             self._spec,
             self.strategy,

@@ -21,7 +21,7 @@ from recovery.detection.silence import PollTime, Silence
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 
-__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
+__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "LeaveWatch"]
 
 T = TypeVar("T")
 
@@ -307,7 +307,7 @@ class HangDetector:
 
 
 @dataclass(kw_only=True)
-class Leaving:
+class LeaveWatch:
     """Which members of an aborted generation do not leave it. Each has as long as its phase may
     take, from its last sign of life on; see ``Pace.leave_s``.
     """

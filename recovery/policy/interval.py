@@ -83,7 +83,7 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Auto:
+class DalyInterval:
     """At Daly's optimum for the measured cost of a save and the given or observed ``mtbf_s``; the
     save of the first step measures the cost.
     """
@@ -111,7 +111,7 @@ def optimum_s(cost_s: float, mtbf_s: float) -> float:
 def parse(every: int | str, mtbf_s: float | None = None) -> Interval:
     """Parse an interval as users write it: 25 (steps), "30s", "5m" or "auto". Raises ValueError."""
     if every == "auto":
-        return Auto(mtbf_s)
+        return DalyInterval(mtbf_s)
     if isinstance(every, int) and every >= 1:
         return Steps(every)
     match = _SECONDS.match(every) if isinstance(every, str) else None
@@ -128,9 +128,9 @@ def steps_of(every: int | str) -> int | None:
     return every if isinstance(every, int) else None
 
 
-class Timetable:
+class SaveSchedule:
     """The saves of one rank: when rank 0 asks for one, all ranks learn of it with the gradients.
-    ``every``: see ``parse``, 0: never; ``mtbf_s``: see Auto.
+    ``every``: see ``parse``, 0: never; ``mtbf_s``: see DalyInterval.
     """
 
     def __init__(self, every: int | str, *, mtbf_s: float | None, now_s: float) -> None:

@@ -22,7 +22,7 @@ from chaos.errors import InfrastructureError
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.process import processes
 from recovery.process.child import ChildProcess
-from recovery.process.remnants import Sessions
+from recovery.process.remnants import LeftoverSessions
 from recovery.process.starvation import Pulse, Usage
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import Mark, MarkPage
@@ -50,7 +50,7 @@ NCCL_WATCHDOG = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class MessageReceived:
     """A process sent a message."""
 
     process: str
@@ -83,7 +83,7 @@ class Dying:
     process: str
 
 
-Report = Said | Dying | Exited
+Report = MessageReceived | Dying | Exited
 
 
 class Children:
@@ -102,7 +102,7 @@ class Children:
         self._named = named
         self._children: dict[str, ChildProcess] = {}  # living processes
         self._marks: dict[str, Mark] = {}  # of exited processes, the oldest first
-        self._sessions = Sessions()
+        self._sessions = LeftoverSessions()
         self._usage = Usage()
         self._watches: list[threading.Thread] = []
         self._poll = select.epoll()
@@ -273,7 +273,9 @@ class Children:
                 child.channel = None
             if not messages:
                 break
-            reports.extend(Said(process=child.name, message=message) for message in messages)
+            reports.extend(
+                MessageReceived(process=child.name, message=message) for message in messages
+            )
         if child.watch is None and child.bell.held:
             child.watch = threading.Thread(
                 target=self._listen, args=(child,), name="bell", daemon=True

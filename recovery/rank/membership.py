@@ -64,7 +64,7 @@ class SupervisorOrders:
 
 
 @dataclass(kw_only=True)
-class Holding:
+class HeldState:
     """What a process holds. ``valid``: a whole state (a fresh process has none until it has joined
     a generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``:
     the step whose gradients are complete here and that lacks only the other ranks' totals (0:
@@ -109,7 +109,7 @@ class Membership:
 
     def __init__(self, heard: SupervisorOrders, *, steps: int) -> None:
         self.heard = heard
-        self.holding = Holding()
+        self.holding = HeldState()
         self.generation = 0
         self.inside = self.joining = False
         self._steps = steps

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from recovery.data.exclusion_index import ExclusionIndex
 from recovery.state import misuse, typed
 from recovery.state.digest import Digester
-from recovery.state.finite import Flaws
+from recovery.state.finite import NonFiniteCheck
 from recovery.state.optimizer_state import OptimizerState, Slots
 from recovery.state.parts import local
 from recovery.state.registered import Registered
@@ -228,7 +228,7 @@ class TrainState:
         for name in self.learned(parts):
             tensor = parts[name]
             if tensor.is_floating_point() or tensor.is_complex():
-                flaws = Flaws()
+                flaws = NonFiniteCheck()
                 flaws.look(tensor)
                 flags[name] = flaws.flag()
         seen = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}

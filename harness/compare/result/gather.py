@@ -12,10 +12,10 @@ from harness.compare.plan.directory import ComparisonPlan, Directory, PlannedSta
 from harness.compare.plan.plan import AGAIN, Arm, control_of
 from harness.compare.result import rules, summary
 from harness.compare.result.at_rest import at_rest
-from harness.compare.result.model import AtRest, CellSummary, Comparison, StackInfo, Trial
+from harness.compare.result.model import CellSummary, Comparison, FaultFreeSummary, StackInfo, Trial
 from harness.compare.result.outcome import completed, ended
-from harness.compare.result.runs import Runs, read_results
-from harness.compare.result.trials import Source, trial_of
+from harness.compare.result.runs import ComparedRuns, read_results
+from harness.compare.result.trials import TrialSource, trial_of
 from harness.host import dns_check
 from harness.host.rundir import RunDirectory
 from harness.judge.measure.measure import measure
@@ -29,7 +29,7 @@ def gather(directory: Directory) -> Comparison:
     """The comparison's results so far. Raises NoRun or LogError if it cannot be read."""
     plan = directory.read_plan()
     played = directory.played()
-    runs = Runs(directory=directory, played=played)
+    runs = ComparedRuns(directory=directory, played=played)
     runs.set_apart()
     trials = [
         trial_of(source)
@@ -94,7 +94,7 @@ def _cells(
     )
 
 
-def _at_rest(plan: ComparisonPlan, runs: Runs) -> Iterator[AtRest]:
+def _at_rest(plan: ComparisonPlan, runs: ComparedRuns) -> Iterator[FaultFreeSummary]:
     for stack in plan.stacks:
         arms = [
             arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)
@@ -109,7 +109,7 @@ def _at_rest(plan: ComparisonPlan, runs: Runs) -> Iterator[AtRest]:
             yield one
 
 
-def _refuted(arms: Iterable[Arm], runs: Runs) -> Iterator[str]:
+def _refuted(arms: Iterable[Arm], runs: ComparedRuns) -> Iterator[str]:
     """Messages about arms whose record is not credible, or whose run does not state its plan."""
     for arm in arms:
         who = f"{arm.label}, {arm.family or f'control of {arm.like}'}, seed {arm.seed}"
@@ -131,7 +131,7 @@ def seen_of(directory: Directory, plan: ComparisonPlan, played: PlayedArm) -> st
 
 
 def _seen(directory: Directory, plan: ComparisonPlan, played: PlayedArm) -> str:
-    runs = Runs(directory=directory, played={**directory.played(), played.arm: played})
+    runs = ComparedRuns(directory=directory, played={**directory.played(), played.arm: played})
     if played.arm.family is None:
         log = runs.log(played.arm)
         history = history_of(log) if log else None
@@ -167,7 +167,7 @@ def info_of(stack: PlannedStack) -> StackInfo:
     )
 
 
-def _source(arm: Arm, plan: ComparisonPlan, runs: Runs) -> Source | None:
+def _source(arm: Arm, plan: ComparisonPlan, runs: ComparedRuns) -> TrialSource | None:
     """None: not played yet."""
     log = runs.log(arm)
     if log is None or arm.family is None:
@@ -180,7 +180,7 @@ def _source(arm: Arm, plan: ComparisonPlan, runs: Runs) -> Source | None:
     played, record = runs.played[arm], runs.record(arm)
     against = runs.played.get(control) if control else None
     others = {"its control": control, f"the control of {bare}": bare_control}
-    return Source(
+    return TrialSource(
         label=arm.label,
         family=arm.family,
         seed=arm.seed,

@@ -18,7 +18,7 @@ from harness.judge.results import Results
 
 
 @dataclass(kw_only=True)
-class Runs:
+class ComparedRuns:
     """The runs of a comparison; each log is read and judged once, all within one memory budget."""
 
     directory: Directory

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from chaos.fault.aftermath import Ends, GoneBy, HangsUntilDeclared, StandsStill
+from chaos.fault.aftermath import Ends, EndsWithin, HangsUntilDeclared, StandsStill
 from chaos.fault.base import Fault, Where
 from harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
 from harness.fuzz.draw.values import params_of
@@ -219,7 +219,7 @@ def groups(kind: type[Fault]) -> frozenset[str]:
     follows = kind(**params_of(kind, random.Random(0))).follows()
     if any(isinstance(one, (StandsStill, HangsUntilDeclared)) for one in follows):
         return frozenset({"hang"})
-    if any(isinstance(one, (Ends, GoneBy)) for one in follows):
+    if any(isinstance(one, (Ends, EndsWithin)) for one in follows):
         return frozenset({"loss"})
     return frozenset({"apart"})
 

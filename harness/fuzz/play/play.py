@@ -37,6 +37,7 @@ from harness.launch.launcher import ArmSetup, Launcher
 from harness.launch.requirements import refuse_impossible
 from harness.launch.workload import DataInfo
 from harness.launchers.sim import Sim, SimSession
+from harness.run.progress import SilentWatcher
 from harness.sim.rank.behaviour import Behaviour
 from harness.undo.ledger import read_open
 from recovery.policy.strategy import Strategy
@@ -51,7 +52,7 @@ ROOT = Path(chaos.__file__).resolve().parents[1]
 ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
 
 
-class Endless(BaseException):
+class ArmTimeout(BaseException):
     """An arm did not end in time. A BaseException, so that interrupted code does not catch it."""
 
 
@@ -83,16 +84,6 @@ class _Arm:
     digest: str
 
 
-class Silent:
-    """Shows nothing."""
-
-    def on_progress(self, *_: object) -> None:
-        """Nothing."""
-
-    def on_event(self, *_: object) -> None:
-        """Nothing."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SimPlayer:
     """Plays scenarios on the simulator. ``root``: directory for temporary files; ``behaviour``,
@@ -113,7 +104,7 @@ class SimPlayer:
             return self._play(tree, root, reached)
         except ScenarioError as error:
             return PlayResult(refused=str(error))
-        except Endless as error:
+        except ArmTimeout as error:
             return PlayResult(crash=str(error), place="no end", reached=frozenset(reached))
         except Exception as error:
             return PlayResult(
@@ -172,7 +163,9 @@ class SimPlayer:
         spec = cell.scenario.recovery
         strategy = (self.strategy or strategies()[spec.strategy])(**spec.params)
         cluster = SimSession(launcher.timings(), self.behaviour()).cluster(setup)
-        played = Observed(setup, cluster, strategy, kinds(), watcher=Silent(), stop=StopFlag())
+        played = Observed(
+            setup, cluster, strategy, kinds(), watcher=SilentWatcher(), stop=StopFlag()
+        )
         try:
             with bounded(LONGEST_S, arm):
                 outcome = played.run()
@@ -250,11 +243,11 @@ def digest(run: RunDirectory) -> str:
 
 @contextlib.contextmanager
 def bounded(seconds: float, what: str) -> Iterator[None]:
-    """Raise Endless in this thread, which must be the main one, after ``seconds``."""
+    """Raise ArmTimeout in this thread, which must be the main one, after ``seconds``."""
 
     def over(signum: int, frame: FrameType | None) -> None:
         where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
-        raise Endless(f"the {what} arm did not end within {seconds:.0f} s of real time\n{where}")
+        raise ArmTimeout(f"the {what} arm did not end within {seconds:.0f} s of real time\n{where}")
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -25,7 +25,7 @@ from chaos.scenario.catalogue import Catalogue
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.play.child import ChildProgram, undisturbed
 from harness.fuzz.play.coverage import Feature
-from harness.fuzz.play.leftovers import MARK, Before, clean, left_by
+from harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by
 from harness.fuzz.play.play import ARMS, PlayResult, place_in_rooms, place_of, traceback_tail
 from harness.host.processes import start_time
 from harness.host.rundir import RunDirectory
@@ -110,7 +110,7 @@ class RealPlayer:
 
     def _run(self, path: Path, root: Path) -> PlayResult:
         token = secrets.token_hex(8)
-        before = Before.now(token, start_time(os.getpid()))
+        before = MachineBefore.now(token, start_time(os.getpid()))
         argv = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(root / "runs"), "-q"]
         try:
             with ChildProgram(

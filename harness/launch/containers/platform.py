@@ -33,7 +33,7 @@ from harness.launch.containers.network import ContainerNetwork, make_network
 from harness.launch.containers.node_container import NodeContainer, remove
 from harness.launch.containers.sharing import PROPAGATION, SharedDirectory
 from harness.launch.launcher import LinkControl, MachineControl
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.ledger import Ledger
 from harness.undo.live import HarnessProcess
@@ -66,7 +66,7 @@ class DockerPlatform:
     refuses.
     """
 
-    def __init__(self, wanted: Wanted, settings: Settings) -> None:
+    def __init__(self, wanted: PlatformNeeds, settings: Settings) -> None:
         self.client = connect()
         self.run = os.environ[MARKER]
         self.name = f"chaos-{re.sub(r'[^A-Za-z0-9_.-]', '-', wanted.run.root.name)}-{self.run[-6:]}"

@@ -27,7 +27,7 @@ from harness.launch.links.client import LinkProxy
 from harness.launch.memory import in_memory, keepers_for
 from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from harness.launch.nodes.node_keepers import NodeKeepers
-from harness.launch.rank_setup import Desk, rank_config, strategy_of
+from harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
 from harness.launch.requirements import needs_of
 from harness.launch.storage import mount_for
 from harness.launch.stores import StoreKeeper
@@ -162,7 +162,7 @@ class NodesCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Make the node's agent start a rank; returns its pid there."""
         home = self._session.scratch(node)
-        desk = Desk(
+        desk = RankEnvironment(
             events=home / "events" / self._setup.id,
             logs=home / "logs" / self._setup.id,
             device=device,

@@ -30,8 +30,8 @@ class StateAcquisition:
         self._order = order
 
     def run(self) -> Generator[float | None, Any, str | None]:
-        """Acquire the state; returns the checkpoint that it comes from, if any. Raises Lost,
-        TrainingError.
+        """Acquire the state; returns the checkpoint that it comes from, if any. Raises
+        SimGenerationLost, TrainingError.
         """
         if self._order.finish:
             yield from self._finish()

@@ -20,7 +20,7 @@ from recovery.checkpoint.files.custody import Custody, agreement, writers
 from recovery.checkpoint.files.fence import Fenced
 from recovery.checkpoint.files.saving import Saving
 from recovery.policy.doubts import Doubt
-from recovery.policy.interval import Timetable
+from recovery.policy.interval import SaveSchedule
 from recovery.transport.atomic_rename import remove
 from recovery.transport.wire import Join
 
@@ -47,7 +47,7 @@ class SimSaves:
         self._job = job
         directory, clock = job.config.checkpoint_dir, job.process.clock
         self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
-        self.timetable = Timetable(
+        self.timetable = SaveSchedule(
             job.config.checkpoint_every,
             mtbf_s=job.config.checkpoint_mtbf_s,
             now_s=clock.now_ns / 1e9,

@@ -70,7 +70,7 @@ class Attempt:
         self._wire_bytes = 0
 
     def run(self) -> Sleeping:
-        """The whole step. Raises Lost and NonFinite."""
+        """The whole step. Raises SimGenerationLost and NonFinite."""
         job, number = self._job, self.number
         timings = job.config.timings
         job.mark.begin(job.generation, number)

@@ -11,7 +11,7 @@ from recovery.checkpoint.files.retention import aside_in
 from recovery.policy.doubts import Doubt, in_doubt
 
 
-class Choosing:
+class CheckpointChooser:
     """``job``: its name, "" if it has none; ``fresh``: it was to begin with initial values, so that
     earlier checkpoints never count; ``fence``: of its directory, None: it has none.
 

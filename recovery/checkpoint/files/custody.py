@@ -15,7 +15,7 @@ from typing import Any
 from chaos.events.log import Kind
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
-from recovery.checkpoint.files.choosing import Choosing
+from recovery.checkpoint.files.choosing import CheckpointChooser
 from recovery.checkpoint.files.fence import CheckpointFence, Fenced
 from recovery.checkpoint.files.retention import Agreement
 from recovery.checkpoint.files.saving import Saving, WriteRankEvent
@@ -44,7 +44,7 @@ class Custody:
         forget: Callable[[Sequence[Doubt]], bool] = lambda _: True,
     ) -> None:
         self.fence = CheckpointFence(directory, job) if directory is not None else None
-        self.choosing = Choosing(job=job, fresh=fresh, fence=self.fence)
+        self.choosing = CheckpointChooser(job=job, fresh=fresh, fence=self.fence)
         self._directory = directory
         self._saving = saving
         self._write = write

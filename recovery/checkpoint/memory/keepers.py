@@ -17,7 +17,7 @@ from chaos.errors import InfrastructureError
 from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
 from recovery.checkpoint.memory.keeper_host import KeeperHost
 from recovery.checkpoint.memory.peers import Address
-from recovery.process.local import Exited, Said
+from recovery.process.local import Exited, MessageReceived
 from recovery.transport.wire import Extra
 
 START_LIMIT_S = 30.0
@@ -114,7 +114,7 @@ class Keepers:
                 if wanted and self._count < MAX_KEEPERS * self._nodes:
                     self._lacking.add(node)
             elif (
-                isinstance(report, Said)
+                isinstance(report, MessageReceived)
                 and isinstance(report.message, Extra)
                 and report.message.topic == TOPIC
             ):
@@ -201,7 +201,7 @@ class Keepers:
             if lost := [node for node in lacking if node not in self._keeper]:
                 raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
             for report in self._keeper_host.wait(0.1):
-                if isinstance(report, Said):
+                if isinstance(report, MessageReceived):
                     self._ports[report.process] = int(report.message.payload["port"])
                 elif isinstance(report, Exited):
                     raise InfrastructureError(

@@ -19,7 +19,7 @@ from recovery.nodes.link.files import FileTail
 from recovery.nodes.link.link import Post
 from recovery.nodes.link.protocol import MarkWords
 from recovery.process.forkserver import ForkServer
-from recovery.process.local import Dying, Exited, Report, Said
+from recovery.process.local import Dying, Exited, MessageReceived, Report
 from recovery.process.node import LaunchRecipe, Node
 from recovery.transport.progress_counters import PHASES, Mark
 from recovery.transport.wire import Message
@@ -66,7 +66,7 @@ class AgentProcesses:
 
     def tell_of(self, report: Report) -> None:
         """Turn a report into a message; an exit comes after everything that the process wrote."""
-        if isinstance(report, Said):
+        if isinstance(report, MessageReceived):
             self._spoken.add(report.process)
             self._post.add(protocol.Heard(process=report.process, message=report.message))
         elif isinstance(report, Dying):

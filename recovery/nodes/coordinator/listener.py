@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import LIMIT_S, ProtocolViolation, Unproven
+from recovery.nodes.link.handshake import LIMIT_S, AuthenticationFailed, ProtocolViolation
 from recovery.nodes.link.link import Link, Parcel, await_parcel
 from recovery.nodes.link.protocol import FROM_AGENT, Hello
 
@@ -94,7 +94,7 @@ class AgentListener:
                 raise ProtocolViolation(f"{parcel.frame.type} before it said who it is")
             self._entered.put((link, parcel))
             os.eventfd_write(self._fd, 1)
-        except (Unproven, ProtocolViolation, OSError) as error:
+        except (AuthenticationFailed, ProtocolViolation, OSError) as error:
             self._refused(f"{peer}: {error or type(error).__name__}")
             sock.close()
         finally:

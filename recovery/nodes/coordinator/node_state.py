@@ -12,7 +12,7 @@ from recovery.nodes.coordinator.outbox import Outbox
 from recovery.nodes.link.clock import ClockWatch, Offset
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import Hello, MarkWords
-from recovery.process.local import Dying, Exited, Said
+from recovery.process.local import Dying, Exited, MessageReceived
 from recovery.process.pressure import PressureReading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, PHASES, Mark
@@ -87,7 +87,7 @@ class NotKept:
 
 
 NodeEvent = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
-FleetReport = Said | Dying | Exited | NodeEvent
+FleetReport = MessageReceived | Dying | Exited | NodeEvent
 
 
 class NodeGone(InfrastructureError):
@@ -100,7 +100,7 @@ class NodeGone(InfrastructureError):
 
 
 @dataclass(kw_only=True)
-class Remote:
+class RemoteProcess:
     """One process of a node. ``state``: the kernel's letter; ``pulse``: how much CPU time it got;
     ``pid`` 0: it is being started; ``error``: why it was not; ``reported_dying``: a
     ``Dying`` was reported.

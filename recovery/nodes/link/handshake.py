@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from recovery.nodes.link.protocol import MAX_LINE, VERSION
 from recovery.transport import auth
-from recovery.transport.auth import LIMIT_S, Unproven
+from recovery.transport.auth import LIMIT_S, AuthenticationFailed
 
 __all__ = [
     "LIMIT_S",
+    "AuthenticationFailed",
     "Keys",
     "ProtocolViolation",
     "Seal",
-    "Unproven",
     "admit",
     "enter",
     "opened",
@@ -47,16 +47,16 @@ class Keys:
 
 
 def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """Authenticate as the coordinator; see ``recovery.transport.auth.admit``. Raises Unproven,
-    OSError.
+    """Authenticate as the coordinator; see ``recovery.transport.auth.admit``. Raises
+    AuthenticationFailed, OSError.
     """
     key = auth.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
 
 
 def enter(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises Unproven,
-    OSError.
+    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises
+    AuthenticationFailed, OSError.
     """
     key = auth.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from chaos.cli import build_catalogue
 from harness.fuzz.play import child, leftovers, real
 from harness.fuzz.play.child import ChildProgram
-from harness.fuzz.play.leftovers import MARK, Before, clean, left_by, marked
+from harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by, marked
 from harness.fuzz.play.oracle import find_in
 from harness.fuzz.play.play import PlayResult
 from harness.fuzz.play.real import RealPlayer, RunExit, findings_of, played_of
@@ -162,7 +162,7 @@ def test_a_busy_machine_excuses_a_real_run_alone(
 
 
 def test_what_a_run_left_is_seen_and_ended(tmp_path: Path) -> None:
-    before = Before.now("a-token", start_time(os.getpid()))
+    before = MachineBefore.now("a-token", start_time(os.getpid()))
     env = {**os.environ, MARK: "a-token"}
     with subprocess.Popen(["sleep", str(LIMIT_S)], env=env, start_new_session=True) as stays:
         assert left_by(before, None, tmp_path, set()) == (f"process {stays.pid} sleep {LIMIT_S}",)
@@ -222,7 +222,7 @@ def test_what_the_machine_shows_to_be_left_is_told(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = Before.now("a-token", start_time(os.getpid()))
+    before = MachineBefore.now("a-token", start_time(os.getpid()))
     assert left_by(before, machine.run, machine.place, {77}) == ()
     leave, said = LEFT[what]
     leave(machine)
@@ -234,7 +234,7 @@ def test_what_others_do_meanwhile_is_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = Before.now("a-token", start_time(os.getpid()))
+    before = MachineBefore.now("a-token", start_time(os.getpid()))
     (tmp_path / "cpu" / "chaos-2026-01-01-5-a.faulted-78-w0").mkdir()
     (tmp_path / "shm" / "torch_78_1").touch()
     (tmp_path / "net" / "veth0").mkdir()
@@ -299,7 +299,7 @@ def test_what_is_expected_and_does_not_come_is_a_find() -> None:
 @pytest.mark.real
 @pytest.mark.long
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
-    before = Before.now("none", start_time(os.getpid()))
+    before = MachineBefore.now("none", start_time(os.getpid()))
     played = RealPlayer(catalogue=CATALOGUE, root=tmp_path, longest_s=2.0).play(tree_of("local"))
     assert (played.place, played.left) == ("no end", ())
     assert left_by(before, None, tmp_path, set()) == () and not list(tmp_path.iterdir())
@@ -347,7 +347,7 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
         env=env,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    before = Before.now("none", start_time(search.pid))
+    before = MachineBefore.now("none", start_time(search.pid))
     try:
         until_s = time.monotonic() + LIMIT_S
         while not playing(search.pid) and time.monotonic() < until_s:

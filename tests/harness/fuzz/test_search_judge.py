@@ -17,9 +17,9 @@ from chaos.events.log import Kind, Log
 from harness.fuzz.draw.draw import Dice, World
 from harness.fuzz.judge import changes as changing
 from harness.fuzz.judge import neutral
-from harness.fuzz.judge.bench import Base, Bench, Looked, base_of, stored
+from harness.fuzz.judge.bench import BaseRun, JudgeBench, JudgeView, base_of, stored
 from harness.fuzz.judge.claims import Claims, alike, altered, backwards
-from harness.fuzz.judge.judge import ENDING, JudgeSearch, Unseen, replayed
+from harness.fuzz.judge.judge import ENDING, JudgeFind, JudgeSearch, replayed
 from harness.fuzz.judge.lines import ARMS, LogEdit, changed
 from harness.fuzz.play.oracle import Find
 from harness.fuzz.play.play import SimPlayer, kinds, strategies
@@ -52,7 +52,7 @@ TREE: dict[str, Any] = {
 
 
 @cache
-def base() -> Base:
+def base() -> BaseRun:
     """A run in which everything passes."""
     found = base_of(TREE, SimPlayer(catalogue=CATALOGUE).play(TREE))
     assert found is not None
@@ -63,8 +63,8 @@ def faulted() -> Log:
     return base().logs["faulted"]
 
 
-def look(*changes: LogEdit, whole: bool = False) -> Looked:
-    return Bench().look(base(), changes, whole=whole)
+def look(*changes: LogEdit, whole: bool = False) -> JudgeView:
+    return JudgeBench().look(base(), changes, whole=whole)
 
 
 def one_of(kind: Kind, nth: int = 0, **more: Any) -> LogEdit:
@@ -161,7 +161,7 @@ def test_the_judge_sees_the_run_as_it_is_and_what_is_wrong_with_it(tmp_path: Pat
 
 
 def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Bench().neutral(base()) is None
+    assert JudgeBench().neutral(base()) is None
 
     def early(evidence: Evidence) -> Finding:
         return (
@@ -172,12 +172,12 @@ def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setitem(harness.judge.checkers._ALL, "liveness", early)
-        found = Bench().neutral(base())
+        found = JudgeBench().neutral(base())
         assert found is not None and found.key.startswith("not alike: all times later: ")
     monkeypatch.setitem(
         neutral.WRITTEN, "wrong", lambda line: line.replace('"exit_code":0', '"exit_code":1')
     )  # type: ignore[arg-type]
-    found = Bench().neutral(base())
+    found = JudgeBench().neutral(base())
     assert found is not None and found.key == "not alike: wrong"
 
 
@@ -195,7 +195,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 def searched(most: int, seed: str = "planted") -> JudgeSearch:
     search = JudgeSearch(
-        world=WORLD, player=SimPlayer(catalogue=CATALOGUE), bench=Bench(), seed=seed
+        world=WORLD, player=SimPlayer(catalogue=CATALOGUE), bench=JudgeBench(), seed=seed
     )
     for _ in range(most):
         if search.step() is not None:
@@ -235,19 +235,19 @@ def test_a_find_is_kept_as_a_file_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     swap = one_of(TAKEN, do="data", path=("samples", 0), how="add", by=1)
-    kept = Unseen(
+    kept = JudgeFind(
         find=Find(key="k", text="samples_lost was 0"), tree=TREE, changes=(swap,), plays=0
     )
     ((name, content),) = kept.files().items()
     (tmp_path / name).write_bytes(content)
     player = SimPlayer(catalogue=CATALOGUE)
-    assert name.endswith(ENDING) and replayed(tmp_path / name, player, Bench()) is None
+    assert name.endswith(ENDING) and replayed(tmp_path / name, player, JudgeBench()) is None
     lenient(monkeypatch, "sample-accounting")
-    again = replayed(tmp_path / name, player, Bench())
+    again = replayed(tmp_path / name, player, JudgeBench())
     assert again is not None and again.key.startswith("unseen")
 
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_was_unseen_once_is_seen(path: Path) -> None:
-    found = replayed(path, SimPlayer(catalogue=CATALOGUE), Bench())
+    found = replayed(path, SimPlayer(catalogue=CATALOGUE), JudgeBench())
     assert found is None, found.text

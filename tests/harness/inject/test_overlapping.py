@@ -13,7 +13,7 @@ import pytest
 from chaos.events.following import EventLogTail
 from chaos.events.log import Kind
 from chaos.fault.targets import LinkShape
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 from harness.inject.sites.link import link_aim
 from tests.harness.launch.nodes.test_machines import FakeScene
 from tests.support.search.simulate import Played, cell_of, play
@@ -69,7 +69,7 @@ def test_a_disk_that_two_faults_have_takes_nothing_until_both_are_over(
 
 
 def test_what_is_wanted_of_one_thing_by_several() -> None:
-    of = InForce()
+    of = ActiveEffects()
     assert of.begin("slow", "w1", "a", 2) == [2]
     assert of.begin("slow", "w1", "b", 3) == [2, 3]
     assert of.begin("slow", "w1", "a", 4) == [3, 4], "the newest is last, and nobody is in it twice"

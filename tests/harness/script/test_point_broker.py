@@ -15,7 +15,7 @@ from chaos.schedule.plan import PlannedFault
 from harness.inject.injector import Injector
 from harness.script.listen.observer import Observer
 from harness.script.point_broker import STRANGER_S, PointBroker, places
-from harness.script.points import Did, Disconnected, PointRequest, Points
+from harness.script.points import Disconnected, PointDone, PointRequest, Points
 from harness.script.processes.ranks import Ranks
 from recovery.transport.wire import Extra
 
@@ -27,14 +27,14 @@ class Wire(Points):
     """What processes say, as the test wants it, and what they are answered."""
 
     def __init__(self) -> None:
-        self.said: list[PointRequest | Did | Disconnected] = []
+        self.said: list[PointRequest | PointDone | Disconnected] = []
         self.answers: list[tuple[int, str]] = []
         self.armed: set[tuple[int, str]] = set()
 
     def arm(self, armed: Any) -> None:
         self.armed = set(armed)
 
-    def listen(self) -> list[PointRequest | Did | Disconnected]:
+    def listen(self) -> list[PointRequest | PointDone | Disconnected]:
         said, self.said = self.said, []
         return said
 
@@ -210,16 +210,16 @@ def test_an_order_that_comes_too_late_is_said_to_be_missed() -> None:
 def test_a_script_is_believed_only_what_it_was_asked_for() -> None:
     arm = Arm(planned("tensor-corrupt", (7, "data")))
     arm.arm("w1", ("hit", 7, "collective"))
-    did = Did(connection=1, step=7, what="nan", before=0.25, after=float("nan"))
+    did = PointDone(connection=1, step=7, what="nan", before=0.25, after=float("nan"))
     arm.wire.said.append(did)
     arm.ask(1, 101, 7, "gradient")
     assert not arm.effects
     arm.go("w1", act=True, fault="hit", occurrence=0, params={})
     assert arm.wire.answers == [(1, "nan")]
-    wrong = Did(connection=1, step=8, what="nan", before=None, after=None)
+    wrong = PointDone(connection=1, step=8, what="nan", before=None, after=None)
     arm.wire.said += [
         wrong,
-        Did(connection=2, step=7, what="nan", before=None, after=None),
+        PointDone(connection=2, step=7, what="nan", before=None, after=None),
         did,
         did,
     ]

@@ -15,7 +15,7 @@ from harness.judge.measure.measure import measure
 from harness.script.arm import ScriptArm
 from harness.script.attempts import Attempts
 from harness.script.processes.command import CommandEnded
-from harness.script.processes.ranks import Gone
+from harness.script.processes.ranks import ExitedRank
 from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
 from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
@@ -115,7 +115,7 @@ class Closing:
         self.ended = ended
         self._news = [[gone("w1", 1)], [gone("w0", None, signal.SIGKILL)]]
 
-    def wait(self, timeout_s: float) -> list[Gone]:
+    def wait(self, timeout_s: float) -> list[ExitedRank]:
         return self._news.pop(0) if self._news else []
 
     def look(self) -> None:
@@ -137,8 +137,8 @@ class Closing:
         return 0
 
 
-def gone(name: str, code: int | None, signum: int | None = None) -> Gone:
-    return Gone(name=name, pid=3, exit_code=code, signal=signum)
+def gone(name: str, code: int | None, signum: int | None = None) -> ExitedRank:
+    return ExitedRank(name=name, pid=3, exit_code=code, signal=signum)
 
 
 def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:

@@ -81,7 +81,7 @@ UNREAD = (
 
 @pytest.mark.parametrize("text", READ)
 def test_a_loss_is_read_as_it_is_printed(text: str) -> None:
-    assert numbers.real(text) == numbers.Real(value=READ[text])
+    assert numbers.real(text) == numbers.ParsedNumber(value=READ[text])
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
@@ -92,12 +92,12 @@ def test_a_loss_that_is_none_is_read_too(text: str) -> None:
 
 @pytest.mark.parametrize("text", UNREAD)
 def test_what_may_be_something_else_is_not_read(text: str) -> None:
-    assert numbers.real(text) == numbers.Real(unread=text[: numbers.SHOWN])
+    assert numbers.real(text) == numbers.ParsedNumber(unread=text[: numbers.SHOWN])
 
 
 @pytest.mark.parametrize("text", [None, "", "  "])
 def test_nothing_says_nothing(text: str | None) -> None:
-    assert numbers.real(text) == numbers.Real()
+    assert numbers.real(text) == numbers.ParsedNumber()
 
 
 @given(st.floats())
@@ -107,7 +107,7 @@ def test_every_float_is_read_back(value: float) -> None:
 
 @given(st.text(max_size=60))
 def test_no_text_gives_an_exception(text: str) -> None:
-    assert isinstance(numbers.real(text), numbers.Real)
+    assert isinstance(numbers.real(text), numbers.ParsedNumber)
     assert numbers.whole(text, 100) is None or numbers.whole(text, 100) < 100
 
 

@@ -28,7 +28,7 @@ from recovery.checkpoint.files.manifest import seal, stream_of
 from recovery.checkpoint.saves import sharded
 from recovery.checkpoint.saves.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
 from recovery.checkpoint.saves.reading import CheckpointMismatch, ChunkRestore, HalfLoaded
-from recovery.checkpoint.state_io import Order, write
+from recovery.checkpoint.state_io import SaveOrder, write
 from recovery.state.digest import bytes_of
 from recovery.state.state import TrainState
 
@@ -43,7 +43,7 @@ def order(
     writer: int = 0,
     writers: int = 1,
     **more: object,
-) -> Order:
+) -> SaveOrder:
     values = {
         "directory": directory,
         "step": step,
@@ -55,7 +55,7 @@ def order(
         "disk": lambda what, path: None,
         "check": lambda: None,
     }
-    return Order(**(values | more))  # type: ignore[arg-type]
+    return SaveOrder(**(values | more))  # type: ignore[arg-type]
 
 
 def save(

@@ -19,11 +19,11 @@ from chaos.events.log import Kind
 from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints, retention
 from recovery.checkpoint.files.fence import CheckpointFence, Fenced
-from recovery.checkpoint.files.saving import Outcome
+from recovery.checkpoint.files.saving import SaveOutcome
 from recovery.checkpoint.memory import files
 from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
 from recovery.checkpoint.saves import background, sharded
-from recovery.checkpoint.saves.background import Background, Snapshot
+from recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
 from recovery.checkpoint.saves.chunks import chunks_of
 from recovery.policy.jobconfig import InMemory
 from recovery.policy.layout import Layout
@@ -216,13 +216,13 @@ def test_retention_and_sweeping_show_progress(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
-    work, go, seen = Background(), threading.Semaphore(0), Signs()
+    work, go, seen = BackgroundWorker(), threading.Semaphore(0), Signs()
 
-    def write() -> Outcome:
+    def write() -> SaveOutcome:
         for _ in range(5):
             work.moved()
             assert go.acquire(timeout=WAIT_S)
-        return Outcome(step=1, seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
 
     def progress() -> None:
         seen()
@@ -235,11 +235,11 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
 
 
 def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
-    work = Background()
+    work = BackgroundWorker()
 
-    def write() -> Outcome:
+    def write() -> SaveOutcome:
         gate("write", Path())
-        return Outcome(step=1, seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
 
     work.start(write)
     assert not work.wait(0.01, Signs())

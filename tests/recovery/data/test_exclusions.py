@@ -18,7 +18,7 @@ from recovery.data.received_exclusions import ReceivedExclusions
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
 from recovery.rank import examine
-from recovery.supervise.adoption import Past
+from recovery.supervise.adoption import JobRecord
 from recovery.supervise.controller import Controller
 from recovery.transport.wire import MAX_LINE, MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 from tests.recovery.supervise.test_controller import FakeHands, Rig
@@ -99,7 +99,7 @@ def test_a_new_process_is_told_as_soon_as_it_is_ready() -> None:
 
 
 def test_who_takes_over_tells_everybody_anew() -> None:
-    known = Past(
+    known = JobRecord(
         roles={"w0": "worker", "w1": "worker"},
         ready={"w0", "w1"},
         members=("w0", "w1"),

@@ -19,7 +19,7 @@ from chaos.events.following import EventLogTail
 from chaos.events.log import ORCHESTRATOR, Kind
 from recovery.nodes.coordinator.node_state import NodeLost
 from recovery.process import processes
-from recovery.process.local import Dying, Exited, Said
+from recovery.process.local import Dying, Exited, MessageReceived
 from tests.support.clusters import netns
 from tests.support.clusters.netns import CONTROL, DATA, Sites
 from tests.support.clusters.nodes import Yard
@@ -67,16 +67,18 @@ def test_a_node_behind_a_cut_of_four_seconds_is_as_it_was(tmp_path: Path, sites:
             yard.fleet.await_nodes([0], limit_s=1.0, gone=lambda node: None)
             yard.fleet.begin("arm", yard.folder)
             pid = yard.spawn("w0", 0)
-            yard.until_kind(Said)
+            yard.until_kind(MessageReceived)
             sites.cut(CONTROL)
             yard.order("w0", "say", 100)
             reports = passes(yard, 4.5)
             assert yard.fleet.os_state("w0") == "?" and not any(
-                isinstance(r, Said) for r in reports
+                isinstance(r, MessageReceived) for r in reports
             )
             sites.heal(CONTROL)
-            reports += yard.until_kind(Said, 100)
-            numbers = [r.message.payload["number"] for r in reports if isinstance(r, Said)]
+            reports += yard.until_kind(MessageReceived, 100)
+            numbers = [
+                r.message.payload["number"] for r in reports if isinstance(r, MessageReceived)
+            ]
             assert numbers == list(range(100)), "each once and in order"
             assert not any(isinstance(r, NodeLost | Exited | Dying) for r in reports)
             assert processes.state(pid) in "RSD"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from recovery.nodes.coordinator import listener as listening
 from recovery.nodes.coordinator.listener import AgentListener
 from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import Keys, ProtocolViolation, Seal, Unproven
+from recovery.nodes.link.handshake import AuthenticationFailed, Keys, ProtocolViolation, Seal
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import (
     FROM_AGENT,
@@ -52,7 +52,7 @@ def prove(left: bytes, right: bytes, *, limit_s: float = LIMIT_S) -> list[Keys |
     def one(at: int, act: Callable[..., Keys], token: bytes) -> None:
         try:
             found[at] = act(socks[at], token, limit_s=limit_s)
-        except (Unproven, OSError) as error:
+        except (AuthenticationFailed, OSError) as error:
             found[at] = error
             socks[at].close()
 
@@ -78,8 +78,8 @@ def test_both_ends_have_the_same_keys_and_no_two_connections_have() -> None:
 
 def test_a_wrong_token_is_found_by_both_ends() -> None:
     coordinator, agent = prove(TOKEN, b"f" * 32)
-    assert isinstance(coordinator, Unproven) and "token" in str(coordinator)
-    assert isinstance(agent, Unproven | OSError)
+    assert isinstance(coordinator, AuthenticationFailed) and "token" in str(coordinator)
+    assert isinstance(agent, AuthenticationFailed | OSError)
 
 
 def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
@@ -95,7 +95,7 @@ def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()
-        with pytest.raises(Unproven, match="does not know the run's token"):
+        with pytest.raises(AuthenticationFailed, match="does not know the run's token"):
             handshake.enter(right, TOKEN)
         thread.join(LIMIT_S)
 
@@ -108,14 +108,14 @@ def test_the_proof_of_another_purpose_proves_nothing() -> None:
             daemon=True,
         )
         thread.start()
-        with pytest.raises(Unproven, match="token"):
+        with pytest.raises(AuthenticationFailed, match="token"):
             handshake.admit(left, TOKEN)
         left.close()
         thread.join(LIMIT_S)
 
 
 def suppressed(act: Callable[..., Any], *args: Any, **options: Any) -> None:
-    with suppress(Unproven, OSError):
+    with suppress(AuthenticationFailed, OSError):
         act(*args, **options)
 
 
@@ -128,7 +128,7 @@ def test_other_software_is_told_apart_from_a_wrong_token() -> None:
         )
         thread.start()
         with pytest.raises(
-            Unproven, match=f"speaks version 99, not {VERSION}: run the same software"
+            AuthenticationFailed, match=f"speaks version 99, not {VERSION}: run the same software"
         ):
             handshake.admit(left, TOKEN)
         thread.join(LIMIT_S)
@@ -321,7 +321,7 @@ def test_strangers_who_say_nothing_delay_nobody(listener: tuple[AgentListener, l
 
 
 def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, list[str]]) -> None:
-    with suppress(Unproven, OSError):
+    with suppress(AuthenticationFailed, OSError):
         dial(listener[0], b"f" * 32)
     with socket.create_connection(listener[0].address) as http:
         http.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -18,7 +18,7 @@ from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.group import Group
 from harness.sim.world.process import Process
 from harness.sim.world.settings import RankConfig
-from recovery.rank.membership import Holding, Membership, SupervisorOrders, stays_connected
+from recovery.rank.membership import HeldState, Membership, SupervisorOrders, stays_connected
 from recovery.transport.wire import (
     Abort,
     Agreed,
@@ -112,9 +112,9 @@ def test_what_was_agreed_on_before_all_went_back_behind_it_vouches_for_nothing_s
     ],
 )
 def test_what_becomes_of_what_it_holds(
-    what: Callable[[Holding], None], after: tuple[bool, bool, int]
+    what: Callable[[HeldState], None], after: tuple[bool, bool, int]
 ) -> None:
-    held = Holding(valid=True, fresh=True, pending=7)
+    held = HeldState(valid=True, fresh=True, pending=7)
     what(held)
     assert (held.valid, held.fresh, held.pending) == after
 

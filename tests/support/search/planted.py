@@ -28,12 +28,12 @@ from harness.fuzz.play.oracle import find_in
 from harness.fuzz.play.play import SimPlayer, kinds, strategies
 from harness.fuzz.search import Search
 from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.keepers import SimRemembering
+from harness.sim.rank.keepers import SimMemoryCheckpointer
 from harness.sim.rank.rank import SimRank
 from harness.sim.rank.state import State
 from harness.sim.rank.step import Attempt
 from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.choosing import Choosing
+from recovery.checkpoint.files.choosing import CheckpointChooser
 from recovery.checkpoint.files.custody import Custody
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
 from recovery.checkpoint.files.retention import Agreement
@@ -233,7 +233,7 @@ def _older_memory(right: Wrong) -> Wrong:
     one's name.
     """
 
-    def restored(self: SimRemembering, newer_than: int) -> Any:
+    def restored(self: SimMemoryCheckpointer, newer_than: int) -> Any:
         found = right(self, newer_than)
         if found is None:
             return None
@@ -416,7 +416,7 @@ PLANTED: dict[str, Planted] = {
         strategy="drop-replica", behaviour=defects.CommitsNan
     ),
     "a checkpoint in memory has the counters of a step before": Planted(
-        strategy="checkpoint-restart", patches=[(SimRemembering, "restored", _older_memory)]
+        strategy="checkpoint-restart", patches=[(SimMemoryCheckpointer, "restored", _older_memory)]
     ),
     # ---- checkpoints
     "a checkpoint is restored unverified": Planted(
@@ -434,7 +434,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "a doubtful checkpoint is restored": Planted(
         strategy="checkpoint-restart",
-        patches=[(Choosing, "in_doubt", _stays_in_doubt)],
+        patches=[(CheckpointChooser, "in_doubt", _stays_in_doubt)],
     ),
     "a job that lost its checkpoints begins anew": Planted(
         strategy="checkpoint-restart", patches=[(Custody, "nothing_left", never())]

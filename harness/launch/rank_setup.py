@@ -51,7 +51,9 @@ class RankEnvironment:
     group: str | None = None
 
 
-def rank_config(setup: ArmSetup, desk: RankEnvironment, *, name: str, role: str) -> RankConfig:
+def rank_config(
+    setup: ArmSetup, environment: RankEnvironment, *, name: str, role: str
+) -> RankConfig:
     """Configuration of one process; ``parent`` is the calling process."""
     scenario = setup.cell.scenario
     spec = scenario.workload
@@ -66,9 +68,11 @@ def rank_config(setup: ArmSetup, desk: RankEnvironment, *, name: str, role: str)
         "samples": setup.data.samples,
         "seed": setup.seed,
         "batch": strategy.batch_policy,
-        "backend": desk.backend,
-        "net": desk.net.model_dump(),
-        "memory": desk.memory.model_dump(mode="json") if desk.memory is not None else None,
+        "backend": environment.backend,
+        "net": environment.net.model_dump(),
+        "memory": environment.memory.model_dump(mode="json")
+        if environment.memory is not None
+        else None,
         "job_id": f"{setup.id}-{setup.seed}",
         "checkpoint_dir": str(setup.checkpoints.absolute()),
         "checkpoint_every": spec.checkpoint.every,
@@ -86,16 +90,16 @@ def rank_config(setup: ArmSetup, desk: RankEnvironment, *, name: str, role: str)
         name=name,
         role=role,
         parent=os.getpid(),
-        events=desk.events,
-        log=desk.logs / f"{name}.log",
+        events=environment.events,
+        log=environment.logs / f"{name}.log",
         workload=spec.kind,
         workload_params=spec.params,
         data=setup.data.path.absolute(),
-        device=devices.torch_name(desk.device),
+        device=devices.torch_name(environment.device),
         threads=1,
         job=job,
-        link_proxy=desk.door,
-        group=desk.group,
+        link_proxy=environment.door,
+        group=environment.group,
         faults=tuple(sorted({fault.kind for fault in scenario.faults}))
         if setup.arm == "faulted"
         else (),

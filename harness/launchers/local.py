@@ -190,7 +190,7 @@ class LocalCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a rank process; returns its pid."""
         run, arm = self._setup.run, self._setup.id
-        desk = RankEnvironment(
+        environment = RankEnvironment(
             events=run.events(arm),
             logs=run.logs(arm),
             device=device,
@@ -199,7 +199,7 @@ class LocalCluster:
             group=self._group,
             door=self.links.door if self.links is not None else None,
         )
-        config = rank_config(self._setup, desk, name=name, role=role)
+        config = rank_config(self._setup, environment, name=name, role=role)
         data = config.model_dump_json().encode()
 
         pid = self._node.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")

@@ -46,9 +46,11 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
     import torch
 
     torch.set_num_threads(config.threads)
-    seat = SupervisorSettings(supervisor="the scenario", device=config.device, **config.job)
+    settings = SupervisorSettings(supervisor="the scenario", device=config.device, **config.job)
     admit = partial(_admit_faults, config)
-    place = SupervisedPlace(seat=seat, channel=channel, page=page, writer=writer, on_attach=admit)
+    place = SupervisedPlace(
+        settings=settings, channel=channel, page=page, writer=writer, on_attach=admit
+    )
     run_script(program.path, program.args, place)
 
 

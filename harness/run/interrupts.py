@@ -23,7 +23,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @contextmanager
-def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
+def stop_on_signal(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
     """The first signal sets the flag, so that the arm ends by healing; the second ends this
     process.
 

@@ -91,7 +91,7 @@ def run_scenario(
         lines=loaded.lines,
     )
     stop, problem = StopFlag(), None
-    with interrupts.noted(stop, run), heal.guarded(run):
+    with interrupts.stop_on_signal(stop, run), heal.guarded(run):
         data = _prepare(run, runnable, resolved)
         if runnable:
             with _watching(watcher, live, loaded, runnable) as shown:

@@ -63,7 +63,7 @@ def _apply(job: Job, step: Step, reduced: Reduced) -> float:
     if job.clip_norm:
         job.reducer.clip(reduced.grad_norm, job.clip_norm)
     state.apply(reduced.loss)
-    state.step, state.last = step.number, noted(step.number, reduced)
+    state.step, state.last = step.number, figures_of(step.number, reduced)
     return float(lr)
 
 
@@ -84,7 +84,7 @@ def _log_commit(job: Job, step: Step, reduced: Reduced, lr: float) -> None:
     )
 
 
-def noted(step: int, reduced: Reduced) -> list[float]:
+def figures_of(step: int, reduced: Reduced) -> list[float]:
     """The figures kept of an applied step: number, loss, samples, gradient norm."""
     return [float(step), reduced.loss, float(reduced.samples), reduced.grad_norm]
 

@@ -97,7 +97,7 @@ class SupervisedPlace:
     registered its model; ``describe``: called with the script's facts instead of training.
     """
 
-    seat: SupervisorSettings
+    settings: SupervisorSettings
     channel: Channel | None = None
     page: MarkPage | None = None
     writer: EventWriter | None = None
@@ -163,7 +163,7 @@ def join(
             hint="a process is one rank of one job: keep the first",
         )
     config = settle(
-        place.seat
+        place.settings
         if place is not None
         else SupervisorSettings(supervisor="nobody", process="alone", world=1),
         facts,
@@ -193,7 +193,7 @@ def _job(config: JobConfig, place: SupervisedPlace | None) -> Job:
 
 
 def settle(
-    seat: SupervisorSettings,
+    settings: SupervisorSettings,
     facts: ScriptSettings,
     *,
     checkpoint_dir: str | Path | None,
@@ -202,42 +202,47 @@ def settle(
     checkpoint: Mapping[str, Any] | None = None,
     determinism: Determinism | None = None,
 ) -> JobConfig:
-    """Merge what the supervisor (``seat``) and the script say into the process's configuration.
+    """Merge what the supervisor (``settings``) and the script say into the process's configuration.
     Raises JoinError.
     """
-    seeded = facts.seed is not None or seat.seed is not None
-    seed = _agree("seed", facts.seed, seat.seed, seat) if seeded else 0
-    said_every = checkpoint_every if seat.checkpoint_every is None else seat.checkpoint_every
+    seeded = facts.seed is not None or settings.seed is not None
+    seed = _agree("seed", facts.seed, settings.seed, settings) if seeded else 0
+    said_every = (
+        checkpoint_every if settings.checkpoint_every is None else settings.checkpoint_every
+    )
     every = EVERY if said_every is None else said_every
     _check_every(every)
-    said = determinism is not None or seat.determinism is not None
+    said = determinism is not None or settings.determinism is not None
     config = JobConfig(
-        process=seat.process,
-        world=seat.world,
-        shards=seat.shards,
+        process=settings.process,
+        world=settings.world,
+        shards=settings.shards,
         determinism=(
-            _agree("determinism", determinism, seat.determinism, seat) if said else "default"
+            _agree("determinism", determinism, settings.determinism, settings)
+            if said
+            else "default"
         ),
-        batch=seat.batch,
-        backend=seat.backend,
-        device=seat.device,
-        samples=_agree("samples", facts.samples, seat.samples, seat),
-        steps=_agree("steps", facts.steps, seat.steps, seat),
-        global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
+        batch=settings.batch,
+        backend=settings.backend,
+        device=settings.device,
+        samples=_agree("samples", facts.samples, settings.samples, settings),
+        steps=_agree("steps", facts.steps, settings.steps, settings),
+        global_batch=_agree("global_batch", facts.global_batch, settings.global_batch, settings),
         seed=seed,
-        checkpoint_dir=seat.checkpoint_dir or (Path(checkpoint_dir) if checkpoint_dir else None),
+        checkpoint_dir=settings.checkpoint_dir
+        or (Path(checkpoint_dir) if checkpoint_dir else None),
         checkpoint_every=every,
-        checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
-        saves=seat.saves or _saves(checkpoint or {}),
-        memory=seat.memory,
-        net=seat.net,
-        verify_every=seat.verify_every,
-        nonfinite=seat.nonfinite,
-        fresh=seat.fresh,
-        job_id=seat.job_id,
+        checkpoint_keep=_first(settings.checkpoint_keep, checkpoint_keep, KEEP),
+        saves=settings.saves or _saves(checkpoint or {}),
+        memory=settings.memory,
+        net=settings.net,
+        verify_every=settings.verify_every,
+        nonfinite=settings.nonfinite,
+        fresh=settings.fresh,
+        job_id=settings.job_id,
     )
     _check_numbers(config)
-    _check_together(config, restores=seat.restores)
+    _check_together(config, restores=settings.restores)
     return config
 
 
@@ -307,11 +312,11 @@ def _first(*values: int | None) -> int:
 
 
 def _agree(
-    name: str, script: Value | None, supervisor: Value | None, seat: SupervisorSettings
+    name: str, script: Value | None, supervisor: Value | None, settings: SupervisorSettings
 ) -> Value:
     if script is not None and supervisor is not None and script != supervisor:
         raise JoinError(
-            f"the script joins with {name}={script}, {seat.supervisor} says {supervisor}",
+            f"the script joins with {name}={script}, {settings.supervisor} says {supervisor}",
             hint=f"make them the same, or leave {name} out of recovery.join()"
             + (" and use job.seed" if name == "seed" else ""),
         )

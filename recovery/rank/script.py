@@ -128,7 +128,7 @@ def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
         run_script(
             told.path,
             told.args,
-            SupervisedPlace(seat=told.seat, channel=channel, page=page, writer=writer),
+            SupervisedPlace(settings=told.seat, channel=channel, page=page, writer=writer),
         )
 
     live(told, control_fd, mark_fd, train)
@@ -139,9 +139,9 @@ def _describe(fd: int, path: Path, args: Sequence[str]) -> None:
         os.write(fd, facts.model_dump_json().encode())
         os._exit(0)
 
-    seat = SupervisorSettings(supervisor="nobody", process="none", world=1)
+    settings = SupervisorSettings(supervisor="nobody", process="none", world=1)
     try:
-        run_script(path, args, SupervisedPlace(seat=seat, describe=write))
+        run_script(path, args, SupervisedPlace(settings=settings, describe=write))
     except JoinError as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_ERROR)

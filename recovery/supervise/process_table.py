@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from chaos.events.log import Kind
 from recovery.detection.hangs import STOPPED, UNHEARD
 from recovery.policy.layout import Layout
-from recovery.policy.rank_assignment import brings, common_step
+from recovery.policy.rank_assignment import can_supply, common_step
 from recovery.policy.strategy import Form, Health, ProcessView, StateFrom
 from recovery.supervise.supervision import Hands
 from recovery.transport.wire import Abort, Stop
@@ -347,7 +347,7 @@ class ProcessTable:
         }
         step = common_step(whole.values(), shards)
         assert step is not None, "a generation that has no state is not decided on"
-        holding = {rank for rank, process in whole.items() if brings(process, step)}
+        holding = {rank for rank, process in whole.items() if can_supply(process, step)}
         givers: dict[int, int] = {}
         for rank in sorted(holding):
             givers.setdefault(layout.shard_of(rank), rank)

@@ -54,14 +54,14 @@ class Story:
     """``needs``: requirements on the job, words of ``NEEDS``."""
 
     name: str
-    beats: tuple[StoryFault, ...]
+    faults: tuple[StoryFault, ...]
     needs: tuple[str, ...] = ()
 
 
 STORIES: tuple[Story, ...] = (
     Story(
         name="a second failure while the first is mended",
-        beats=(
+        faults=(
             StoryFault(),
             StoryFault(when=MENDING, who=("same", "another")),
             StoryFault(when=MENDING, share=0.3),
@@ -69,7 +69,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="the same again on whoever took over",
-        beats=(
+        faults=(
             StoryFault(),
             StoryFault(what=("same",), when=AFTER, who=("same",)),
             StoryFault(when=AFTER, share=0.3),
@@ -77,11 +77,11 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="one failure after the other",
-        beats=(StoryFault(), StoryFault(when=AFTER), StoryFault(when=("later",), share=0.5)),
+        faults=(StoryFault(), StoryFault(when=AFTER), StoryFault(when=("later",), share=0.5)),
     ),
     Story(
         name="the supervisor is lost while it acts",
-        beats=(
+        faults=(
             StoryFault(),
             StoryFault(what=SUPERVISOR, when=MENDING),
             StoryFault(when=("later",), share=0.3),
@@ -89,7 +89,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="the supervisor is lost, and what it knew is needed",
-        beats=(
+        faults=(
             StoryFault(what=("values", "values", "loss", "hang")),
             StoryFault(what=SUPERVISOR, when=AFTER),
             StoryFault(when=("later",)),
@@ -97,7 +97,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a failure while nobody supervises",
-        beats=(
+        faults=(
             StoryFault(what=SUPERVISOR),
             StoryFault(when=("soon",)),
             StoryFault(when=("later",), share=0.3),
@@ -105,7 +105,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a checkpoint is bad, and is needed",
-        beats=(
+        faults=(
             StoryFault(what=("checkpoint", "checkpoint", "storage")),
             StoryFault(when=("soon", "later")),
             StoryFault(when=MENDING, share=0.3),
@@ -114,7 +114,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="wrong values are saved before they are noticed",
-        beats=(
+        faults=(
             StoryFault(what=("state", "state", "values")),
             StoryFault(when=("soon", "later"), share=0.3),
         ),
@@ -122,25 +122,25 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a state goes wrong, and its source is lost",
-        beats=(
+        faults=(
             StoryFault(what=("state", "values")),
             StoryFault(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
         ),
     ),
     Story(
         name="two failures at once",
-        beats=(StoryFault(), StoryFault(when=("at once",), who=("another", "same node"))),
+        faults=(StoryFault(), StoryFault(when=("at once",), who=("another", "same node"))),
     ),
     Story(
         name="a failure in the first steps or the last",
-        beats=(
+        faults=(
             StoryFault(when=("first", "last")),
             StoryFault(when=("at once", "soon", *MENDING), share=0.4),
         ),
     ),
     Story(
         name="a failure around a save",
-        beats=(
+        faults=(
             StoryFault(when=("saving", "saved", "after a save")),
             StoryFault(when=("soon", *MENDING), share=0.4),
         ),
@@ -148,7 +148,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a failure while something is slow",
-        beats=(
+        faults=(
             StoryFault(what=("slow",)),
             StoryFault(when=("soon",)),
             StoryFault(when=MENDING, share=0.3),
@@ -156,7 +156,7 @@ STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="a job goes on for long after its failures",
-        beats=(StoryFault(), StoryFault(when=("soon", *MENDING), share=0.3)),
+        faults=(StoryFault(), StoryFault(when=("soon", *MENDING), share=0.3)),
         needs=("lasts",),
     ),
 )
@@ -186,7 +186,7 @@ def related(dice: Dice, world: World, tree: Tree) -> None:
     telling.tell(
         Story(
             name="",
-            beats=(
+            faults=(
                 StoryFault(
                     what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")
                 ),
@@ -197,7 +197,7 @@ def related(dice: Dice, world: World, tree: Tree) -> None:
 
 def _can_tell(story: Story, world: World) -> bool:
     there = {"same"}.union(*(groups(kind) for kind in world.kinds.values()))
-    return all(there & set(beat.what) for beat in story.beats if beat.share == 1.0)
+    return all(there & set(spec.what) for spec in story.faults if spec.share == 1.0)
 
 
 @functools.cache
@@ -293,30 +293,30 @@ class _Telling:
     def tell(self, story: Story) -> None:
         """Draw all faults of a story."""
         dice, faults = self._dice, self._made["faults"]
-        for beat in story.beats:
-            if beat.share == 1.0 or dice.chance(beat.share):
-                faults += self._faults(beat, faults[-1] if faults else None, len(faults))
+        for spec in story.faults:
+            if spec.share == 1.0 or dice.chance(spec.share):
+                faults += self._faults(spec, faults[-1] if faults else None, len(faults))
 
-    def _faults(self, beat: StoryFault, before: Tree | None, number: int) -> list[Tree]:
+    def _faults(self, spec: StoryFault, before: Tree | None, number: int) -> list[Tree]:
         """One fault, or none if no such kind is available."""
-        name = self._kind(beat, before)
+        name = self._kind(spec, before)
         if name is None:
             return []
         made = fault_of(name, self._dice, self._world, *self._parts, number)
-        made["at"] = self._when(self._dice.rng.choice(beat.when), name, before)
-        target = self._who(self._dice.rng.choice(beat.who), made.get("target"), before)
+        made["at"] = self._when(self._dice.rng.choice(spec.when), name, before)
+        target = self._who(self._dice.rng.choice(spec.who), made.get("target"), before)
         return [{**made, "target": target} if target else made]
 
-    def _kind(self, beat: StoryFault, before: Tree | None) -> str | None:
-        if beat.what == ("same",):
+    def _kind(self, spec: StoryFault, before: Tree | None) -> str | None:
+        if spec.what == ("same",):
             return str(before["kind"]) if before else None
         there = {
             group: [
                 name for name, kind in sorted(self._world.kinds.items()) if group in groups(kind)
             ]
-            for group in beat.what
+            for group in spec.what
         }
-        names = there[self._dice.rng.choice(beat.what)] or [
+        names = there[self._dice.rng.choice(spec.what)] or [
             name for each in there.values() for name in each
         ]
         return str(self._dice.pick("kind", names)) if names else None

@@ -162,7 +162,7 @@ class NodesCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Make the node's agent start a rank; returns its pid there."""
         home = self._session.scratch(node)
-        desk = RankEnvironment(
+        environment = RankEnvironment(
             events=home / "events" / self._setup.id,
             logs=home / "logs" / self._setup.id,
             device=device,
@@ -172,7 +172,7 @@ class NodesCluster:
             door=self._proxy.door if self._proxy is not None else None,
         )
         config = rank_config(
-            self._setup, desk, name=name, role="spare" if role == "spare" else "worker"
+            self._setup, environment, name=name, role="spare" if role == "spare" else "worker"
         )
         log = f"events/{self._setup.id}/{name}.jsonl"
         self._logs[name] = (node, log)

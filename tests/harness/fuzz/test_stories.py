@@ -53,8 +53,8 @@ def trees(count: int, stories: Sequence[Story] = STORIES, world: World = WORLD) 
     return [scenario_from_stories(dice, world, stories) for _ in range(count)]
 
 
-def story(*beats: StoryFault, needs: tuple[str, ...] = ()) -> tuple[Story]:
-    return (Story(name="a story", beats=beats, needs=needs),)
+def story(*faults: StoryFault, needs: tuple[str, ...] = ()) -> tuple[Story]:
+    return (Story(name="a story", faults=faults, needs=needs),)
 
 
 def test_one_seed_tells_the_same_whatever_the_process() -> None:
@@ -73,7 +73,7 @@ def test_one_seed_tells_the_same_whatever_the_process() -> None:
 
 def test_every_story_is_told_and_names_what_there_is() -> None:
     there = {"same"}.union(*(groups(kind) for kind in kinds().values()))
-    assert {word for one in STORIES for beat in one.beats for word in beat.what} <= there
+    assert {word for one in STORIES for fault in one.faults for word in fault.what} <= there
     assert {need for one in STORIES for need in one.needs} <= set(NEEDS)
     said = {name for tree in trees(200) for name in tree["description"].split("; ")}
     assert said == {one.name for one in STORIES}

@@ -23,7 +23,7 @@ from recovery.collectives.sharded import ShardedReducer
 from recovery.collectives.transfer import copy_state
 from recovery.data import order
 from recovery.policy.layout import Layout
-from recovery.rank.complete_step import exchange_totals, noted
+from recovery.rank.complete_step import exchange_totals, figures_of
 from recovery.rank.examine import spoilt_samples
 from recovery.rank.recipe import ModelRecipe
 from recovery.state.parts import local
@@ -123,7 +123,7 @@ class Part:
         self.reducer.clip(reduced.grad_norm, LIMIT)
         self.state.apply(0.0)
         self.state.step += 1
-        self.state.last = noted(self.state.step, reduced)
+        self.state.last = figures_of(self.state.step, reduced)
 
     def parameters(self) -> dict[str, Any]:
         return {name: part.numpy().copy() for name, part in self.state.parts().items()}

@@ -165,7 +165,7 @@ def test_a_script_that_never_joins(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "script.py").write_text(source)
     with pytest.raises(error, match=complaint):
-        run_script(tmp_path / "script.py", ["a", "b"], SupervisedPlace(seat=seat()))
+        run_script(tmp_path / "script.py", ["a", "b"], SupervisedPlace(settings=seat()))
 
 
 def test_a_place_that_only_asks_hears_what_the_script_says() -> None:
@@ -175,7 +175,7 @@ def test_a_place_that_only_asks_hears_what_the_script_says() -> None:
         heard.append(facts)
         raise Described
 
-    with taking(SupervisedPlace(seat=seat(), describe=hear)), pytest.raises(Described):
+    with taking(SupervisedPlace(settings=seat(), describe=hear)), pytest.raises(Described):
         recovery.join(samples=5, steps=6)
     assert heard == [ScriptSettings(samples=5, steps=6)]
 

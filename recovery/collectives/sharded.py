@@ -28,7 +28,7 @@ _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
 
 
 class ShardedReducer(Buckets):
-    """A ``Reducer`` and the model's ``Exchange``. ``waiting``: called before (True) and after
+    """A ``Reducer`` and the model's ``ShardExchange``. ``waiting``: called before (True) and after
     (False) each collective in the midst of a pass.
     """
 

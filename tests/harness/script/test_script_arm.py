@@ -81,7 +81,7 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
         "ranks": Replaced(unseen),
         "roll": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
         "listener": listener,
-        "agents": SimpleNamespace(forget=lambda: None),
+        "broker": SimpleNamespace(forget=lambda: None),
         "injector": SimpleNamespace(
             arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
         ),

@@ -143,7 +143,7 @@ def gone(name: str, code: int | None, signum: int | None = None) -> ExitedRank:
 
 def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
     spec: Any = SimpleNamespace(ranks=2)
-    unused: dict[str, Any] = dict.fromkeys(("roll", "agents", "injector", "leftovers"))
+    unused: dict[str, Any] = dict.fromkeys(("roll", "broker", "injector", "leftovers"))
     return RankWatch(
         spec,
         ranks=ranks,
@@ -198,7 +198,7 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
     arm._spec = SimpleNamespace(
         restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
     )
-    arm._agents, arm._injector = SimpleNamespace(hear=lambda *_: None), None
+    arm._broker, arm._injector = SimpleNamespace(hear=lambda *_: None), None
     arm._listener, arm._ranks = listener, SimpleNamespace(wait=lambda _: [])
     arm._watch = watch_of(done, arm._ranks, listener)
     arm._attempts = SimpleNamespace(

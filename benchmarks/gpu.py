@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,7 @@ class GpuJob:
     def __init__(self, row: GpuRow, folder: Path, device: str, size: str, batch: int) -> None:
         self._events = folder / "events"
         self._output = (folder / "output").open("wb")
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, EventLogTail] = {}
         self.commits: list[Event] = []
         self.failures: list[Event] = []
         self.pids: dict[str, int] = {}
@@ -154,7 +154,7 @@ class GpuJob:
     def look(self) -> None:
         """Read events written since. Raises JobFailed if the job has ended."""
         for path in self._events.glob("*.jsonl") if self._events.is_dir() else ():
-            for event in self._tails.setdefault(path.stem, Tail(path)).read():
+            for event in self._tails.setdefault(path.stem, EventLogTail(path)).read():
                 self._note(event)
         if self._process.poll() is not None:
             words = (self._folder / "output").read_text(errors="replace").strip().splitlines()

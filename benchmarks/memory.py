@@ -21,9 +21,9 @@ import torch
 
 from benchmarks.checkpoint import state_of, timed
 from recovery.checkpoint.memory.client import KeeperClient
-from recovery.checkpoint.memory.keeper_host import Here
+from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
 from recovery.checkpoint.memory.keepers import Keepers
-from recovery.checkpoint.memory_state import Memory
+from recovery.checkpoint.memory_state import MemoryState
 from recovery.policy.layout import Layout
 from recovery.process.forkserver import start_cold
 from recovery.process.local import Exited, rank_environment
@@ -45,7 +45,9 @@ class MemoryArms:
         self.tensors = [t.detach() for t in state.tensors().values()]
         self.copies = [torch.empty_like(t).zero_() for t in self.tensors]
         client = KeeperClient(keepers.socket_of(0))
-        self.memory = Memory(state, client, job=JOB, seat="w0", check=_nothing, progress=_nothing)
+        self.memory = MemoryState(
+            state, client, job=JOB, seat="w0", check=_nothing, progress=_nothing
+        )
         self.kept_s: list[float] = []
 
     def copy(self) -> None:
@@ -123,7 +125,9 @@ def main() -> None:
         held = list(fds)  # type: ignore[call-overload]
         return start_cold("recovery.checkpoint.memory.keeper", config, held, rank_environment())
 
-    keepers = Keepers(Here(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True)
+    keepers = Keepers(
+        LocalKeeperHost(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True
+    )
     try:
         arms = MemoryArms(keepers, state)
         found = measure(arms, given.rounds)

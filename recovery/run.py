@@ -28,12 +28,12 @@ from chaos.errors import (
     ChaosError,
 )
 from chaos.events.log import ORCHESTRATOR
-from recovery.cli.console import Shown
+from recovery.cli.console import ConsoleListener
 from recovery.cli.job_spec import JobSpec
-from recovery.cli.nodes_host import Nodes
+from recovery.cli.nodes_host import NodesProcessHost
 from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
-from recovery.cli.process_host import ProcessHost, ThisMachine
-from recovery.cli.supervisor import StopFlag, Supervisor
+from recovery.cli.process_host import LocalProcessHost, ProcessHost
+from recovery.cli.supervisor import Supervisor
 from recovery.cli.takeover_log import lock, read_takeover_log
 from recovery.nodes.coordinator.fleet import Fleet
 from recovery.nodes.coordinator.loss import FleetLimits
@@ -41,7 +41,7 @@ from recovery.nodes.serve import read_token
 from recovery.policy.strategy import Strategy
 from recovery.process.local import prepare_store
 from recovery.process.output import say, shield
-from recovery.supervise.supervision import Timing
+from recovery.supervise.supervision import StopFlag, Timing
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
@@ -105,7 +105,7 @@ def _here(
     given: argparse.Namespace, events: Path, wanted: int
 ) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     places, backend = _places(given.device, wanted)
-    return ThisMachine(places, events, given.logs.resolve() if given.logs else None), backend
+    return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), backend
 
 
 def _on_nodes(
@@ -117,7 +117,9 @@ def _on_nodes(
     fleet = Fleet(
         token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits
     )
-    nodes = Nodes(fleet, nodes=given.nodes, size=wanted, device=given.device, events=events)
+    nodes = NodesProcessHost(
+        fleet, nodes=given.nodes, size=wanted, device=given.device, events=events
+    )
     return nodes, "nccl" if given.device == "cuda" else "gloo"
 
 
@@ -170,7 +172,7 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
         else:
             host, backend = _on_nodes(given, events, wanted, takeover.epoch if takeover else 1)
         spec = _spec(given, events, backend)
-        shown = Shown(takeover)
+        shown = ConsoleListener(takeover)
         supervisor = Supervisor(
             spec, strategy, timing, host=host, listener=shown, stop=stop, takeover=takeover
         )

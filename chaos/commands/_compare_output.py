@@ -10,7 +10,7 @@ from chaos import errors
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from harness.compare.plan.directory import Directory, Plan
+    from harness.compare.plan.directory import ComparisonPlan, Directory
     from harness.compare.play import ArmProgress
     from harness.compare.result.model import Comparison
 
@@ -20,7 +20,7 @@ class Progress:
     """Prints one line for each arm played."""
 
     directory: Directory
-    plan: Plan
+    plan: ComparisonPlan
     quiet: bool
 
     def __call__(self, step: ArmProgress) -> None:
@@ -45,7 +45,7 @@ class Progress:
         return seen_of(self.directory, self.plan, step.played)
 
 
-def announced(directory: Directory, plan: Plan) -> str:
+def announced(directory: Directory, plan: ComparisonPlan) -> str:
     """What the comparison will run, and how long it will take."""
     from harness.compare.play import left_of
 

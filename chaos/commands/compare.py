@@ -17,8 +17,8 @@ from chaos.commands._options import PATH
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from harness.compare.plan.directory import Directory, Plan
-    from harness.compare.play import Player
+    from harness.compare.plan.directory import ComparisonPlan, Directory
+    from harness.compare.play import ComparisonPlayer
     from harness.compare.prepare import CompareOptions, Prepared
 
 PLACE = "compare"
@@ -215,7 +215,7 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
     from chaos.cli import build_catalogue
     from harness.compare.environments.environments import stacks
     from harness.compare.plan.directory import Directory
-    from harness.compare.play import Player
+    from harness.compare.play import ComparisonPlayer
     from harness.compare.prepare import prepare
 
     directory = Directory(options["runs"] / PLACE / _name(options))
@@ -226,7 +226,7 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
         return _dry_run(directory, prepared, catalogue)
     with directory.held():
         plan = _place(directory, prepared.plan, options)
-        player = Player(
+        player = ComparisonPlayer(
             directory=directory,
             plan=plan,
             entrants=prepared.entrants,
@@ -241,7 +241,7 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
         return _played(player, options)
 
 
-def _played(player: Player, options: dict[str, Any]) -> int:
+def _played(player: ComparisonPlayer, options: dict[str, Any]) -> int:
     """Play the comparison, and report on all finished arms, also after an interruption."""
     from harness.compare.result.gather import gather
     from harness.run.heal import heal_all
@@ -268,7 +268,7 @@ def _played(player: Player, options: dict[str, Any]) -> int:
     return code
 
 
-def _finished(player: Player, options: dict[str, Any]) -> None:
+def _finished(player: ComparisonPlayer, options: dict[str, Any]) -> None:
     """After every arm was played: write the archive, and the tuned settings of a swept stack."""
     if options["archive"] is not None:
         write_archive(player.directory, options["archive"])
@@ -347,7 +347,7 @@ def _left_out(word: str) -> tuple[str, str]:
     return stack, family
 
 
-def _place(directory: Directory, plan: Plan, options: dict[str, Any]) -> Plan:
+def _place(directory: Directory, plan: ComparisonPlan, options: dict[str, Any]) -> ComparisonPlan:
     """The plan to keep in the directory, merged with a plan already there."""
     from harness.compare.prepare import resumed, set_aside
 
@@ -372,10 +372,10 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
     import tempfile
 
     from harness.compare.plan.directory import Directory
-    from harness.compare.play import Player
+    from harness.compare.play import ComparisonPlayer
 
     with tempfile.TemporaryDirectory() as away:
-        Player(
+        ComparisonPlayer(
             directory=Directory(Path(away)),
             plan=prepared.plan,
             entrants=prepared.entrants,

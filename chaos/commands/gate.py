@@ -15,7 +15,7 @@ from chaos.commands._say import say
 
 if TYPE_CHECKING:
     from harness.gating.baseline import Baseline
-    from harness.gating.gate import Against, GateResult
+    from harness.gating.gate import BaselineComparison, GateResult
     from harness.host.rundir import RunDirectory
     from harness.judge.results import Results
 
@@ -217,10 +217,12 @@ def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
         github.append_summary(summary.read_text(encoding="utf-8"), Path(target))
 
 
-def _against(results: Results, directory: RunDirectory, choices: dict[str, Any]) -> Against | None:
+def _against(
+    results: Results, directory: RunDirectory, choices: dict[str, Any]
+) -> BaselineComparison | None:
     """The baseline to compare a run with. Raises BaselineError if the two are not comparable."""
     from harness.gating.baseline import BaselineError, baseline_of, differences, load
-    from harness.gating.gate import COMPARED, Against
+    from harness.gating.gate import COMPARED, BaselineComparison
     from harness.gating.regression import tolerance_of
 
     if choices["baseline"] is None:
@@ -246,7 +248,9 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
     tolerances = {n: t for n, t in chosen.items() if everywhere is not None or n in shares}
     metrics = named or tuple(dict.fromkeys((*COMPARED, *shares)))
     warnings = [f"the baseline is of another machine: {line}" for line in machine]
-    return Against(baseline=found, tolerances=tolerances, metrics=metrics, warnings=warnings)
+    return BaselineComparison(
+        baseline=found, tolerances=tolerances, metrics=metrics, warnings=warnings
+    )
 
 
 def _tolerances(choices: dict[str, Any]) -> tuple[dict[str, float], float | None]:

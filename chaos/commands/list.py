@@ -13,7 +13,7 @@ from chaos.commands._options import FORMAT
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from chaos.planning.listing import Entry
+    from chaos.planning.listing import ListingEntry
 
 KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
 ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
@@ -38,7 +38,7 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     return errors.EXIT_PASS
 
 
-def _entries(kind: str) -> list[Entry]:
+def _entries(kind: str) -> list[ListingEntry]:
     from chaos.planning import listing
 
     if kind == "scenarios":
@@ -47,20 +47,20 @@ def _entries(kind: str) -> list[Entry]:
         from harness.judge.measure.measure import METRICS
 
         return [
-            listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]")
+            listing.ListingEntry(name=name, summary=f"{metric.doc} [{metric.unit}]")
             for name, metric in METRICS.items()
         ]
     if kind == "checkers":
         from harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
 
         return [
-            listing.Entry(name=name, summary=listing.first_sentence(checker))
+            listing.ListingEntry(name=name, summary=listing.first_sentence(checker))
             for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items(), *BY_NAME.items())
         ]
     return _plugins(kind)
 
 
-def _plugins(kind: str) -> list[Entry]:
+def _plugins(kind: str) -> list[ListingEntry]:
     from chaos.cli import build_catalogue
     from chaos.planning import listing
 

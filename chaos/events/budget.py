@@ -94,7 +94,7 @@ class Budget:
         return self._names[name]
 
 
-class Problems:
+class FileProblems:
     """Problems of a file: the first ones, and the count of the rest."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ DRIFT = 200e-6  # seconds per second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
+class ClockMeasurement:
     """``offset_ns``: the node's clock less the coordinator's, at the coordinator's ``time_ns``."""
 
     time_ns: int
@@ -47,7 +47,7 @@ class Machine:
     def __init__(self, node: int, host: str) -> None:
         self.node = node
         self.host = host
-        self.measured: list[Measurement] = []
+        self.measured: list[ClockMeasurement] = []
 
     def offset_ns(self, node_ns: int) -> tuple[int, int]:
         """(offset, bound) at a time of the node's clock. Raises IndexError if nothing
@@ -63,7 +63,7 @@ class Machine:
             low, high = min(o - r for o, r in reaches), max(o + r for o, r in reaches)
         return offset, round(max(high - offset, offset - low, 0.0))
 
-    def _around(self, node_ns: int) -> tuple[Measurement, Measurement]:
+    def _around(self, node_ns: int) -> tuple[ClockMeasurement, ClockMeasurement]:
         index = bisect.bisect(self.measured, node_ns, key=lambda one: one.node_ns)
         return self.measured[max(0, index - 1)], self.measured[min(index, len(self.measured) - 1)]
 
@@ -106,7 +106,7 @@ class Clocks:
                 )
         elif event.kind is Kind.CLOCK_MEASURED and data["node"] in self._now:
             self._now[data["node"]].measured.append(
-                Measurement(
+                ClockMeasurement(
                     time_ns=event.time_ns, offset_ns=data["offset_ns"], bound_ns=data["bound_ns"]
                 )
             )

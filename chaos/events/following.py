@@ -8,12 +8,12 @@ from pathlib import Path
 from chaos.events.log import Event
 
 
-class Shared:
+class SharedTail:
     """One file with several followers, each from its beginning; ``look`` reads it once for all."""
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
-        self._tail = Tail(path)
+        self._tail = EventLogTail(path)
 
     def look(self) -> None:
         """Read what was written since. Raises LogError on a line that is not an event."""
@@ -23,7 +23,7 @@ class Shared:
 class Follower:
     """One follower of a shared file."""
 
-    def __init__(self, file: Shared) -> None:
+    def __init__(self, file: SharedTail) -> None:
         self.file = file
         self._taken = 0
 
@@ -34,7 +34,7 @@ class Follower:
         return new
 
 
-class Tail:
+class EventLogTail:
     """Follows one actor's growing file; an incomplete last line waits for the next read."""
 
     def __init__(self, path: Path) -> None:

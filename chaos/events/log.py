@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from chaos.errors import LogError
-from chaos.events.budget import Budget, Problems
+from chaos.events.budget import Budget, FileProblems
 from chaos.events.clocks import Clocks
 from chaos.events.event import Event, require_keys
 from chaos.events.holes import MAX_LINE_BYTES, extent, skip_hole
@@ -175,7 +175,7 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
     cut = skip_hole(stream, start)
     torn = b""
     events: list[Event] = []
-    problems = Problems()
+    problems = FileProblems()
     if cut:
         problems.add(f"{path.name}: its first {cut} bytes were dropped")
     for number, raw in enumerate(iter(partial(stream.readline, MAX_LINE_BYTES), b""), start=1):

@@ -196,7 +196,7 @@ class HangsUntilDeclared(Consequence):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoneBy(Consequence):
+class EndsWithin(Consequence):
     """Each process hit has ended ``seconds`` after the act."""
 
     seconds: float
@@ -213,7 +213,7 @@ class GoneBy(Consequence):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaidByTarget(Consequence):
+class ReportedByTarget(Consequence):
     """Only the affected rank itself reported the change inside it. A script's report comes from the
     process that watches the script.
     """

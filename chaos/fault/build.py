@@ -15,7 +15,7 @@ from chaos.fault.base import Fault
 PACKAGE = "chaos.faults"
 
 
-class Named(Protocol):
+class FaultEntry(Protocol):
     """A fault by name: an entry of a scenario or plan."""
 
     @property
@@ -45,7 +45,7 @@ def build(
 
 
 def build_all(
-    named: Iterable[Named], kinds: Mapping[str, type[Fault]] | None = None
+    named: Iterable[FaultEntry], kinds: Mapping[str, type[Fault]] | None = None
 ) -> dict[str, Fault]:
     """Make all faults, by id and in order. Raises as ``build``."""
     return {each.id: build(each.kind, each.params, kinds) for each in named}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, GoneBy
+from chaos.fault.aftermath import Consequence, EndsWithin
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import ProcessTarget
 from chaos.fault.witness import exit_of
@@ -38,7 +38,7 @@ class ProcessTerm(Fault):
 
     def follows(self) -> tuple[Consequence, ...]:
         """The process ends by the deadline."""
-        return (GoneBy(seconds=self.grace_s),)
+        return (EndsWithin(seconds=self.grace_s),)
 
     def shows_after_s(self) -> float:
         """The grace period: a stopped process cannot handle the notice, so evidence comes only with

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, SaidByTarget
+from chaos.fault.aftermath import Consequence, ReportedByTarget
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
 from chaos.fault.witness import digests_differ, said_by_script
@@ -200,7 +200,7 @@ class TensorCorrupt(Fault):
 
     def follows(self) -> tuple[Consequence, ...]:
         """The rank itself reports the change."""
-        return (SaidByTarget(),)
+        return (ReportedByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Digests before and after, taken by the rank's own code; or the script's report."""

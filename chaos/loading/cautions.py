@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from chaos.fault.base import Where
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.fault import StepsDuration
-from chaos.scenario.model import CheckpointTarget, FaultSpec, Scenario
+from chaos.scenario.model import CheckpointTargetSpec, FaultSpec, Scenario
 from chaos.scenario.steady import parse_steady
 from chaos.schedule.arrivals import arrival_times
 from chaos.source.diagnostics import Loc, Problem
@@ -44,7 +44,7 @@ def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
             )
             yield Problem(loc=("faults", index, "retrigger"), message=message)
         target, every = fault.target.checkpoint, scenario.workload.checkpoint.steps
-        if isinstance(target, CheckpointTarget) and every and target.step % every:
+        if isinstance(target, CheckpointTargetSpec) and every and target.step % every:
             message = (
                 f"no checkpoint is made at step {target.step}: one is made every {every} steps"
             )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import Cell, LeaveOut, Scenario
+from chaos.scenario.model import Cell, InvariantExclusion, Scenario
 
 AXIS = "determinism"
 JUDGED_BY = "loss-equality"
@@ -55,7 +55,7 @@ def _may_differ(scenario: Scenario, catalogue: Catalogue) -> bool:
 def _compared(scenario: Scenario) -> bool:
     """Whether the job has faults, and its result is compared with the control arm's."""
     asked = scenario.invariants
-    if isinstance(asked, LeaveOut):
+    if isinstance(asked, InvariantExclusion):
         judged = JUDGED_BY not in asked.leave_out
     else:
         judged = asked == "default" or JUDGED_BY in asked

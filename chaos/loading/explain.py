@@ -38,7 +38,7 @@ _TELLING: Mapping[str, str] = MappingProxyType(
         "CountTarget": "count",
         "PercentTarget": "percent",
         "MaxRetrigger": "max",
-        "CheckpointTarget": "step",
+        "CheckpointTargetSpec": "step",
         "TraceSpec": "file",
         "Hybrid": "hsdp",
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import ScenarioError
-from chaos.source.diagnostics import Loc, Placed, Span, scenario_error
+from chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
 from chaos.source.source import Document, read_document
 
 MAX_CHAIN = 10
@@ -87,4 +87,4 @@ def _merge(base: Any, own: Any, loc: Loc, gone: set[Loc]) -> Any:
 
 
 def _error(document: Document, message: str) -> ScenarioError:
-    return scenario_error([Placed(span=document.locate(_KEY), message=message)])
+    return scenario_error([LocatedProblem(span=document.locate(_KEY), message=message)])

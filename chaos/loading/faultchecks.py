@@ -18,7 +18,7 @@ from chaos.scenario.topology import Topology
 from chaos.scenario.verify import complaint
 from chaos.schedule import blast
 from chaos.schedule.plan import PlannedFault, plan
-from chaos.schedule.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of
+from chaos.schedule.targeting import PLACELESS, FaultTraits, Scope, TargetError, resolve, traits_of
 from chaos.source.diagnostics import Loc, Problem, unknown
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
@@ -230,7 +230,7 @@ def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
             yield Problem(loc=(*at, name), message=message, on_key=True)
 
 
-def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iterator[Problem]:
+def _target(spec: FaultSpec, traits: FaultTraits, loc: Loc, setting: Setting) -> Iterator[Problem]:
     """Whether the target has at least one candidate, and whether the blast radius allows it."""
     scope = setting.scope
     if scope is None or isinstance(spec.at.trace, str):
@@ -274,7 +274,7 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
 
 
 def _saver(
-    spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, setting: Setting
+    spec: FaultSpec, traits: FaultTraits, at: Loc, scope: Scope, setting: Setting
 ) -> Iterator[Problem]:
     """A fault of saves must hit a saving rank; a random target would mostly hit another."""
     savers = set(range(setting.workload.savers if setting.workload else 1))

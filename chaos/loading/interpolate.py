@@ -23,7 +23,7 @@ _ENV = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
+class ReferenceScope:
     """Names that can be referenced: name -> (value, place). ``env``: the environment variables."""
 
     matrix: Mapping[str, tuple[Any, Loc]]
@@ -54,7 +54,7 @@ class Resolved:
 
 @dataclass
 class _Pass:
-    names: Names
+    names: ReferenceScope
     origins: dict[Loc, Loc] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
@@ -132,7 +132,7 @@ class _Pass:
         return _scalar(value) if typed else value
 
 
-def interpolate(tree: Any, names: Names, base: Loc = ()) -> Resolved:
+def interpolate(tree: Any, names: ReferenceScope, base: Loc = ()) -> Resolved:
     """Replace every reference in ``tree``, which stands at ``base``."""
     work = _Pass(names)
     resolved = work.walk(tree, base)

@@ -17,13 +17,21 @@ from chaos.loading.checks import check_cell, normalise
 from chaos.loading.exactness import beside
 from chaos.loading.explain import validate
 from chaos.loading.extends import extended
-from chaos.loading.interpolate import Names, Resolved, interpolate
+from chaos.loading.interpolate import ReferenceScope, Resolved, interpolate
 from chaos.loading.matrix import Combination, expand
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import Cell, Scenario
 from chaos.schedule.arrivals import fill_traces
 from chaos.source.bounds import tree_problems, work_problems
-from chaos.source.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
+from chaos.source.diagnostics import (
+    Loc,
+    LocatedProblem,
+    Problem,
+    Span,
+    in_order,
+    render,
+    scenario_error,
+)
 from chaos.source.source import Document, read_document
 
 # A run has one of each, whatever the cell.
@@ -64,7 +72,7 @@ class _Draft:
     tree: Mapping[str, Any]
     scenario: Scenario | None
     problems: tuple[Problem, ...]
-    placed: tuple[Placed, ...]
+    placed: tuple[LocatedProblem, ...]
 
 
 def load(
@@ -107,9 +115,11 @@ def load(
 
 def _drafts(
     document: Document, path: Path, catalogue: Catalogue, env: Mapping[str, str]
-) -> tuple[list[_Draft], list[Placed]]:
+) -> tuple[list[_Draft], list[LocatedProblem]]:
     tree = document.tree
-    matrix = interpolate(tree.get("matrix"), Names(matrix={}, vars={}, env=env), ("matrix",))
+    matrix = interpolate(
+        tree.get("matrix"), ReferenceScope(matrix={}, vars={}, env=env), ("matrix",)
+    )
     combinations, problems = expand(matrix.tree)
     placed = _place_all(document, matrix, [*matrix.problems, *problems])
     if not combinations:
@@ -190,13 +200,15 @@ def _interpolated(
 ) -> tuple[Resolved, Resolved]:
     """``vars`` of a cell, and all else of it but the matrix, with every reference replaced."""
     matrix = combination.values
-    given = interpolate(tree.get("vars"), Names(matrix=matrix, vars={}, env=env), ("vars",))
+    given = interpolate(
+        tree.get("vars"), ReferenceScope(matrix=matrix, vars={}, env=env), ("vars",)
+    )
     variables = {
         name: (value, ("vars", name))
         for name, value in (given.tree.items() if isinstance(given.tree, dict) else ())
     }
     body = {key: value for key, value in tree.items() if key not in ("vars", "matrix")}
-    return given, interpolate(body, Names(matrix=matrix, vars=variables, env=env))
+    return given, interpolate(body, ReferenceScope(matrix=matrix, vars=variables, env=env))
 
 
 def _follows(problem: Problem, broken: Collection[Loc]) -> bool:
@@ -206,9 +218,11 @@ def _follows(problem: Problem, broken: Collection[Loc]) -> bool:
     return loc in broken or bool(inside)
 
 
-def _place_all(document: Document, resolved: Resolved, problems: Sequence[Problem]) -> list[Placed]:
+def _place_all(
+    document: Document, resolved: Resolved, problems: Sequence[Problem]
+) -> list[LocatedProblem]:
     return [
-        Placed(span=_place(document, resolved, problem), message=problem.message)
+        LocatedProblem(span=_place(document, resolved, problem), message=problem.message)
         for problem in problems
     ]
 
@@ -218,12 +232,12 @@ def _place(document: Document, resolved: Resolved, problem: Problem) -> Span:
     return span.narrowed(problem.word)
 
 
-def _differing(document: Document, drafts: Sequence[_Draft]) -> list[Placed]:
+def _differing(document: Document, drafts: Sequence[_Draft]) -> list[LocatedProblem]:
     placed = []
     for key in _SAME_IN_ALL_CELLS:
         if len({repr(draft.tree.get(key)) for draft in drafts}) > 1:
             placed.append(
-                Placed(
+                LocatedProblem(
                     span=document.locate((key,)),
                     message=f"{key} must be the same in every cell of the matrix",
                 )
@@ -254,7 +268,7 @@ def _warnings(
         if f"matrix.{name}" not in used:
             span = document.locate(("matrix", name), on_key=True)
             placed.append(
-                Placed(
+                LocatedProblem(
                     span=span,
                     message=f"nothing uses ${{matrix.{name}}}: its cells differ in name only",
                 )

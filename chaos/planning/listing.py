@@ -32,7 +32,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ListingEntry:
     """Something that can be named. ``columns``: short facts shown between name and summary, by
     heading.
     """
@@ -49,7 +49,7 @@ def first_sentence(documented: object) -> str:
     return paragraph.split(". ", 1)[0].removesuffix(".")
 
 
-def model_entry(name: str, model: type[BaseModel]) -> Entry:
+def model_entry(name: str, model: type[BaseModel]) -> ListingEntry:
     """A plugin model as an entry; types and defaults come from its JSON Schema, in YAML terms."""
     schema = model.model_json_schema()
     required = set(schema.get("required", ()))
@@ -63,12 +63,12 @@ def model_entry(name: str, model: type[BaseModel]) -> Entry:
         )
         for field, definition in schema.get("properties", {}).items()
     )
-    return Entry(
+    return ListingEntry(
         name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters
     )
 
 
-class Abilities(Protocol):
+class LauncherAbilities(Protocol):
     """Abilities of a launcher; see ``harness.launch.launcher.Launcher``."""
 
     offers: ClassVar[frozenset[Need]]
@@ -76,8 +76,8 @@ class Abilities(Protocol):
 
 
 def fault_entry(
-    name: str, kind: type[Fault], launchers: Mapping[str, type[Abilities] | None]
-) -> Entry:
+    name: str, kind: type[Fault], launchers: Mapping[str, type[LauncherAbilities] | None]
+) -> ListingEntry:
     """A fault kind, with its fidelity under each launcher. ``launchers``: None for one that
     simulates everything.
     """
@@ -98,7 +98,7 @@ def fault_entry(
     return replace(model_entry(name, kind), columns=columns)
 
 
-def scenario_entries(directory: Path) -> list[Entry]:
+def scenario_entries(directory: Path) -> list[ListingEntry]:
     """The scenario files of a directory by path, with their descriptions; unreadable ones
     say so.
     """
@@ -110,16 +110,16 @@ def scenario_entries(directory: Path) -> list[Entry]:
             description = str(read_document(path).tree.get("description", ""))
         except ScenarioError:
             description = f"cannot be read: try 'chaos validate {path}'"
-        entries.append(Entry(name=str(path), summary=description.split("\n", 1)[0]))
+        entries.append(ListingEntry(name=str(path), summary=description.split("\n", 1)[0]))
     return entries
 
 
-def as_json(found: Mapping[str, Sequence[Entry]]) -> dict[str, list[dict[str, Any]]]:
+def as_json(found: Mapping[str, Sequence[ListingEntry]]) -> dict[str, list[dict[str, Any]]]:
     """Plain values."""
     return {kind: [asdict(entry) for entry in entries] for kind, entries in found.items()}
 
 
-def as_text(found: Mapping[str, Sequence[Entry]], *, verbose: bool) -> str:
+def as_text(found: Mapping[str, Sequence[ListingEntry]], *, verbose: bool) -> str:
     """Lines for people; headings when there are several kinds."""
     lines: list[str] = []
     for kind, entries in found.items():

@@ -36,7 +36,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class CheckpointTarget(Strict):
+class CheckpointTargetSpec(Strict):
     """A checkpoint of a given step."""
 
     step: int = Field(ge=1)
@@ -54,7 +54,7 @@ class PercentTarget(Strict):
     percent: float = Field(gt=0, le=100)
 
 
-class LinkTarget(Strict):
+class LinkTargetSpec(Strict):
     """The path from one rank to another; without ``dst``, to all others."""
 
     src: int = Field(ge=0)
@@ -82,8 +82,8 @@ class TargetSpec(Strict):
     replica: int | None = Field(default=None, ge=0)
     node: int | None = Field(default=None, ge=0)
     rack: int | None = Field(default=None, ge=0)
-    link: LinkTarget | None = None
-    checkpoint: Literal["latest"] | CheckpointTarget | None = None
+    link: LinkTargetSpec | None = None
+    checkpoint: Literal["latest"] | CheckpointTargetSpec | None = None
     select: Literal["one", "all", "minority", "majority"] | CountTarget | PercentTarget = "one"
     exclude: Exclusion = Exclusion()
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.scenario.fault import (
     PHASES,
-    CheckpointTarget,
+    CheckpointTargetSpec,
     CountTarget,
     ExpectSpec,
     FaultSpec,
@@ -32,12 +32,12 @@ __all__ = [
     "BlastRadius",
     "Cell",
     "CheckpointSpec",
-    "CheckpointTarget",
+    "CheckpointTargetSpec",
     "CountTarget",
     "ExpectSpec",
     "FaultSpec",
+    "InvariantExclusion",
     "LauncherSpec",
-    "LeaveOut",
     "Matrix",
     "MaxRetrigger",
     "PercentTarget",
@@ -210,7 +210,7 @@ class Timeouts(Strict):
     )
 
 
-class LeaveOut(Strict):
+class InvariantExclusion(Strict):
     """All invariants except these, which then do not affect the verdict."""
 
     leave_out: list[str] = Field(min_length=1)
@@ -235,7 +235,7 @@ class Scenario(Strict):
     timeouts: Timeouts = Timeouts()
     faults: list[FaultSpec] = Field(default_factory=list)
     sla: dict[str, list[SlaCheck]] = Field(default_factory=dict)
-    invariants: Literal["default"] | list[str] | LeaveOut = "default"
+    invariants: Literal["default"] | list[str] | InvariantExclusion = "default"
     stop_conditions: list[StopCondition] = Field(default_factory=list)
     steady_state: list[SteadyCheck] = Field(default_factory=list)
     blast_radius: BlastRadius = BlastRadius()

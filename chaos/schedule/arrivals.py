@@ -16,7 +16,7 @@ from typing import Any
 from chaos.errors import ScenarioError
 from chaos.scenario.fault import DEFAULT_ARRIVALS, MAX_OCCURRENCES, TriggerSpec
 from chaos.scenario.sla import ClauseError, parse_duration
-from chaos.source.diagnostics import Loc, Placed, Problem, Span
+from chaos.source.diagnostics import Loc, LocatedProblem, Problem, Span
 from chaos.source.source import Document, parse, read_text
 
 _BITS = 63
@@ -68,7 +68,7 @@ class TraceRead:
 
     times: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    problems: list[Placed] = field(default_factory=list)
+    problems: list[LocatedProblem] = field(default_factory=list)
 
 
 def read_trace(path: Path) -> TraceRead:
@@ -85,21 +85,21 @@ def read_trace(path: Path) -> TraceRead:
     for key, value, span in rows:
         problem = value if key == "" else _take(out, key, value)
         if problem:
-            out.problems.append(Placed(span=span, message=str(problem)))
+            out.problems.append(LocatedProblem(span=span, message=str(problem)))
     if not out.problems:
         whole = Span(source=str(path), line=1, column=1, width=1, text=text.split("\n", 1)[0])
         count = len(out.times) + len(out.steps)
         if not count:
-            out.problems.append(Placed(span=whole, message="the trace has no rows"))
+            out.problems.append(LocatedProblem(span=whole, message="the trace has no rows"))
         if count > MAX_OCCURRENCES:
             out.problems.append(
-                Placed(
+                LocatedProblem(
                     span=whole, message=f"the trace has {count} rows, more than {MAX_OCCURRENCES}"
                 )
             )
         if out.times and out.steps:
             out.problems.append(
-                Placed(span=whole, message="a trace holds times or steps, not both")
+                LocatedProblem(span=whole, message="a trace holds times or steps, not both")
             )
     return out
 
@@ -193,13 +193,13 @@ def _line(source: str, lines: list[str], number: int) -> Span:
 
 def fill_traces(
     tree: Mapping[str, Any], directory_of: Callable[[Loc], Path]
-) -> tuple[list[Problem], list[Placed]]:
+) -> tuple[list[Problem], list[LocatedProblem]]:
     """Replace the name of every trace file in the faults of ``tree`` by its content.
     ``directory_of``: directory of the file in which a value was written. Returns the problems in
     the scenario, and those in trace files.
     """
     problems: list[Problem] = []
-    placed: list[Placed] = []
+    placed: list[LocatedProblem] = []
     faults = tree.get("faults")
     for index, fault in enumerate(faults if isinstance(faults, list) else ()):
         at = fault.get("at") if isinstance(fault, dict) else None

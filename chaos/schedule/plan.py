@@ -24,7 +24,7 @@ from chaos.scenario.fault import (
 from chaos.scenario.model import Scenario
 from chaos.scenario.topology import Topology
 from chaos.schedule.arrivals import arrival_times, draw, share
-from chaos.schedule.targeting import Scope, TargetError, Targets, Traits, resolve, traits_of
+from chaos.schedule.targeting import FaultTraits, Scope, TargetError, Targets, resolve, traits_of
 
 Point = tuple[int, str]
 
@@ -110,7 +110,7 @@ def plan(
     seed: int,
     ranks: int,
     spares: int,
-    traits: Callable[[str], Traits],
+    traits: Callable[[str], FaultTraits],
     topology: Topology | None = None,
     protected: frozenset[int] = frozenset(),
     sheltered: frozenset[int] = frozenset(),
@@ -151,7 +151,7 @@ def happens(probability: float, *words: str | int) -> bool:
     return probability >= 1 or share(*words, "chance") < probability
 
 
-def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> PlannedFault:
+def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: FaultTraits) -> PlannedFault:
     at, checkpoint = fault.at, fault.target.checkpoint
     if isinstance(at.trace, str):
         raise ScenarioError(f"fault {fault.id!r}: trace {at.trace} has not been read")
@@ -218,7 +218,7 @@ def _phase(fault: FaultSpec, step: int, seed: int, phases: tuple[str, ...]) -> s
     return choices[draw(seed, fault.id, "phase", step) % len(choices)]
 
 
-def _max_fires(fault: FaultSpec, traits: Traits) -> int:
+def _max_fires(fault: FaultSpec, traits: FaultTraits) -> int:
     if isinstance(fault.retrigger, MaxRetrigger):
         return fault.retrigger.max
     return 1 if fault.retrigger == "once" and not traits.relentless else EVERY_ATTEMPT_LIMIT

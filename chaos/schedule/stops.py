@@ -10,7 +10,7 @@ from chaos.scenario.sla import OPERATORS, StopRule
 
 
 @dataclass(kw_only=True)
-class Tally:
+class FailureTally:
     """Failures counted from the orchestrator's events."""
 
     failures: int = 0
@@ -24,7 +24,7 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class JobSnapshot:
     """The state of a job. ``idle_s``: since the last commit; ``wall_s``: since the arm began;
     ``healthy``: replicas whose ranks are all held by live processes, None until training has begun.
     """
@@ -36,7 +36,7 @@ class Facts:
     nonfinite: bool
 
 
-def to_stop(rules: Sequence[StopRule], facts: Facts) -> str | None:
+def to_stop(rules: Sequence[StopRule], facts: JobSnapshot) -> str | None:
     """The first condition that holds, with what was seen; None when none does."""
     for rule in rules:
         seen = _seen(rule.name, facts)
@@ -51,7 +51,7 @@ def to_stop(rules: Sequence[StopRule], facts: Facts) -> str | None:
     return None
 
 
-def _seen(name: str, facts: Facts) -> float | None:
+def _seen(name: str, facts: JobSnapshot) -> float | None:
     known: dict[str, float | None] = {
         "no_committed_step_for": facts.idle_s,
         "wall_time": facts.wall_s,

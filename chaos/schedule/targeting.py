@@ -47,7 +47,7 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traits:
+class FaultTraits:
     """Properties of a fault kind that affect its plan.
 
     ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that hits whole
@@ -76,9 +76,9 @@ class Targets:
     links: tuple[tuple[int, int], ...] = ()
 
 
-def traits_of(kind: type[Fault]) -> Traits:
+def traits_of(kind: type[Fault]) -> FaultTraits:
     """The traits of a fault class."""
-    return Traits(
+    return FaultTraits(
         where=kind.where,
         phases=kind.phases,
         whole_racks=kind.whole_racks,
@@ -88,7 +88,7 @@ def traits_of(kind: type[Fault]) -> Traits:
     )
 
 
-def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Targets:
+def resolve(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> Targets:
     """Choose the targets. Raises TargetError if there are none, or not enough."""
     target, where = fault.target, traits.where
     if traits.role is not None:
@@ -167,7 +167,7 @@ def _harmed(target: TargetSpec, scope: Scope) -> set[Who]:
     return out
 
 
-def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[int, ...]:
+def _nodes(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> tuple[int, ...]:
     target, topology = fault.target, scope.topology
     named = _named(target, topology)
     nodes = [node for node in range(topology.nodes) if _on(target, node, topology)]

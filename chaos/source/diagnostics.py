@@ -65,7 +65,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class LocatedProblem:
     """A problem with its place in a file."""
 
     span: Span
@@ -85,7 +85,7 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
     return f"unknown {what} {word!r}; use one of: {listed}"
 
 
-def render(placed: Placed, *, label: str = "") -> str:
+def render(placed: LocatedProblem, *, label: str = "") -> str:
     """One problem as text of three lines (one if its source line is empty)."""
     span = _shortened(placed.span)
     message = _LONG_WORD.sub(lambda word: clipped(word[0], _MAX_WORD), placed.message)
@@ -125,13 +125,13 @@ def _shortened(span: Span) -> Span:
     return dataclasses.replace(span, text=text, column=column, width=width)
 
 
-def in_order(placed: Iterable[Placed]) -> list[Placed]:
+def in_order(placed: Iterable[LocatedProblem]) -> list[LocatedProblem]:
     """Without duplicates, by place."""
     unique = dict.fromkeys(placed)
     return sorted(unique, key=lambda p: (p.span.source, p.span.line, p.span.column))
 
 
-def scenario_error(placed: Sequence[Placed]) -> ScenarioError:
+def scenario_error(placed: Sequence[LocatedProblem]) -> ScenarioError:
     """All problems in one error."""
     ordered = in_order(placed)
     text = "\n".join(render(each) for each in ordered[:_MAX_SHOWN])

@@ -23,7 +23,7 @@ from ruamel.yaml.reader import ReaderError
 
 from chaos.errors import ScenarioError
 from chaos.source.bounds import text_problem
-from chaos.source.diagnostics import Loc, Placed, Span, scenario_error
+from chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
 
 MAX_BYTES = 1_000_000
 MAX_INT = 2**63 - 1
@@ -41,7 +41,7 @@ class Document:
     tree: Any
     keys: Mapping[Loc, Span]
     values: Mapping[Loc, Span]
-    problems: tuple[Placed, ...] = ()
+    problems: tuple[LocatedProblem, ...] = ()
 
     @property
     def broken(self) -> set[Loc]:
@@ -68,7 +68,7 @@ def read_document(path: Path) -> Document:
         what = kinds.get(type(document.tree), "holds a single value")
         message = f"the file {what}; a scenario is a mapping (key: value)"
         raise scenario_error(
-            document.problems or [Placed(span=document.locate(()), message=message)]
+            document.problems or [LocatedProblem(span=document.locate(()), message=message)]
         )
     return document
 
@@ -80,7 +80,7 @@ def parse(text: str, source: str) -> Document:
     """
     if why := text_problem(text):
         span = Span(source=source, line=1, column=1, width=1, text="")
-        raise scenario_error([Placed(span=span, message=why)])
+        raise scenario_error([LocatedProblem(span=span, message=why)])
     lines = text.splitlines() or [""]
     try:
         # such as one about anchors, which are refused below; it would be printed raw
@@ -91,7 +91,7 @@ def parse(text: str, source: str) -> Document:
         raise scenario_error([_syntax_problem(error, text, lines, source)]) from error
     except RecursionError as error:
         span = Span(source=source, line=1, column=1, width=1, text="")
-        raise scenario_error([Placed(span=span, message="nested too deeply")]) from error
+        raise scenario_error([LocatedProblem(span=span, message="nested too deeply")]) from error
     builder = _Builder(lines, source)
     first = next(
         (i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0
@@ -133,7 +133,7 @@ def read_text(path: Path, *, what: str = "scenario") -> str:
         ) from error
 
 
-def _syntax_problem(error: YAMLError, text: str, lines: list[str], source: str) -> Placed:
+def _syntax_problem(error: YAMLError, text: str, lines: list[str], source: str) -> LocatedProblem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is not None:
         line, column = mark.line, mark.column
@@ -149,7 +149,7 @@ def _syntax_problem(error: YAMLError, text: str, lines: list[str], source: str) 
     if "${" in line_text:
         said = f"{said or error}; inside {{}} or [] a reference needs quotes: '${{vars.x}}'"
     span = Span(source=source, line=line + 1, column=column + 1, width=1, text=line_text)
-    return Placed(span=span, message=f"not valid YAML: {said or error}")
+    return LocatedProblem(span=span, message=f"not valid YAML: {said or error}")
 
 
 def _code(character: str | bytes | int) -> int:
@@ -167,7 +167,7 @@ class _Builder:
     def __init__(self, lines: list[str], source: str) -> None:
         self.keys: dict[Loc, Span] = {}
         self.values: dict[Loc, Span] = {}
-        self.problems: list[Placed] = []
+        self.problems: list[LocatedProblem] = []
         self._lines = lines
         self._source = source
 
@@ -207,7 +207,7 @@ class _Builder:
             if key in built:
                 first = self.keys[(*loc, key)].line
                 self.problems.append(
-                    Placed(
+                    LocatedProblem(
                         span=at, message=f"key {key!r} is given twice; the first is on line {first}"
                     )
                 )
@@ -252,7 +252,7 @@ class _Builder:
         span = self._span(node)
         if loc is not None:
             self.values[loc] = span
-        self.problems.append(Placed(span=span, message=message))
+        self.problems.append(LocatedProblem(span=span, message=message))
 
     def _span(self, node: Node, width: int | None = None) -> Span:
         start, end = node.start_mark, node.end_mark

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events.log import Event, Kind
 from chaos.fault.targets import StorageTarget
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 from harness.launch.health import HealthSource
 from harness.launch.launcher import (
     ArmSetup,
@@ -34,7 +34,7 @@ class Scene(Protocol):
 
     setup: ArmSetup
     ledger: Ledger
-    in_force: InForce
+    in_force: ActiveEffects
 
     @property
     def has_coordinator(self) -> bool:

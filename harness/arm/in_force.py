@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import Any
 
 
-class InForce:
+class ActiveEffects:
     """Effects in force on one arm, or on one rank of it.
 
     ``what``: kind of effect; ``on``: its target; ``by``: the fault that causes it, one name for

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
-class Introduction:
+class OpeningFacts:
     """What the first events of an arm say. ``process``: data of ``actor_started``; ``spares``: that
     the job starts with; ``facts``: the data of ``run_started`` that depend on the kind of job.
     """
@@ -31,7 +31,7 @@ class Vitals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounts:
+class ClosingFacts:
     """What the last events of an arm say. ``leftovers``: data of ``leftovers``; ``finished``: data
     of ``run_finished`` beside outcome and reason.
     """
@@ -40,7 +40,7 @@ class Accounts:
     finished: Mapping[str, Any]
 
 
-class Job(Protocol):
+class ArmJob(Protocol):
     """A job that an arm plays; the methods stand in the order in which they are called."""
 
     @property
@@ -67,7 +67,7 @@ class Job(Protocol):
     def over(self) -> bool:
         """Whether it has ended and needs no further turn."""
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> OpeningFacts:
         """Describe it, before anything else is done."""
 
     def prepare(self) -> None:
@@ -100,5 +100,5 @@ class Job(Protocol):
     def release(self) -> None:
         """Release what the job holds of the machine; called even when ``end_processes`` failed."""
 
-    def account(self) -> Accounts:
+    def account(self) -> ClosingFacts:
         """What is left of the job."""

@@ -14,11 +14,12 @@ from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from chaos.fault.base import Fault
 from chaos.scenario.sla import parse_stop
 from chaos.schedule.plan import PlannedFault, plan_scenario
-from chaos.schedule.stops import Facts, Tally, to_stop
-from harness.arm.job import Job
+from chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
+from harness.arm.job import ArmJob
 from harness.arm.timers import Timers
-from harness.arm.watching import StopFlag, Watcher
+from harness.arm.watching import Watcher
 from harness.launch.launcher import ArmSetup
+from recovery.supervise.supervision import StopFlag
 
 
 class Injected(Protocol):
@@ -42,7 +43,7 @@ class ArmLoop:
     def __init__(
         self,
         setup: ArmSetup,
-        job: Job,
+        job: ArmJob,
         faults: Injected,
         timers: Timers,
         *,
@@ -59,7 +60,7 @@ class ArmLoop:
         self._now_ns = now_ns
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, now_ns)
         self._conditions = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
-        self._tally = Tally()
+        self._tally = FailureTally()
         self._started_ns = 0
 
     def run(self) -> str:
@@ -129,7 +130,7 @@ class ArmLoop:
 
     def _condition_met(self) -> str | None:
         now, vitals = self._now_ns(), self._job.vitals()
-        facts = Facts(
+        facts = JobSnapshot(
             idle_s=(now - vitals.progress_ns) / 1e9,
             wall_s=(now - self._started_ns) / 1e9,
             healthy=vitals.healthy,

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from chaos.events.log import Event, Kind
-from recovery.process.pressure import EVERY_S, Reader, Reading
+from recovery.process.pressure import EVERY_S, PressureReader, PressureReading
 from recovery.supervise.supervision import Stage
 
 MOST_NODES = 8
@@ -47,17 +47,19 @@ class NodePressures(Protocol):
     def now_ns(self) -> int:
         """The time on the arm's clock."""
 
-    def pressures(self) -> Mapping[int, tuple[int, Reading]]:
+    def pressures(self) -> Mapping[int, tuple[int, PressureReading]]:
         """Node -> its newest reading and the reading's time on the arm's clock."""
 
 
 def follow(
-    scene: PressureRecorder, training: Callable[[], Mapping[str, int]], reader: Reader | None = None
+    scene: PressureRecorder,
+    training: Callable[[], Mapping[str, int]],
+    reader: PressureReader | None = None,
 ) -> None:
     """Read periodically from now on. ``training``: the pids of the ranks that train now, rank 0
     first; empty while the job does anything else.
     """
-    read = (reader or Reader()).read
+    read = (reader or PressureReader()).read
 
     def look() -> None:
         pids = training()

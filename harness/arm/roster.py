@@ -10,7 +10,7 @@ from chaos.errors import InfrastructureError
 from chaos.events.log import Kind
 from harness.arm.fault_context import Scene
 from harness.arm.placement import Placement
-from harness.launch.devices import Board
+from harness.launch.devices import DeviceBoard
 from harness.launch.launcher import Cluster, Exited, Leftovers
 from recovery.policy.backoff import Reputation
 
@@ -33,7 +33,7 @@ class Roster:
         self._pids: dict[str, int] = {}
         self._exited: set[str] = set()
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
-        self._board = Board(cluster.places_on, range(topology.nodes))
+        self._board = DeviceBoard(cluster.places_on, range(topology.nodes))
         self._placement = Placement(topology, spares=spares)
         self._reputation = Reputation()
         self._count = 0

@@ -1,8 +1,7 @@
-"""Interfaces for watching an arm from outside, and for ending it."""
+"""The interface of what shows an arm to a person."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from chaos.events.log import Event
@@ -17,10 +16,3 @@ class Watcher(Protocol):
 
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
         """The job has committed this many steps."""
-
-
-@dataclass(kw_only=True)
-class StopFlag:
-    """Set by a signal handler and polled by the loop."""
-
-    signum: int = 0

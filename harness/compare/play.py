@@ -22,7 +22,7 @@ from chaos.errors import (
 from chaos.loading.load import LoadedScenario, load
 from chaos.scenario.catalogue import Catalogue
 from harness.compare.plan import scenario
-from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
 from harness.compare.plan.plan import Arm, Entrant, Family, seconds_left
 from harness.compare.plan.quiet import busy_share
 from harness.judge.results import Results
@@ -41,17 +41,17 @@ class ArmProgress:
 
     number: int
     total: int
-    played: Played
+    played: PlayedArm
     results: Results
     left_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Player:
+class ComparisonPlayer:
     """Plays the arms of a plan. ``pythons``: label -> interpreter of its stack's environment."""
 
     directory: Directory
-    plan: Plan
+    plan: ComparisonPlan
     entrants: Mapping[str, Entrant]
     families: Mapping[str, Family]
     pythons: Mapping[str, Path]
@@ -126,14 +126,14 @@ class Player:
             code = code if played.usable else EXIT_HARNESS
         return code
 
-    def _one(self, arm: Arm) -> tuple[Played, Results]:
+    def _one(self, arm: Arm) -> tuple[PlayedArm, Results]:
         loaded, busy = self.scenario_of(arm), busy_share()
         started = time.monotonic()
         results = run_scenario(
             loaded, runs=self.directory.runs, seed=None, live=False, argv=["run", str(loaded.path)]
         )
         run = self.directory.runs / results.scenario / results.run_id
-        played = Played(
+        played = PlayedArm(
             arm=arm,
             run=str(run.relative_to(self.directory.root)),
             verdict=results.verdict,
@@ -145,7 +145,7 @@ class Player:
         return played, results
 
 
-def left_of(directory: Directory, plan: Plan) -> tuple[Sequence[Arm], float, int]:
+def left_of(directory: Directory, plan: ComparisonPlan) -> tuple[Sequence[Arm], float, int]:
     """(missing arms, their expected seconds, number of arms whose time is a guess)."""
     done = directory.played()
     missing = [arm for arm in plan.arms if arm not in done]

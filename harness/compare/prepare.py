@@ -15,8 +15,8 @@ from harness.compare.environments import environments
 from harness.compare.environments.stack import Stack
 from harness.compare.environments.tuned import because
 from harness.compare.plan.directory import (
+    ComparisonPlan,
     Directory,
-    Plan,
     PlannedFamily,
     PlannedStack,
     differences,
@@ -43,7 +43,7 @@ from harness.launch.devices import versions
 class CompareOptions:
     """Options of the command line. ``seed``: of the first repetition, counting up for the others;
     ``against``: label of the reference, empty for the first built-in one; ``deadline``: seconds;
-    ``closed``, ``tune``, ``without``: as of ``Plan``.
+    ``closed``, ``tune``, ``without``: as of ``ComparisonPlan``.
     """
 
     name: str
@@ -68,7 +68,7 @@ class CompareOptions:
 class Prepared:
     """A plan, with all that is needed to play it. ``pythons``: label -> interpreter."""
 
-    plan: Plan
+    plan: ComparisonPlan
     entrants: Mapping[str, Entrant]
     families: Mapping[str, Family]
     pythons: Mapping[str, Path]
@@ -133,9 +133,9 @@ def _plan(
     *,
     reference: str,
     missing: dict[str, str],
-) -> Plan:
+) -> ComparisonPlan:
     seeds = list(range(asked.seed, asked.seed + asked.repeat))
-    return Plan(
+    return ComparisonPlan(
         name=asked.name,
         started=now(),
         argv=list(asked.argv),
@@ -266,7 +266,7 @@ def _versions(one: Entrant) -> dict[str, str]:
     return dict(environments.versions_of(one.name, type(one.stack)))
 
 
-def as_planned(plan: Plan, *, skip_missing: bool) -> CompareOptions:
+def as_planned(plan: ComparisonPlan, *, skip_missing: bool) -> CompareOptions:
     """The options from which a plan was made."""
     again = f"{plan.reference} {AGAIN}"
     return CompareOptions(
@@ -293,7 +293,7 @@ def as_planned(plan: Plan, *, skip_missing: bool) -> CompareOptions:
     )
 
 
-def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
+def resumed(old: ComparisonPlan, new: ComparisonPlan, *, accepted: bool) -> ComparisonPlan:
     """The plan of a resumed comparison. Code, machine and versions must match those of the stored
     arms; ``accepted`` allows differences, which the report then states, as it states added seeds.
     Raises ScenarioError.

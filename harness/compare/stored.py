@@ -22,11 +22,11 @@ from harness.compare.result import summary
 from harness.compare.result.at_rest import at_rest
 from harness.compare.result.believed import ArmRecord
 from harness.compare.result.gather import gather
-from harness.compare.result.model import AtRest, Comparison, StackInfo, Trial
+from harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo, Trial
 from harness.compare.result.runs import log_in, read_results
-from harness.compare.result.trials import Source, trial_of
+from harness.compare.result.trials import TrialSource, trial_of
 from harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
-from harness.judge.measure.labels import Named, labels
+from harness.judge.measure.labels import CellIdentity, labels
 from harness.judge.record.lineage import history_of
 from harness.judge.results import ArmResult, Results
 
@@ -56,7 +56,7 @@ class StoredPart:
     fidelity: list[str]
     started: str
     cautions: list[str]
-    at_rest: list[AtRest]
+    at_rest: list[FaultFreeSummary]
 
 
 def compare_stored(
@@ -127,9 +127,11 @@ def _part(path: Path) -> StoredPart:
 def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
     resolved = read_resolved(run)
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
-    names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
+    names = labels(
+        CellIdentity(id=c.id, strategy=_program(c), params=c.params) for c in cells.values()
+    )
     trials, stacks, families, cautions = [], {}, {}, []
-    logs: dict[str, list[Source]] = {}
+    logs: dict[str, list[TrialSource]] = {}
     for arm in results.arms:
         cell = cells.get(arm.cell)
         source = _source(path, run, arm, cell, names[cell.id], resolved) if cell else None
@@ -160,7 +162,7 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
     )
 
 
-def _at_rest(label: str, sources: Sequence[Source]) -> AtRest | None:
+def _at_rest(label: str, sources: Sequence[TrialSource]) -> FaultFreeSummary | None:
     controls = [history_of(source.control) for source in sources if source.control is not None]
     faulted = [history_of(source.log) for source in sources if not source.contradictions]
     return at_rest(label, controls, faulted, beside=0)
@@ -168,7 +170,7 @@ def _at_rest(label: str, sources: Sequence[Source]) -> AtRest | None:
 
 def _source(
     path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: str, resolved: ResolvedRun
-) -> Source | None:
+) -> TrialSource | None:
     """A trial's source; None for a control, an arm without faults, or one that was cut short."""
     kinds = sorted({fault.kind for fault in cell.scenario.faults})
     budget = Budget()
@@ -185,7 +187,7 @@ def _source(
         )
     if other is not None and other.contradictions:
         control = None
-    return Source(
+    return TrialSource(
         label=label,
         family=" + ".join(kinds),
         seed=arm.seed,

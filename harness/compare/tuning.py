@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from chaos.errors import ScenarioError
 from harness.compare.environments.stack import Stack, Value
-from harness.compare.environments.tuned import Sweep, Tried
-from harness.compare.plan.directory import Plan
+from harness.compare.environments.tuned import Sweep, TriedOptions
+from harness.compare.plan.directory import ComparisonPlan
 from harness.compare.plan.plan import Entrant
 from harness.compare.result.model import Trial
 from harness.compare.result.outcome import FOR_EVER
@@ -56,7 +56,9 @@ def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
     ]
 
 
-def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: str) -> Sweep:
+def sweep_of(
+    plan: ComparisonPlan, trials: Sequence[Trial], kind: type[Stack], finished: str
+) -> Sweep:
     """Result of a finished sweep's trials. Raises ScenarioError if no candidate survived every
     family.
     """
@@ -86,7 +88,9 @@ def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: s
     )
 
 
-def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> Tried:
+def _tried(
+    plan: ComparisonPlan, trials: Sequence[Trial], values: Mapping[str, Value]
+) -> TriedOptions:
     found = {
         family.name: sorted(
             (one for one in trials if one.family == family.name), key=lambda one: one.seed
@@ -94,7 +98,7 @@ def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> 
         for family in plan.families
     }
     times = {name: [_time(one) for one in mine] for name, mine in found.items()}
-    return Tried(
+    return TriedOptions(
         values=dict(values),
         outcomes={name: [one.outcome for one in mine] for name, mine in found.items()},
         recovery=times,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from harness.fuzz.draw.shrink import shrunk
 from harness.fuzz.play.oracle import Find, find_in
-from harness.fuzz.play.play import Played, simulated
-from harness.fuzz.search import Found, Plays, Search, Tree
+from harness.fuzz.play.play import PlayResult, simulated
+from harness.fuzz.search import ScenarioPlayer, Search, ShrunkFind, Tree
 
 PLAYS = 3
 NEEDED = 2
@@ -31,17 +31,17 @@ class RealSearch(Search):
     shrunk, and with those seen once; ``once``: find -> how often it did not show again.
     """
 
-    simulator: Plays
-    tell: Callable[[Found], None]
+    simulator: ScenarioPlayer
+    tell: Callable[[ShrunkFind], None]
     once: Counter[str] = field(default_factory=Counter)
 
-    def _twice(self, tree: Tree, played: Played) -> Find | None:
+    def _twice(self, tree: Tree, played: PlayResult) -> Find | None:
         return None
 
     def _said(self, tree: Tree) -> Find | None:
         return find_in(tree, self.player.play(tree))
 
-    def _new(self, find: Find, tree: Tree) -> Found | None:
+    def _new(self, find: Find, tree: Tree) -> ShrunkFind | None:
         if find.key in self.finds or self.once[find.key] >= MOST_ONCE:
             self.again += 1
             return None
@@ -67,7 +67,7 @@ class RealSearch(Search):
             return None
         return self._made_small(seen[key], tree, most, plays)
 
-    def _made_small(self, find: Find, tree: Tree, times: int, plays: int) -> Found:
+    def _made_small(self, find: Find, tree: Tree, times: int, plays: int) -> ShrunkFind:
         found = self._found(find, tree, tree, times=times, plays=plays)
         self.finds[find.key] = found
         self.tell(found)
@@ -81,13 +81,13 @@ class RealSearch(Search):
 
     def _found(
         self, find: Find, tree: Tree, first: Tree, *, times: int, plays: int, steady: bool = True
-    ) -> Found:
+    ) -> ShrunkFind:
         how = f"{times} of {min(plays, PLAYS)} plays" if steady else f"seen once in {plays}"
         where = f"{how} with launcher {tree['launcher']['kind']}, {self._beside(tree, find.key)}"
         lines = find.text.splitlines() or [find.key]
         lead = lines[-1] if find.text.startswith("Traceback") else lines[0]
         text = f"{where}: {lead}\n{find.text}"
-        return Found(
+        return ShrunkFind(
             find=Find(key=find.key, text=text), tree=tree, first=first, plays=plays, steady=steady
         )
 

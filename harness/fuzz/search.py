@@ -13,11 +13,11 @@ from harness.fuzz.draw import draw
 from harness.fuzz.draw.draw import Dice, World
 from harness.fuzz.draw.regressions import as_file
 from harness.fuzz.draw.shrink import shrunk
-from harness.fuzz.draw.stories import STORIES, Story, told
+from harness.fuzz.draw.stories import STORIES, Story, scenario_from_stories
 from harness.fuzz.draw.variations import varied
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import Find, find_in, unsteady
-from harness.fuzz.play.play import Played
+from harness.fuzz.play.play import PlayResult
 
 Tree = dict[str, Any]
 
@@ -31,7 +31,7 @@ TWICE = 10
 """One scenario of so many is played again, with the same seed."""
 
 
-class Shown(Protocol):
+class ReproducibleFind(Protocol):
     """A find of any search."""
 
     @property
@@ -46,7 +46,7 @@ class Shown(Protocol):
         """Name -> content of the files that reproduce it, the main file first."""
 
 
-class Searching(Protocol):
+class DefectSearch(Protocol):
     """The search of one process, for any kind of find. ``runs``: tries; ``refused``: by the loader;
     ``again``: known finds that were seen again.
     """
@@ -56,19 +56,19 @@ class Searching(Protocol):
     refused: int
     again: int
 
-    def step(self) -> Shown | None:
+    def step(self) -> ReproducibleFind | None:
         """One try; returns its find, if that is new."""
 
 
-class Plays(Protocol):
+class ScenarioPlayer(Protocol):
     """Plays one scenario."""
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         """Play it; raises only what interrupts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ShrunkFind:
     """A defect, with the smallest scenario that shows it. ``first``: the scenario drawn; ``plays``:
     how many more it took; ``steady``: it shows again.
     """
@@ -93,11 +93,11 @@ class Search:
     """
 
     world: World
-    player: Plays
+    player: ScenarioPlayer
     seed: str
     stories: Sequence[Story] = STORIES
     coverage: Coverage = field(default_factory=Coverage)
-    finds: dict[str, Found] = field(default_factory=dict)
+    finds: dict[str, ShrunkFind] = field(default_factory=dict)
     runs: int = 0
     refused: int = 0
     again: int = 0
@@ -108,7 +108,7 @@ class Search:
     def __post_init__(self) -> None:
         self.dice = Dice(rng=random.Random(f"chaos fuzz {self.seed}"))
 
-    def step(self) -> Found | None:
+    def step(self) -> ShrunkFind | None:
         """One scenario; returns its find, if that is new."""
         tree = self._draw()
         played = self.player.play(tree)
@@ -126,18 +126,18 @@ class Search:
         if self._kept and self.dice.chance(NEAR):
             return varied(self.dice.rng.choice(self._kept), self.dice, self.world)
         if self.stories and self.dice.chance(STORY):
-            return told(self.dice, self.world, self.stories)
+            return scenario_from_stories(self.dice, self.world, self.stories)
         return draw.scenario(self.dice, self.world)
 
-    def _twice(self, tree: Tree, played: Played) -> Find | None:
+    def _twice(self, tree: Tree, played: PlayResult) -> Find | None:
         return unsteady(played, self.player.play(tree)) if self.runs % TWICE == 0 else None
 
-    def _new(self, find: Find, tree: Tree) -> Found | None:
+    def _new(self, find: Find, tree: Tree) -> ShrunkFind | None:
         if find.key in self.finds:
             self.again += 1
             return None
         small, plays = shrunk(tree, lambda smaller: self._shows(smaller, find.key))
-        found = Found(find=self._said(small) or find, tree=small, first=tree, plays=plays)
+        found = ShrunkFind(find=self._said(small) or find, tree=small, first=tree, plays=plays)
         self.finds[find.key] = found
         return found
 

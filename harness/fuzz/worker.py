@@ -20,14 +20,14 @@ from chaos.scenario.catalogue import Catalogue
 from harness.fuzz.again import RealSearch
 from harness.fuzz.draw.draw import World
 from harness.fuzz.draw.scale import for_real
-from harness.fuzz.judge.bench import Bench
+from harness.fuzz.judge.bench import JudgeBench
 from harness.fuzz.judge.judge import JudgeSearch
 from harness.fuzz.loader.loader import LoaderSearch
-from harness.fuzz.loader.reading import Reader
+from harness.fuzz.loader.reading import ScenarioReader
 from harness.fuzz.play.child import tied, undisturbed
-from harness.fuzz.play.play import Player, kinds, strategies
+from harness.fuzz.play.play import SimPlayer, kinds, strategies
 from harness.fuzz.play.real import RealPlayer, launcher_of, playable
-from harness.fuzz.search import Search, Searching, Shown
+from harness.fuzz.search import DefectSearch, ReproducibleFind, Search
 
 What = Literal["recovery", "loader", "judge"]
 SIM = "sim"
@@ -35,7 +35,7 @@ REPORT_EVERY_S = 1.0
 """How often it reports its progress."""
 
 
-class ToldToEnd(BaseException):
+class WorkerStopped(BaseException):
     """The parent process wants this process to end, or is gone. A BaseException, so that
     interrupted code does not catch it.
     """
@@ -66,11 +66,11 @@ def work(
         world=world_of(launcher, strategy),
         player=RealPlayer(catalogue=catalogue, root=Path(root)),
         seed=seed,
-        simulator=Player(catalogue=catalogue, root=Path(root)),
+        simulator=SimPlayer(catalogue=catalogue, root=Path(root)),
         tell=lambda found: _tell(found, steady=found.steady),
         until_s=until_s,
     )
-    with suppress(ToldToEnd):
+    with suppress(WorkerStopped):
         signal.signal(signal.SIGTERM, _end)
         tied(parent)
         _search(search, until_s, parent, most_runs)
@@ -78,17 +78,20 @@ def work(
 
 def _simulated(
     catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What, until_s: float
-) -> Searching:
+) -> DefectSearch:
     """The searches that need no real processes."""
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
     if what == "loader":
         return LoaderSearch(
-            world=world, reader=Reader(catalogue=catalogue, root=root), seed=seed, until_s=until_s
+            world=world,
+            reader=ScenarioReader(catalogue=catalogue, root=root),
+            seed=seed,
+            until_s=until_s,
         )
-    player = Player(catalogue=catalogue, root=root)
+    player = SimPlayer(catalogue=catalogue, root=root)
     if what == "judge":
         return JudgeSearch(
-            world=world, player=player, bench=Bench(root=root), seed=seed, until_s=until_s
+            world=world, player=player, bench=JudgeBench(root=root), seed=seed, until_s=until_s
         )
     return Search(world=world, player=player, seed=seed, until_s=until_s)
 
@@ -104,10 +107,10 @@ def world_of(launcher: str, strategy: str | None = None) -> World:
 
 def _end(signum: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise ToldToEnd
+    raise WorkerStopped
 
 
-def _search(search: Searching, until_s: float, parent: int, most_runs: int | None) -> None:
+def _search(search: DefectSearch, until_s: float, parent: int, most_runs: int | None) -> None:
     reported: set[tuple[str, ...]] = set()
     next_s = 0.0
     most = math.inf if most_runs is None else most_runs
@@ -120,12 +123,12 @@ def _search(search: Searching, until_s: float, parent: int, most_runs: int | Non
     _report(search, reported)
 
 
-def _tell(found: Shown, *, steady: bool = True) -> None:
+def _tell(found: ReproducibleFind, *, steady: bool = True) -> None:
     files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
     _say({"find": found.find.key, "files": files, "steady": steady})
 
 
-def _report(search: Searching, reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+def _report(search: DefectSearch, reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
     reached = set(search.coverage.times)
     new = [list(feature) for feature in sorted(reached - reported)]
     _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})

@@ -38,7 +38,7 @@ other.
 
 
 @dataclass(kw_only=True)
-class Tally:
+class SearchTally:
     """The workers' messages so far. ``runs``, ``refused``, ``again``: worker -> its newest number;
     ``finds``, ``once``: find, or find seen once -> its file; ``by``: find -> the worker that found
     it.
@@ -81,7 +81,7 @@ def search(
     that dies is reported, and the others continue. With a launcher other than the simulator there
     are at most as many workers as the machine has cores for; a reduction is reported.
     """
-    tally, interrupted, began, real = Tally(), False, time.monotonic(), launcher != SIM
+    tally, interrupted, began, real = SearchTally(), False, time.monotonic(), launcher != SIM
     if real:
         jobs = _fewer(jobs, os.cpu_count() or 1, tell)
     common = {
@@ -161,7 +161,7 @@ class _Ears:
     """Reads the workers' messages and writes their finds. ``ending``: they were ordered to end."""
 
     workers: Mapping[int, subprocess.Popen[bytes]]
-    tally: Tally
+    tally: SearchTally
     into: Path
     tell: Callable[[str], None]
     began: float

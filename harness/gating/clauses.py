@@ -28,7 +28,7 @@ from harness.judge.verdict.gates import quantity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class ClauseDecision:
     """``needed``: total arms that would settle it; None: it is settled, or more would not help.
     ``surely``: that many settle it if none breaks the limit; otherwise in 4 of 5 cases.
     """
@@ -48,7 +48,7 @@ def is_statistical(sla: SlaResult) -> bool:
 
 def decide(
     sla: SlaResult, level: float, *, clock_bound: float = 0.0, green: float = LEVEL
-) -> Decision:
+) -> ClauseDecision:
     """Judge a clause by the bounds of its aggregate. ``level``: how often it may fail by chance
     alone; ``clock_bound``: largest error of each value, in the metric's unit; ``green``: how often
     it may pass by chance alone.
@@ -60,7 +60,7 @@ def decide(
     ClauseError for a clause that cannot be read.
     """
     if not sla.values:
-        return Decision(verdict="inconclusive", detail=sla.detail)
+        return ClauseDecision(verdict="inconclusive", detail=sla.detail)
     clause = _parse(sla)
     if clause.op != "==":
         return _one_sided(clause, sla, _Levels(red=level, green=green), clock_bound)
@@ -104,7 +104,7 @@ class _Levels:
     green: float
 
 
-def _one_sided(clause: Clause, sla: SlaResult, levels: _Levels, clock: float) -> Decision:
+def _one_sided(clause: Clause, sla: SlaResult, levels: _Levels, clock: float) -> ClauseDecision:
     sign = 1 if clause.op.startswith("<") else -1
     side = _Side(sign=sign, limit=sign * clause.limit, strict=clause.op in ("<", ">"))
     turned = [side.turned(value) for value in sla.values]
@@ -136,7 +136,7 @@ def _by_quantile(
     levels: _Levels,
     clock: float,
     arms: str,
-) -> Decision:
+) -> ClauseDecision:
     low, high = quantile_bounds(values, quantile, levels.red, levels.green)
     unit, n = clause.unit, len(values)
     least, most = ("at least", "at most") if side.sign > 0 else ("at most", "at least")
@@ -151,23 +151,23 @@ def _by_quantile(
     if high is None:
         known += f"{':' if not parts else ','} {no_bound(n, _fewest(quantile, levels.green))}"
     if low is not None and side.breaks(low - clock):
-        return Decision(verdict="fail", detail=known)
+        return ClauseDecision(verdict="fail", detail=known)
     if high is not None and not side.breaks(high + clock):
-        return Decision(verdict="pass", detail=known)
+        return ClauseDecision(verdict="pass", detail=known)
     settled = (low is not None and side.breaks(low)) or (high is not None and not side.breaks(high))
     if clock and settled:
-        return Decision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
+        return ClauseDecision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
     broken = sum(map(side.breaks, values))
     if high is None and not broken:
         fewest = _fewest(quantile, levels.green)
-        return Decision(verdict="inconclusive", detail=known, needed=fewest, surely=True)
+        return ClauseDecision(verdict="inconclusive", detail=known, needed=fewest, surely=True)
     needed = values_to_settle(broken, n, quantile, levels.red, levels.green)
     if needed is None:
         known += (
             "; no reasonable number of repeats would settle it: the limit lies too near to what is"
             " measured"
         )
-    return Decision(verdict="inconclusive", detail=known, needed=needed)
+    return ClauseDecision(verdict="inconclusive", detail=known, needed=needed)
 
 
 def no_bound(n: int, fewest: int) -> str:
@@ -182,14 +182,16 @@ def _fewest(quantile: float, level: float) -> int:
 
 def _by_each(
     clause: Clause, side: _Side, values: Sequence[float], level: float, clock: float, arms: str
-) -> Decision:
+) -> ClauseDecision:
     broken = sum(side.breaks(value - clock) for value in values)
     doubtful = sum(side.breaks(value + clock) for value in values)
     worst, n = _shown(side, max(values), clause.unit), len(values)
     if broken:
-        return Decision(verdict="fail", detail=f"{broken} of {n} break it, the worst is {worst}")
+        return ClauseDecision(
+            verdict="fail", detail=f"{broken} of {n} break it, the worst is {worst}"
+        )
     if doubtful:
-        return Decision(
+        return ClauseDecision(
             verdict="inconclusive",
             detail=f"the worst is {worst}, n={arms}; {_blurred(clock, clause.unit)}",
         )
@@ -199,19 +201,19 @@ def _by_each(
         f" chance of at most {math.ceil(chance * 1000 - 1e-9) / 10:g} %"
     )
     if n < fewest:
-        return Decision(
+        return ClauseDecision(
             verdict="inconclusive",
             detail=f"{known}, {no_bound(n, fewest)}",
             needed=fewest,
             surely=True,
         )
-    return Decision(verdict="pass", detail=known)
+    return ClauseDecision(verdict="pass", detail=known)
 
 
-def _by_any(side: _Side, values: Sequence[float], clock: float, count: str) -> Decision:
+def _by_any(side: _Side, values: Sequence[float], clock: float, count: str) -> ClauseDecision:
     if any(not side.breaks(value + clock) for value in values):
-        return Decision(verdict="pass", detail=f"a value meets it, n={count}")
-    return Decision(
+        return ClauseDecision(verdict="pass", detail=f"a value meets it, n={count}")
+    return ClauseDecision(
         verdict="inconclusive",
         detail=(
             f"none of {len(values)} values meets it, which does not show that none would; say 'all'"
@@ -220,13 +222,13 @@ def _by_any(side: _Side, values: Sequence[float], clock: float, count: str) -> D
     )
 
 
-def _by_mean(values: Sequence[float], count: str) -> Decision:
+def _by_mean(values: Sequence[float], count: str) -> ClauseDecision:
     if any(map(math.isinf, values)):
         lost = sum(map(math.isinf, values))
-        return Decision(
+        return ClauseDecision(
             verdict="fail", detail=f"{lost} of {len(values)} never recovered: the mean is infinite"
         )
-    return Decision(
+    return ClauseDecision(
         verdict="inconclusive",
         detail=(
             f"a mean has no bound without an assumption about its distribution, n={count}; say"

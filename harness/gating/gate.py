@@ -19,7 +19,7 @@ from chaos.errors import InfrastructureError
 from chaos.files import write_whole
 from harness.gating.baseline import Baseline
 from harness.gating.bounds import LEVEL
-from harness.gating.clauses import Decision, decide, is_statistical
+from harness.gating.clauses import ClauseDecision, decide, is_statistical
 from harness.gating.looks import ONE, Looks
 from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
 from harness.host.rundir import RunDirectory
@@ -69,7 +69,7 @@ class GateResult(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
+class BaselineComparison:
     """A baseline to compare a run with. ``tolerances``: by metric, where not the default;
     ``metrics``: names; ``warnings``: why the two may not be comparable.
     """
@@ -91,7 +91,9 @@ class _Pair:
     tolerance: Tolerance
 
 
-def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -> GateResult:
+def gate(
+    results: Results, against: BaselineComparison | None = None, looks: Looks = ONE
+) -> GateResult:
     """Decide. A run that did not finish keeps its verdict; so do invariants, which one
     counterexample breaks.
 
@@ -249,14 +251,14 @@ def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClau
     return _clause({**facts, "against": "baseline"}, decision, arms, repeats)
 
 
-def _nothing_left(decision: Decision) -> Decision:
+def _nothing_left(decision: ClauseDecision) -> ClauseDecision:
     """The decision of a look beyond the planned ones: the level is spent."""
-    return Decision(
+    return ClauseDecision(
         verdict="inconclusive", detail=f"{decision.detail}; the level is spent by earlier looks"
     )
 
 
-def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> GateClause:
+def _clause(facts: dict[str, Any], decision: ClauseDecision, n: int, repeats: int) -> GateClause:
     """``needed`` counts arms with a value: ``n`` of ``repeats`` had one."""
     wanted = None
     detail = decision.detail
@@ -268,7 +270,7 @@ def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> 
     return GateClause(**{**facts, "verdict": decision.verdict, "detail": detail, "repeats": wanted})
 
 
-def _pairs(results: Results, against: Against) -> tuple[list[_Pair], list[str]]:
+def _pairs(results: Results, against: BaselineComparison) -> tuple[list[_Pair], list[str]]:
     """Metrics that can be compared, and warnings about those without a counterpart."""
     pairs, warnings = [], []
     before = against.baseline.cells
@@ -305,7 +307,7 @@ def _repeats(results: Results, cell: str) -> int:
 
 
 def _verdict(
-    results: Results, clauses: Sequence[GateClause], against: Against | None
+    results: Results, clauses: Sequence[GateClause], against: BaselineComparison | None
 ) -> tuple[str, str]:
     if results.verdict not in ("pass", "fail", "inconclusive"):
         return results.verdict, results.reason

@@ -32,7 +32,7 @@ class LookError(ChaosError):
     exit_code = EXIT_USAGE
 
 
-class Look(Model):
+class InterimLook(Model):
     """``arms``: cell -> repeats that were judged."""
 
     arms: dict[str, list[int]]
@@ -42,7 +42,7 @@ class Looks(Model):
     """All looks at a run so far, the newest last. ``planned``: how many were planned."""
 
     planned: int = Field(ge=1, le=MOST_LOOKS)
-    looks: list[Look] = Field(default=[])
+    looks: list[InterimLook] = Field(default=[])
 
     @property
     def extended(self) -> bool:
@@ -76,7 +76,7 @@ class Looks(Model):
         return f"{how}, {100 * self.level:.3g} % each"
 
 
-ONE = Looks(planned=1, looks=[Look(arms={})])
+ONE = Looks(planned=1, looks=[InterimLook(arms={})])
 """The only look at a run, if nothing is recorded."""
 
 
@@ -96,7 +96,7 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
     looks = before or Looks(planned=planned or 1)
     arms = arms_of(results)
     if not looks.looks or looks.looks[-1].arms != arms:
-        looks = looks.model_copy(update={"looks": [*looks.looks, Look(arms=arms)]})
+        looks = looks.model_copy(update={"looks": [*looks.looks, InterimLook(arms=arms)]})
         _write(run, looks)
     return looks
 
@@ -122,10 +122,10 @@ def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
     if not stored or not _grew(stored, now):
         return before
     if before is None:
-        return Looks(planned=1, looks=[Look(arms=stored)])
+        return Looks(planned=1, looks=[InterimLook(arms=stored)])
     if before.looks and not _grew(before.looks[-1].arms, stored):
         return before
-    return before.model_copy(update={"looks": [*before.looks, Look(arms=stored)]})
+    return before.model_copy(update={"looks": [*before.looks, InterimLook(arms=stored)]})
 
 
 def _of_gate(run: RunDirectory) -> Looks | None:
@@ -137,7 +137,7 @@ def _of_gate(run: RunDirectory) -> Looks | None:
         many, planned = int(found["looks"]), int(found["planned"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    last = Look(arms=_results_before(run) or {})
+    last = InterimLook(arms=_results_before(run) or {})
     return Looks(
         planned=min(max(planned, 1), MOST_LOOKS), looks=[last] * min(max(many, 0), MOST_LOOKS + 1)
     )
@@ -151,7 +151,7 @@ def arms_of(results: Results) -> dict[str, list[int]]:
     }
 
 
-def _count(one: Look) -> int:
+def _count(one: InterimLook) -> int:
     return sum(map(len, one.arms.values()))
 
 

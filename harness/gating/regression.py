@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from chaos.errors import EXIT_USAGE, ChaosError
 from harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
-from harness.gating.clauses import Decision
+from harness.gating.clauses import ClauseDecision
 from harness.judge.figures import Metric
 from harness.judge.measure.samples import per_arm
 from harness.judge.verdict.gates import quantity
@@ -91,7 +91,7 @@ def is_open(now: Metric, then: Metric, tolerance: Tolerance) -> bool:
 
 def compare(
     now: Metric, then: Metric, tolerance: Tolerance, level: float, green: float = LEVEL
-) -> Decision:
+) -> ClauseDecision:
     """Judge by the bounds of the shift between ``now`` and what is tolerated of ``then``.
 
     It fails if the values now are shown to be worse, as a whole, than the baseline's with the
@@ -101,7 +101,7 @@ def compare(
     values. A value that never recovered is worse than any that did, and equal to another one.
     """
     if not now.values:
-        return Decision(
+        return ClauseDecision(
             verdict="inconclusive", detail=f"no value now, {then.counted} in the baseline"
         )
     now, then = _by_arm(now), _by_arm(then)
@@ -111,21 +111,21 @@ def compare(
     clock = now.clock_bound + then.clock_bound * (1 + tolerance.share)
     known = _known(now, then, level)
     if low is not None and low > clock:
-        return Decision(verdict="fail", detail=known)
+        return ClauseDecision(verdict="fail", detail=known)
     if high is not None and high <= -clock:
-        return Decision(verdict="pass", detail=known)
+        return ClauseDecision(verdict="pass", detail=known)
     if clock and ((low is not None and low > 0) or (high is not None and high <= 0)):
         blur = (
             f"clocks of several machines blur it by {quantity(clock, now.unit)}, and more repeats"
             " do not help"
         )
-        return Decision(verdict="inconclusive", detail=f"{known}; {blur}")
+        return ClauseDecision(verdict="inconclusive", detail=f"{known}; {blur}")
     above = sum(1.0 if d > 0 else 0.0 if d < 0 else 0.5 for d in worse) / len(worse)
     tied = all(d <= 0 for d in worse)
     needed = pairs_to_settle(0.0 if tied else above, level if above > 0.5 else green)
     if needed is None:
         known += "; no reasonable number of repeats would settle it: it lies at what is tolerated"
-    return Decision(
+    return ClauseDecision(
         verdict="inconclusive", detail=known, needed=None if needed is None else max(needed, n + 1)
     )
 

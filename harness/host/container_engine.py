@@ -25,7 +25,7 @@ RUN_LABEL = "org.trainchaos.run"
 NODE_LABEL = "org.trainchaos.node"
 DIRECTORY_LABEL = "org.trainchaos.directory"
 HOLDER_LABEL = "org.trainchaos.holder"
-"""``harness.undo.live.Holder`` of the run, as JSON."""
+"""``harness.undo.live.HarnessProcess`` of the run, as JSON."""
 IMAGE_LABEL = "org.trainchaos.image"
 
 _HINTS = (

@@ -23,7 +23,7 @@ def facts(environment: Mapping[str, str]) -> dict[str, Any]:
     return {"slurm": said}
 
 
-def told_to_end(environment: Mapping[str, str]) -> str:
+def end_notice(environment: Mapping[str, str]) -> str:
     """The meaning of a SIGTERM in a Slurm job, for people; "" outside of one."""
     job = environment.get("SLURM_JOB_ID")
     return f"Slurm told job {job} to end: preempted, cancelled, or out of time" if job else ""

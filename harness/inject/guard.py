@@ -13,7 +13,7 @@ from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
 
 
-class Struck(Protocol):
+class InjectedOccurrence(Protocol):
     """An occurrence that was injected."""
 
     occurrence: Occurrence
@@ -48,7 +48,9 @@ class Guard:
         self._recovering = False
         self._whole_since_ns = self._scene.now_ns()
 
-    def refusal(self, planned: PlannedFault, fault: Fault, struck: Sequence[Struck]) -> str | None:
+    def refusal(
+        self, planned: PlannedFault, fault: Fault, struck: Sequence[InjectedOccurrence]
+    ) -> str | None:
         """Why an occurrence due now must not fire; None when it may."""
         active = [live for live in struck if not live.healed or self._is_being_answered(live)]
         stopped = set(self._ranks_of(live for live in active if _disables(live.fault)))
@@ -72,12 +74,12 @@ class Guard:
             whole=planned.nodes,
         )
 
-    def _is_being_answered(self, live: Struck) -> bool:
+    def _is_being_answered(self, live: InjectedOccurrence) -> bool:
         """Whether the job is still recovering from it."""
         after = live.occurrence.time_ns >= self._whole_since_ns
         return self._recovering and after and not live.fault.harmless
 
-    def _ranks_of(self, struck: Iterable[Struck]) -> Iterable[int]:
+    def _ranks_of(self, struck: Iterable[InjectedOccurrence]) -> Iterable[int]:
         for live in struck:
             yield from ranks_hit(live.planned, live.fault.where, self._topology)
 

@@ -28,8 +28,8 @@ from harness.inject.occurrence import (
     NOT_THERE,
     POLLED,
     Act,
-    Late,
-    Live,
+    LateAct,
+    LiveOccurrence,
     announcement,
     to_hold_at,
 )
@@ -45,7 +45,7 @@ class _More(TypedDict, total=False):
 
     point: Point | None
     held: bool
-    late: Late | None
+    late: LateAct | None
     absent: tuple[str, ...]
 
 
@@ -204,7 +204,7 @@ class Injector:
             return
         missing = sorted(self._holders(trigger, at) - hold.processes.keys())
         absent = tuple(name for rank in missing if (name := self._scene.process_of(rank)))
-        if absent and not self._in_vain(trigger, hold, absent):
+        if absent and not self._may_stop_waiting(trigger, hold, absent):
             return
         trigger.go(at)
         for live in self._struck.ending(trigger.id, at):
@@ -212,14 +212,14 @@ class Injector:
         there = {rank: name for rank, name in hold.processes.items() if self._is_there(rank, name)}
         point, hit = trigger.planned_at(at), trigger.holders(at, there)
         if point is not None and hit and not trigger.held_by_all:
-            told = self._fire_held(trigger, {rank: there[rank] for rank in sorted(hit)}, point)
-            there = {rank: name for rank, name in there.items() if rank not in told}
+            acting = self._fire_held(trigger, {rank: there[rank] for rank in sorted(hit)}, point)
+            there = {rank: name for rank, name in there.items() if rank not in acting}
         elif point is not None and hit:
             self._fire_for_all(trigger, point, absent)
         for name in there.values():
             self._release(trigger, name)
 
-    def _in_vain(self, trigger: Trigger, hold: Hold, absent: Iterable[str]) -> bool:
+    def _may_stop_waiting(self, trigger: Trigger, hold: Hold, absent: Iterable[str]) -> bool:
         """Whether to stop waiting for the absent processes. A fault that acts outside ranks does
         not wait for processes that the kernel shows as stopped: they may arrive long after the
         step.
@@ -268,7 +268,7 @@ class Injector:
     def _release(self, trigger: Trigger, process: str) -> None:
         self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": trigger.id}))
 
-    def _again(self, live: Live, why: str) -> None:
+    def _again(self, live: LiveOccurrence, why: str) -> None:
         """The occurrence never acted, because its target had left the point or died: void it, and
         make its trigger pending again.
         """
@@ -291,9 +291,9 @@ class Injector:
             # passed the point.
             if trigger.has_fired(point) or (why != NOT_THERE and (steps < 2 or is_held)):
                 return
-        self._fire_once(trigger, point, Late(steps=steps, why=why) if steps > 0 else None)
+        self._fire_once(trigger, point, LateAct(steps=steps, why=why) if steps > 0 else None)
 
-    def _fire_once(self, trigger: Trigger, point: Point, late: Late | None = None) -> None:
+    def _fire_once(self, trigger: Trigger, point: Point, late: LateAct | None = None) -> None:
         """Fire, unless it has fired in this attempt already or a target is missing."""
         planned = trigger.planned.aimed(point)
         if trigger.fired_in(point, self._attempt):
@@ -310,7 +310,7 @@ class Injector:
         return self._outside.reachable(planned, trigger.fault)
 
     def _fire_unheld(
-        self, trigger: Trigger, planned: PlannedFault, late: Late | None = None
+        self, trigger: Trigger, planned: PlannedFault, late: LateAct | None = None
     ) -> None:
         """Fire at targets that do not hold."""
         if self._refused(trigger, planned, None):

@@ -9,7 +9,7 @@ from chaos.fault.base import Need
 from harness.arm.fault_context import Scene
 from harness.inject.occurrence import Act, command_of
 from harness.inject.occurrences import Occurrences
-from harness.inject.sites import Aim
+from harness.inject.sites import OccurrenceTarget
 from recovery.transport.wire import Extra
 
 
@@ -29,7 +29,7 @@ class InsideActs:
             who = {"process": process, "rank": rank}
             groups = self._scene.groups if Need.CGROUP in act.fault.wants() else None
             undo = groups.undo(process) if groups is not None else ()
-            aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
+            aim = OccurrenceTarget(target=None, who=who, processes=(process,), rank=rank, undo=undo)
             self._send(process, command_of(self._struck.begin(act, aim)))
 
     def do_everywhere(self, act: Act, held: Mapping[int, str]) -> None:
@@ -37,7 +37,9 @@ class InsideActs:
         they may have computed the step already, so a choice made by step starts at the next step.
         """
         names = tuple(process for _, process in sorted(held.items()))
-        aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
+        aim = OccurrenceTarget(
+            target=None, who={"processes": list(names), "everywhere": True}, processes=names
+        )
         there = {rank for rank in act.planned.ranks if self._scene.process_of(rank) is not None}
         ahead = 0 if there <= set(held) else 1
         command = command_of(self._struck.begin(act, aim), ahead=ahead)

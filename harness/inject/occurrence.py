@@ -12,7 +12,7 @@ from chaos.fault.base import Fault, Occurrence, Where
 from chaos.fault.witness import effects_of
 from chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
 from chaos.schedule.trigger import Trigger
-from harness.inject.sites import Aim
+from harness.inject.sites import OccurrenceTarget
 from recovery.transport.wire import Extra
 
 NOT_HELD = "no rank held for it where it was planned"
@@ -22,7 +22,7 @@ POLLED = "no rank holds for a fault of its kind"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late:
+class LateAct:
     """An act that came ``steps`` after its step, and why. ``missed``: ranks should have held for
     it.
     """
@@ -53,12 +53,12 @@ class Act:
     at: Point | None = None
     point: Point | None = None
     held: bool = False
-    late: Late | None = None
+    late: LateAct | None = None
     absent: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
-class Live:
+class LiveOccurrence:
     """An occurrence between injection and heal. ``aim``: None if the target was not there;
     ``tails``: followers of the event files searched for evidence; ``heard``: processes that wrote
     those files; ``weighed``: how many of the events ``seen`` have been examined; ``settled``: it is
@@ -69,7 +69,7 @@ class Live:
 
     act: Act
     occurrence: Occurrence
-    aim: Aim | None
+    aim: OccurrenceTarget | None
     tails: list[Follower]
     heard: set[str]
     seen: list[Event] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Live:
         return f", {late} step{'s' if late > 1 else ''} late" if late > 0 else ""
 
 
-def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
+def spoken_of(struck: Sequence[LiveOccurrence], message: Extra) -> LiveOccurrence | None:
     """The occurrence that a rank's message is about."""
     about = (message.payload.get("fault"), message.payload.get("occurrence"))
     return next(
@@ -144,7 +144,7 @@ def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
     )
 
 
-def died_holding(live: Live) -> bool:
+def died_holding(live: LiveOccurrence) -> bool:
     """Whether its process, which has exited, died at the point where it held, before it acted: it
     wrote no later event, and no script rank reported the act.
     """
@@ -155,7 +155,7 @@ def died_holding(live: Live) -> bool:
 
 
 def to_hold_at(
-    triggers: Iterable[Trigger], rank: int, struck: Iterable[Live]
+    triggers: Iterable[Trigger], rank: int, struck: Iterable[LiveOccurrence]
 ) -> list[dict[str, Any]]:
     """The points at which the process of ``rank`` must hold, in the form its agent expects: planned
     steps, its next step, and the ends of lasting faults. ``struck``: occurrences that may have such
@@ -172,7 +172,7 @@ def to_hold_at(
     ]
 
 
-def command_of(live: Live, *, ahead: int = 0) -> dict[str, Any]:
+def command_of(live: LiveOccurrence, *, ahead: int = 0) -> dict[str, Any]:
     """The command that makes a rank's agent act, for an act that ranks hold for. ``ahead``: how
     many steps ranks that do not hold may be ahead of those that do.
     """
@@ -220,7 +220,7 @@ def announcement(trigger: Trigger) -> dict[str, Any]:
     }
 
 
-def undone(live: Live) -> str | None:
+def undone(live: LiveOccurrence) -> str | None:
     """Undo an occurrence's act, from outside. Returns a remark for the log, or None if part of the
     act could not be undone.
     """

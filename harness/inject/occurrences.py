@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.events.clocks import Clocks
-from chaos.events.following import Follower, Shared
+from chaos.events.following import Follower, SharedTail
 from chaos.events.log import Event, Kind
 from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.scenario.verify import unmet
 from chaos.schedule.plan import PlannedFault, Point
 from harness.arm.fault_context import Scene
-from harness.inject.occurrence import Act, Live, died_holding, spoken_of, undone
-from harness.inject.sites import Aim, Miss
+from harness.inject.occurrence import Act, LiveOccurrence, died_holding, spoken_of, undone
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from recovery.transport.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
@@ -40,14 +40,14 @@ class Occurrences:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self.live: list[Live] = []
+        self.live: list[LiveOccurrence] = []
         self._numbers: Counter[str] = Counter()
-        self._files: dict[str, Shared] = {}
+        self._files: dict[str, SharedTail] = {}
         self._clocks = Clocks()
         self._trains = False
         self._ticked_ns = 0
 
-    def spoken_of(self, message: Extra) -> Live | None:
+    def spoken_of(self, message: Extra) -> LiveOccurrence | None:
         """The occurrence that a rank's message is about."""
         return spoken_of(self.live, message)
 
@@ -55,16 +55,16 @@ class Occurrences:
         """Number of the next occurrence of a fault."""
         return self._numbers[planned.id]
 
-    def ending(self, fault: str, at: Point) -> list[Live]:
+    def ending(self, fault: str, at: Point) -> list[LiveOccurrence]:
         """Occurrences of a fault whose end ranks hold for at this point."""
         return [live for live in self.live if live.planned.id == fault and live.ends_at == at]
 
-    def begin(self, act: Act, aim: Aim | Miss) -> Live:
+    def begin(self, act: Act, aim: OccurrenceTarget | MissingTarget) -> LiveOccurrence:
         """Write the undo records and ``fault_injected``, before the act."""
-        hit = aim if isinstance(aim, Aim) else None
+        hit = aim if isinstance(aim, OccurrenceTarget) else None
         occurrence = self._occurrence(act, aim, hit)
         processes = occurrence.processes
-        live = Live(
+        live = LiveOccurrence(
             act=act,
             occurrence=occurrence,
             aim=hit,
@@ -85,7 +85,9 @@ class Occurrences:
         self._record_injected(live)
         return live
 
-    def _occurrence(self, act: Act, aim: Aim | Miss, hit: Aim | None) -> Occurrence:
+    def _occurrence(
+        self, act: Act, aim: OccurrenceTarget | MissingTarget, hit: OccurrenceTarget | None
+    ) -> Occurrence:
         """The next occurrence of the fault. ``hit``: ``aim``, if the target is there."""
         step = act.at[0] if act.at else None
         processes = hit.processes if hit else ()
@@ -101,7 +103,7 @@ class Occurrences:
             checkpoint=hit.checkpoint if hit else None,
         )
 
-    def _record_injected(self, live: Live) -> None:
+    def _record_injected(self, live: LiveOccurrence) -> None:
         act, occurrence = live.act, live.occurrence
         when: dict[str, Any] = {} if act.at is None else {"phase": act.at[1]}
         if act.absent:
@@ -133,7 +135,7 @@ class Occurrences:
             reason=f"not fired: {reason}",
         )
 
-    def fail(self, live: Live, reason: str, **more: bool) -> None:
+    def fail(self, live: LiveOccurrence, reason: str, **more: bool) -> None:
         """Record that it did not land. Without a target there is nothing to heal."""
         live.settled = True
         live.healed = live.healed or live.aim is None
@@ -145,7 +147,7 @@ class Occurrences:
             **more,
         )
 
-    def void(self, live: Live, why: str) -> None:
+    def void(self, live: LiveOccurrence, why: str) -> None:
         """It never acted; its trigger will fire again in its place."""
         self.fail(live, why, again=True)
         if live.fault.where is Where.RANK:
@@ -153,7 +155,7 @@ class Occurrences:
         else:
             self.heal(live, "it never took effect")
 
-    def effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
+    def effect(self, live: LiveOccurrence, evidence: Mapping[str, Any]) -> None:
         """Record what the act did, or what was observed of it."""
         self._scene.record(
             Kind.FAULT_EFFECT,
@@ -162,7 +164,7 @@ class Occurrences:
             evidence=dict(evidence),
         )
 
-    def heal(self, live: Live, how: str) -> None:
+    def heal(self, live: LiveOccurrence, how: str) -> None:
         """Undo it, unless it is undone already; an act that cannot be undone stays open. Effects
         that other occurrences have on the same target remain (``harness.arm.in_force``).
         """
@@ -177,7 +179,7 @@ class Occurrences:
             self._scene.ledger.undone(record, how + remark)
         self._healed(live, how + remark)
 
-    def _still_on(self, live: Live) -> Live | None:
+    def _still_on(self, live: LiveOccurrence) -> LiveOccurrence | None:
         """Another occurrence of the same fault that acts on the same target from outside and is not
         over.
         """
@@ -195,7 +197,7 @@ class Occurrences:
 
     # ---- evidence
 
-    def look(self, live: Live, committed: int | None = None) -> None:
+    def look(self, live: LiveOccurrence, committed: int | None = None) -> None:
         """Look for evidence for at most EVIDENCE_LIMIT_S of the time in which it can show, and for
         EVIDENCE_STEPS steps while the fault acts. ``committed``: steps committed so far; given by
         ``tick``, which has read the event files already.
@@ -225,7 +227,7 @@ class Occurrences:
             of = "" if live.fault.where in AT_ONCE else " of training"
             self.fail(live, UNSEEN if over else f"no evidence within {waited_s:.0f} s{of}")
 
-    def _uncover(self, live: Live, now_ns: int) -> None:
+    def _uncover(self, live: LiveOccurrence, now_ns: int) -> None:
         """Notify the rank of an overdue fault that hides itself. A rank normally ends its fault
         after a step; one that waits for a hung rank never finishes the step, so neither would be
         found.
@@ -273,7 +275,7 @@ class Occurrences:
             if not live.healed and live.is_over(now, committed):
                 self.heal(live, "its duration was over" + live.overdue(committed))
 
-    def observe(self, event: Event) -> list[Live]:
+    def observe(self, event: Event) -> list[LiveOccurrence]:
         """Handle an orchestrator event: possible evidence, and data on the clocks of other
         processes. Returns the occurrences whose target died while it held for them.
         """
@@ -323,7 +325,7 @@ class Occurrences:
             if not live.healed:
                 self.heal(live, "the run ended")
 
-    def _settle(self, live: Live, landed: Landed) -> None:
+    def _settle(self, live: LiveOccurrence, landed: Landed) -> None:
         live.settled = True
         if reason := unmet(live.planned.verify, landed.evidence):
             self.fail(live, f"{LANDED_OTHERWISE}: {reason}")
@@ -341,7 +343,7 @@ class Occurrences:
         elif not live.lasts and not live.healed:
             self.heal(live, OVER_WHEN_DONE)
 
-    def _healed(self, live: Live, how: str) -> None:
+    def _healed(self, live: LiveOccurrence, how: str) -> None:
         live.healed = True
         self._scene.record(
             Kind.FAULT_HEALED,
@@ -353,7 +355,7 @@ class Occurrences:
     def _tails(self, processes: Sequence[str]) -> list[Follower]:
         events = self._scene.setup.run.events(self._scene.setup.id)
         for process in processes:
-            self._files.setdefault(process, Shared(events / f"{process}.jsonl"))
+            self._files.setdefault(process, SharedTail(events / f"{process}.jsonl"))
         return [Follower(self._files[process]) for process in processes]
 
 

@@ -7,7 +7,7 @@ from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
 from harness.inject.occurrence import Act
 from harness.inject.occurrences import Occurrences
-from harness.inject.sites import Aim, Miss, Site, site
+from harness.inject.sites import MissingTarget, OccurrenceTarget, Site, site
 from harness.inject.sites.process import miss_rank
 
 
@@ -29,10 +29,10 @@ class OutsideActs:
         aims = self._site(act.fault.where).aims(act.planned, act.fault, first)
         return any([self._strike(act, aim) for aim in aims or [miss_rank(-1)]])
 
-    def _strike(self, act: Act, aim: Aim | Miss) -> bool:
+    def _strike(self, act: Act, aim: OccurrenceTarget | MissingTarget) -> bool:
         """Act on one target. Returns whether ranks must hold for its end."""
         live = self._struck.begin(act, aim)
-        if isinstance(aim, Miss):
+        if isinstance(aim, MissingTarget):
             self._struck.fail(live, aim.reason)
             return False
         try:

@@ -74,7 +74,7 @@ def on_node(place: str, node: int) -> str:
     return f"{place}{ON_NODE}{node}"
 
 
-class Board:
+class DeviceBoard:
     """Tracks which process is on which device, and which devices are refused. ``places_on``: names
     of a node's devices; one name is always the same device.
     """

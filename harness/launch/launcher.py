@@ -25,8 +25,8 @@ from harness.host.rundir import RunDirectory
 from harness.launch.health import HealthReport
 from harness.launch.workload import DataInfo
 from harness.undo.base import Undo
-from recovery.checkpoint.memory.keepers import Started as KeeperStarted
-from recovery.process.local import Exited, Report, Said
+from recovery.checkpoint.memory.keepers import KeeperStarted
+from recovery.process.local import Exited, MessageReceived, Report
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Message
@@ -40,9 +40,9 @@ __all__ = [
     "Launcher",
     "Leftovers",
     "MachineControl",
+    "MessageReceived",
     "NodeNews",
     "Report",
-    "Said",
     "Session",
 ]
 

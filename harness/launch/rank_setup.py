@@ -12,7 +12,7 @@ from harness.launch import devices
 from harness.launch.launcher import ArmSetup
 from harness.launch.links.route import Address
 from harness.launch.rank_config import RankConfig
-from recovery.policy.jobconfig import InMemory, Net
+from recovery.policy.jobconfig import InMemory, NetworkAddresses
 from recovery.policy.strategy import Strategy
 
 
@@ -34,7 +34,7 @@ def strategy_of(setup: ArmSetup) -> Strategy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class RankEnvironment:
     """The environment of a process on its node. ``events``, ``logs``: directories for its event log
     and its output; ``device``: one of its node's devices; ``memory``: in-memory checkpoints there,
     if the cell has them; ``door``: address of the link proxy, if there is one; ``group``: name of
@@ -45,13 +45,15 @@ class Desk:
     logs: Path
     device: str
     backend: str
-    net: Net = field(default_factory=Net)
+    net: NetworkAddresses = field(default_factory=NetworkAddresses)
     memory: InMemory | None = None
     door: Address | None = None
     group: str | None = None
 
 
-def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankConfig:
+def rank_config(
+    setup: ArmSetup, environment: RankEnvironment, *, name: str, role: str
+) -> RankConfig:
     """Configuration of one process; ``parent`` is the calling process."""
     scenario = setup.cell.scenario
     spec = scenario.workload
@@ -66,9 +68,11 @@ def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankCon
         "samples": setup.data.samples,
         "seed": setup.seed,
         "batch": strategy.batch_policy,
-        "backend": desk.backend,
-        "net": desk.net.model_dump(),
-        "memory": desk.memory.model_dump(mode="json") if desk.memory is not None else None,
+        "backend": environment.backend,
+        "net": environment.net.model_dump(),
+        "memory": environment.memory.model_dump(mode="json")
+        if environment.memory is not None
+        else None,
         "job_id": f"{setup.id}-{setup.seed}",
         "checkpoint_dir": str(setup.checkpoints.absolute()),
         "checkpoint_every": spec.checkpoint.every,
@@ -86,16 +90,16 @@ def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankCon
         name=name,
         role=role,
         parent=os.getpid(),
-        events=desk.events,
-        log=desk.logs / f"{name}.log",
+        events=environment.events,
+        log=environment.logs / f"{name}.log",
         workload=spec.kind,
         workload_params=spec.params,
         data=setup.data.path.absolute(),
-        device=devices.torch_name(desk.device),
+        device=devices.torch_name(environment.device),
         threads=1,
         job=job,
-        link_proxy=desk.door,
-        group=desk.group,
+        link_proxy=environment.door,
+        group=environment.group,
         faults=tuple(sorted({fault.kind for fault in scenario.faults}))
         if setup.arm == "faulted"
         else (),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from chaos import plugins
 from chaos.scenario.model import Cell
 from recovery.process.local import rank_environment
-from recovery.process.node import Recipe
+from recovery.process.node import LaunchRecipe
 
 FAULTS = "chaos.faults"
 WARM_MODULES = (
@@ -24,13 +24,13 @@ WARM_MODULES = (
 )
 
 
-def recipe(cells: Iterable[Cell] = ()) -> Recipe:
+def recipe(cells: Iterable[Cell] = ()) -> LaunchRecipe:
     """Start ranks as forks of a process that has imported everything, including the faults of
     ``cells``, or as new Pythons; one thread each, regardless of the user's environment.
     """
     kinds = sorted({fault.kind for cell in cells for fault in cell.scenario.faults})
     faults = tuple(plugins.module_of(FAULTS, kind) for kind in kinds)
-    return Recipe(
+    return LaunchRecipe(
         entry="harness.rank.rank:start",
         cold="harness.rank.rank",
         modules=(*WARM_MODULES, *faults),

@@ -16,7 +16,7 @@ from chaos.errors import InfrastructureError
 from chaos.fault.targets import LinkShape
 from harness.launch.links.client import LinkProxy
 from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.local import Children, Exited, Said, ask_store, start_store
+from recovery.process.local import Children, Exited, MessageReceived, ask_store, start_store
 from recovery.process.processes import die_with, redirect_output
 from recovery.transport.wire import Channel, Extra
 
@@ -87,7 +87,7 @@ class StoreKeeper:
     def look(self) -> None:
         """Start another store if this one has ended."""
         for report in self._children.wait(0):
-            if isinstance(report, Said):
+            if isinstance(report, MessageReceived):
                 self._round_trip_s = report.message.payload["round_trip_s"]
             elif isinstance(report, Exited) and report.process == self._name:
                 reaped = {"reaped_signal": report.signal, "reaped_exit_code": report.exit_code}
@@ -141,7 +141,7 @@ class StoreKeeper:
         deadline_s = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline_s:
             for report in self._children.wait(0.1):
-                if isinstance(report, Said) and report.process == self._name:
+                if isinstance(report, MessageReceived) and report.process == self._name:
                     self.port = self._proxy.forward(_IN, self._host, report.message.payload["port"])
                     return
                 if isinstance(report, Exited) and report.process == self._name:

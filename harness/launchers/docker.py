@@ -17,7 +17,7 @@ from chaos.scenario.model import Cell
 from chaos.schedule.blast import Privilege
 from harness.host.rundir import RunDirectory
 from harness.launch.launcher import Launcher, Session
-from harness.launch.nodes.platform import Platform, Wanted
+from harness.launch.nodes.platform import Platform, PlatformNeeds
 
 RANK_MIB = 300
 """Memory of the smallest rank with its share of the agent's fork server."""
@@ -144,7 +144,7 @@ class Docker(Launcher):
                 )
         return missing(cell) or lacks_engine()
 
-    def _platform(self, wanted: Wanted) -> Platform:
+    def _platform(self, wanted: PlatformNeeds) -> Platform:
         from harness.launch.containers.platform import DockerPlatform, Settings
 
         return DockerPlatform(wanted, Settings(**self.model_dump()))

@@ -20,7 +20,7 @@ from harness.launch.health import HealthReport, nvml_events
 from harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
 from harness.launch.links.client import LinkProxy
 from harness.launch.memory import in_memory, keepers_for
-from harness.launch.rank_setup import Desk, places, rank_config
+from harness.launch.rank_setup import RankEnvironment, places, rank_config
 from harness.launch.recipe import recipe
 from harness.launch.requirements import needs_of
 from harness.launch.storage import lacks_mount, mount_for
@@ -28,7 +28,7 @@ from harness.launch.stores import StoreKeeper
 from harness.undo.base import Undo
 from harness.undo.ledger import Ledger
 from harness.undo.records import KillProcess, KillSession
-from recovery.checkpoint.memory.keeper_host import Here
+from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
 from recovery.process.local import start_store
 from recovery.process.node import Node
 from recovery.process.starvation import Pulse
@@ -145,7 +145,7 @@ class LocalCluster:
         self.groups = CgroupControl(name, self._pid_of) if wanted else None
         self.links = LinkProxy() if Need.LINKS in needs_of(setup.cell) else None
         self.keepers = keepers_for(
-            setup, lambda: Here(session.zygote.fork, log=setup.run.logs(setup.id))
+            setup, lambda: LocalKeeperHost(session.zygote.fork, log=setup.run.logs(setup.id))
         )
 
     def _pid_of(self, process: str) -> int:
@@ -190,7 +190,7 @@ class LocalCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a rank process; returns its pid."""
         run, arm = self._setup.run, self._setup.id
-        desk = Desk(
+        environment = RankEnvironment(
             events=run.events(arm),
             logs=run.logs(arm),
             device=device,
@@ -199,7 +199,7 @@ class LocalCluster:
             group=self._group,
             door=self.links.door if self.links is not None else None,
         )
-        config = rank_config(self._setup, desk, name=name, role=role)
+        config = rank_config(self._setup, environment, name=name, role=role)
         data = config.model_dump_json().encode()
 
         pid = self._node.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")

@@ -15,7 +15,7 @@ from chaos.scenario.model import Cell
 from harness.host.rundir import RunDirectory
 from harness.host.slurm_commands import Commands, installed
 from harness.launch.launcher import Launcher, Session
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.launch.slurm.allocation import HOW, Allocation, allocation, too_few
 from harness.launch.slurm.platform import SlurmPlatform
 
@@ -64,7 +64,7 @@ class Slurm(Launcher):
             return f"not inside a Slurm allocation (SLURM_JOB_ID is not set): {HOW}"
         return too_few(found, cell.scenario.launcher.nodes)
 
-    def _platform(self, wanted: Wanted) -> SlurmPlatform:
+    def _platform(self, wanted: PlatformNeeds) -> SlurmPlatform:
         found = self._allocation()
         if found is None:
             raise InfrastructureError("not inside a Slurm allocation", hint=HOW)

@@ -13,7 +13,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from harness.peers.launching import Launcher, free_port, job_of_environment, listens
+from harness.peers.launching import PeerLauncher, free_port, job_of_environment, listens
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     job = job_of_environment()
     name, port = f"job-{secrets.token_hex(6)}", free_port()
     env = os.environ | {"DLROVER_MASTER_ADDR": f"127.0.0.1:{port}", "ELASTIC_JOB_NAME": name}
-    with Launcher(leftovers(name)) as launcher:
+    with PeerLauncher(leftovers(name)) as launcher:
         master = launcher.start(master_command(name, port), env)
         launcher.wait_for(lambda: listens(port), master, "the DLRover master")
         return launcher.wait(launcher.start(agent_command(job.ranks, sys.argv[1:]), env))

@@ -35,16 +35,16 @@ LOOK_S = 0.1
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class ToldToEnd(SystemExit):
+class LauncherStopped(SystemExit):
     """A signal, or the death of the parent, asked the launcher to end."""
 
 
-class Launcher:
+class PeerLauncher:
     """A context in which processes may be started; when it is left, for whatever reason, none of
     them lives.
 
     ``leftovers``: files and directories to remove then. Signals that ask for an end, and the
-    parent's death, raise ``ToldToEnd`` in whatever waits.
+    parent's death, raise ``LauncherStopped`` in whatever waits.
     """
 
     def __init__(self, leftovers: Sequence[Path] = ()) -> None:
@@ -52,14 +52,14 @@ class Launcher:
         self._ended: dict[int, int] = {}
         self._signals = {*ORDERS, signal.SIGCHLD}
 
-    def __enter__(self) -> Launcher:
+    def __enter__(self) -> PeerLauncher:
         parent = os.getppid()
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it went before the request was in place
-            raise ToldToEnd(128 + signal.SIGTERM)
+            raise LauncherStopped(128 + signal.SIGTERM)
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ class Launcher:
             return True
         told = signal.sigtimedwait(self._signals, LOOK_S)
         if told is not None and told.si_signo in ORDERS:
-            raise ToldToEnd(128 + told.si_signo)
+            raise LauncherStopped(128 + told.si_signo)
         return False
 
     def _reap(self) -> None:

@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.peers.launching import Launcher, job_of_environment
+from harness.peers.launching import PeerLauncher, job_of_environment
 
 
 def main() -> int:
     """The exit code of the driver."""
     job_of_environment()
     home = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets lie there, whose paths have to be short
-    with Launcher([home]) as launcher:
+    with PeerLauncher([home]) as launcher:
         env = os.environ | {
             "JOB_RAY_HOME": str(home),
             "TMPDIR": str(home),

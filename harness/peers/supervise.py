@@ -19,14 +19,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from harness.peers.launching import Launcher, job_of_environment
+from harness.peers.launching import PeerLauncher, job_of_environment
 
 LINGER_S = 5.0
 """The job is done with the first rank that is: so long the others may take."""
 HOST = "127.0.0.1"
 
 
-class Supervisor(Launcher):
+class PeerSupervisor(PeerLauncher):
     """The ranks of one job. ``environments``: of each; ``restarts``: how often each may be started
     again; ``beside``: other programs of the job, by name, each with its environment; nothing is
     done when one of them ends but to say so.
@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     job_of_environment()
     environments = rank_environments(options.ranks)
-    sys.exit(Supervisor(options.command, environments, restarts=options.restarts).run())
+    sys.exit(PeerSupervisor(options.command, environments, restarts=options.restarts).run())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.peers.launching import job_of_environment
-from harness.peers.supervise import HOST, Supervisor, free_ports
+from harness.peers.supervise import HOST, PeerSupervisor, free_ports
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         for one in range(replicas)
     ]
     command = [sys.executable, "-m", "harness.peers.torchft_train", *options.script]
-    supervisor = Supervisor(
+    supervisor = PeerSupervisor(
         command, numbered, restarts=options.restarts, beside={"torchft_lighthouse": lighthouse}
     )
     sys.exit(supervisor.run())

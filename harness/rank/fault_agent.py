@@ -36,8 +36,8 @@ PACE_SLICE_S = 0.02
 
 
 class FaultAgent(AgentCore):
-    """Implements ``recovery.rank.job.Probe`` for the training thread and ``RankTarget`` for faults.
-    ``kinds``: faults that may act here; loaded now.
+    """Implements ``recovery.rank.step.StepProbe`` for the training thread and ``RankTarget`` for
+    faults. ``kinds``: faults that may act here; loaded now.
     """
 
     body: BodyShim
@@ -78,7 +78,7 @@ class FaultAgent(AgentCore):
         if self._agenda.hear(topic, payload):
             self._word.set()
 
-    # ---- called by the training thread (recovery.rank.job.Probe)
+    # ---- called by the training thread (recovery.rank.step.StepProbe)
 
     def at(self, step: int, phase: str) -> None:
         """Hold at each fault armed for this point until the supervisor answers, and do what is due

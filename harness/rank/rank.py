@@ -20,8 +20,8 @@ from harness.launch.stores import StoreConfig, be_store
 from harness.launch.workload import Workload
 from recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
 from recovery.process.entry import live
-from recovery.rank.agent import Agent
-from recovery.rank.joining import Place, Seat
+from recovery.rank.agent import RankAgent
+from recovery.rank.joining import SupervisedPlace, SupervisorSettings
 from recovery.rank.script import run_script
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Channel
@@ -46,9 +46,11 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
     import torch
 
     torch.set_num_threads(config.threads)
-    seat = Seat(supervisor="the scenario", device=config.device, **config.job)
+    settings = SupervisorSettings(supervisor="the scenario", device=config.device, **config.job)
     admit = partial(_admit_faults, config)
-    place = Place(seat=seat, channel=channel, page=page, writer=writer, on_attach=admit)
+    place = SupervisedPlace(
+        settings=settings, channel=channel, page=page, writer=writer, on_attach=admit
+    )
     run_script(program.path, program.args, place)
 
 
@@ -58,7 +60,7 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
 
     job_config: JobConfig = JobConfig.model_validate(config.job)
     trainable = build(config, job_config)
-    job = Job(job_config, Agent(channel), page, writer)
+    job = Job(job_config, RankAgent(channel), page, writer)
     job.on_attach = partial(_admit_faults, config)
     job.attach(
         trainable.model,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from chaos.events.log import Kind, read_actor
-from harness.launch.launcher import Report, Said
+from harness.launch.launcher import MessageReceived, Report
 from harness.run.revocable_hands import CoordinatorAbsence, CoordinatorLost, RevocableHands
 from recovery.policy.strategy import StateFrom
 from recovery.supervise.adoption import past
@@ -69,7 +69,7 @@ class Coordinator:
         are in the log.
         """
         if self._absence is None or (
-            isinstance(report, Said) and isinstance(report.message, Extra)
+            isinstance(report, MessageReceived) and isinstance(report.message, Extra)
         ):
             return False
         self._absence.held.append(report)
@@ -101,4 +101,4 @@ class Coordinator:
             stage=absence.stage,
         )
         self.supervise(lambda controller: controller.adopt(known, FIRST_STATE))
-        return [report for report in absence.held if isinstance(report, Said)]
+        return [report for report in absence.held if isinstance(report, MessageReceived)]

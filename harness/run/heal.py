@@ -20,7 +20,7 @@ from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError, 
 from harness.host.rundir import RunDirectory
 from harness.undo import live
 from harness.undo.base import UndoOutcome, failed
-from harness.undo.ledger import Entry, Ledger, read_open
+from harness.undo.ledger import Ledger, LedgerEntry, read_open
 from harness.undo.records import FreeShm, KillMarked
 
 
@@ -170,7 +170,9 @@ def _is_open(run: RunDirectory) -> bool:
         return True
 
 
-def _undo(run: RunDirectory, entries: list[Entry], deadline: float) -> tuple[UndoOutcome, ...]:
+def _undo(
+    run: RunDirectory, entries: list[LedgerEntry], deadline: float
+) -> tuple[UndoOutcome, ...]:
     newest_first = entries[::-1]
     newest_first.sort(key=lambda entry: entry.undo is None or not entry.undo.ends_processes)
     ledger = Ledger(run.ledger)

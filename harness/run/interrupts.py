@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE
-from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.run import heal
+from recovery.supervise.supervision import StopFlag
 
 GIVE_UP_LIMIT_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -23,7 +23,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @contextmanager
-def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
+def stop_on_signal(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
     """The first signal sets the flag, so that the arm ends by healing; the second ends this
     process.
 

@@ -14,19 +14,19 @@ from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 from chaos.fault.base import Fault
-from harness.arm.job import Accounts, Introduction, Vitals
+from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
 from harness.arm.loop import ArmLoop, plan_of
 from harness.arm.timers import Timers
-from harness.arm.watching import StopFlag, Watcher
+from harness.arm.watching import Watcher
 from harness.inject.injector import Injector
-from harness.launch.launcher import ArmSetup, Cluster, Exited, Leftovers, Report, Said
+from harness.launch.launcher import ArmSetup, Cluster, Exited, Leftovers, MessageReceived, Report
 from harness.run.coordinator import Coordinator
 from harness.run.scene import BuiltInScene
 from harness.run.timeouts import timing_of
 from recovery.policy.strategy import Strategy
 from recovery.process.local import Dying
 from recovery.supervise.controller import Controller, Stage, Timing
-from recovery.supervise.supervision import Hands
+from recovery.supervise.supervision import Hands, StopFlag
 from recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
 
 TICK_S = 0.02
@@ -37,7 +37,7 @@ _TRIGGER_KINDS: Mapping[Kind, str] = MappingProxyType(
 
 
 class Orchestrator:
-    """One arm. Implements ``harness.arm.job.Job``, and for its coordinator
+    """One arm. Implements ``harness.arm.job.ArmJob``, and for its coordinator
     ``recovery.supervise.supervision.Hands``.
     """
 
@@ -138,11 +138,11 @@ class Orchestrator:
         """Whether the controller has ended them."""
         return self.controller.done
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> OpeningFacts:
         """Describe the job by its scenario."""
         setup, scenario = self._setup, self._setup.cell.scenario
         spec = scenario.workload
-        return Introduction(
+        return OpeningFacts(
             process=self._cluster.identity(),
             spares=self._strategy.spares_wanted,
             facts={
@@ -227,11 +227,11 @@ class Orchestrator:
         self._left = (committed, leftovers)
         self._roster.ended(leftovers)
 
-    def account(self) -> Accounts:
+    def account(self) -> ClosingFacts:
         """From the closed cluster."""
         assert self._left is not None
         committed, leftovers = self._left
-        return Accounts(
+        return ClosingFacts(
             leftovers={
                 "processes": leftovers.processes,
                 "ports": leftovers.ports,
@@ -247,7 +247,7 @@ class Orchestrator:
             self._note_exit(report)
         if self._coordinator.misses(report):
             return
-        if isinstance(report, Said):
+        if isinstance(report, MessageReceived):
             self._on_said(report)
         elif isinstance(report, Dying):
             self._coordinator.supervise(lambda c: c.on_dying(report.process))
@@ -259,7 +259,7 @@ class Orchestrator:
         for report in self._coordinator.take_over(self._roster.asked_ns):
             self._hear(report)
 
-    def _on_said(self, report: Said) -> None:
+    def _on_said(self, report: MessageReceived) -> None:
         message = report.message
         if isinstance(message, Extra):
             self._injector.on_said(report.process, self._rank_of(report.process), message)

@@ -27,7 +27,7 @@ _AGAIN = MappingProxyType(
 """Why a command's generation began."""
 
 
-class Quiet:
+class SilentWatcher:
     """Shows nothing."""
 
     def on_event(self, setup: ArmSetup, event: Event) -> None:

@@ -28,9 +28,9 @@ from chaos.loading.load import LoadedScenario
 from chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule.plan import repeat_seed
 from harness.arm import pressure
-from harness.arm.watching import StopFlag, Watcher
+from harness.arm.watching import Watcher
 from harness.host.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
-from harness.host.slurm_facts import told_to_end
+from harness.host.slurm_facts import end_notice
 from harness.judge.results import Results
 from harness.judge.verdict import judge
 from harness.launch import devices
@@ -46,6 +46,7 @@ from harness.script.check import refuse_unstartable
 from harness.undo.ledger import Ledger
 from harness.undo.records import RemoveTree
 from recovery.policy.strategy import Strategy
+from recovery.supervise.supervision import StopFlag
 
 
 def run_scenario(
@@ -90,7 +91,7 @@ def run_scenario(
         lines=loaded.lines,
     )
     stop, problem = StopFlag(), None
-    with interrupts.noted(stop, run), heal.guarded(run):
+    with interrupts.stop_on_signal(stop, run), heal.guarded(run):
         data = _prepare(run, runnable, resolved)
         if runnable:
             with _watching(watcher, live, loaded, runnable) as shown:
@@ -144,7 +145,7 @@ def _or_interrupted(results: Results, stop: StopFlag) -> Results:
     """Report a signal that came between arms, when no arm could record it, and what sends such
     signals here.
     """
-    told = told_to_end(os.environ) if stop.signum == signal.SIGTERM else ""
+    told = end_notice(os.environ) if stop.signum == signal.SIGTERM else ""
     if told and results.verdict == "interrupted":
         return results.model_copy(update={"reason": f"{results.reason}; {told}"})
     if not stop.signum or results.verdict not in ("pass", "fail", "inconclusive"):
@@ -301,7 +302,7 @@ def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Se
 def _watching(
     watcher: Watcher | None, live: bool, loaded: LoadedScenario, cells: Sequence[Cell]
 ) -> Iterator[Watcher]:
-    from harness.run.progress import Quiet, progress
+    from harness.run.progress import SilentWatcher, progress
 
     if watcher is not None:
         yield watcher
@@ -309,7 +310,7 @@ def _watching(
         with progress(loaded.name, cells) as shown:
             yield shown
     else:
-        yield Quiet()
+        yield SilentWatcher()
 
 
 def _launcher(cell: Cell) -> Launcher:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.fault.targets import StorageTarget
 from harness.arm.fault_context import RecordEvent
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 from harness.arm.keeper_tracker import KeeperTracker
 from harness.arm.roster import Roster
 from harness.arm.timers import Timers
@@ -38,7 +38,7 @@ class BuiltInScene:
         spares: int,
     ) -> None:
         self.setup = setup
-        self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
+        self.ledger, self.in_force = Ledger(setup.run.ledger), ActiveEffects()
         self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
         self.record = record
         self.later, self.now_ns = timers.later, cluster.now_ns

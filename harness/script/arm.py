@@ -15,10 +15,10 @@ from typing import Any
 
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault
-from harness.arm.job import Accounts, Introduction, Vitals
+from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
 from harness.arm.loop import ArmLoop, plan_of
 from harness.arm.timers import Timers
-from harness.arm.watching import StopFlag, Watcher
+from harness.arm.watching import Watcher
 from harness.inject.injector import Injector
 from harness.launch.launcher import ArmSetup
 from harness.script.attempts import TICK_S, Attempts
@@ -34,12 +34,13 @@ from harness.script.rank_watch import RankWatch
 from harness.script.rollcall import RollCall
 from harness.script.scene import CommandScene
 from recovery.process.processes import become_subreaper
+from recovery.supervise.supervision import StopFlag
 
 NS = 1e9
 
 
 class ScriptArm:
-    """One arm of a command. Implements ``harness.arm.job.Job``."""
+    """One arm of a command. Implements ``harness.arm.job.ArmJob``."""
 
     def __init__(
         self, setup: ArmSetup, kinds: Mapping[str, type[Fault]], *, watcher: Watcher, stop: StopFlag
@@ -62,14 +63,14 @@ class ScriptArm:
             deadline_s=spec.progress_deadline,
             source=self._listener.source,
         )
-        self._agents = PointBroker.of(spec, prepared.points, plan, kinds, self._listener.raised)
-        if (fd := self._agents.fileno()) is not None:
+        self._broker = PointBroker.of(spec, prepared.points, plan, kinds, self._listener.raised)
+        if (fd := self._broker.fileno()) is not None:
             self._ranks.register(fd)
         self.scene = CommandScene(
             setup,
             ranks=self._ranks,
             observer=self.observer,
-            agents=self._agents,
+            broker=self._broker,
             timers=timers,
             record=self.record,
         )
@@ -83,7 +84,7 @@ class ScriptArm:
             roll=RollCall(spec, prepared.output),
             listener=self._listener,
             observer=self.observer,
-            agents=self._agents,
+            broker=self._broker,
             injector=self._injector,
             leftovers=self._leftovers,
             record=self.record,
@@ -112,7 +113,7 @@ class ScriptArm:
         """Write an event, and fire the triggers that wait for it."""
         event = self._loop.record(kind, step=step, generation=generation, **data)
         if kind is Kind.FAULT_INJECTED:
-            self._agents.injected(event)
+            self._broker.injected(event)
         if kind is Kind.FAILURE_DETECTED:
             self._injector.on_event("recovery_started")
         return event
@@ -139,9 +140,9 @@ class ScriptArm:
         """As ``ending``: processes that are left are ended after the last turn."""
         return bool(self.outcome)
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> OpeningFacts:
         """Describe the command by its scenario; its internals are unknown."""
-        return Introduction(
+        return OpeningFacts(
             process={
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
@@ -186,7 +187,7 @@ class ScriptArm:
         done = self.observer.committed_here
         self._injector.tick(done or 0)
         if done is not None:  # before its first report the step of a generation is unknown
-            for process, message in self._agents.due(done, self.observer.resumed_after):
+            for process, message in self._broker.due(done, self.observer.resumed_after):
                 self._injector.on_said(process, self.observer.rank_of(process), message)
 
     def settle(self) -> None:
@@ -229,13 +230,13 @@ class ScriptArm:
         """Unmount, and close the listeners."""
         self.scene.close()
         self._listener.close()
-        self._agents.close()
+        self._broker.close()
         self._ranks.close()
 
-    def account(self) -> Accounts:
+    def account(self) -> ClosingFacts:
         """Processes that could not be killed, and shared memory that is no longer used."""
         left = self._unkilled
-        return Accounts(
+        return ClosingFacts(
             leftovers={
                 "processes": [{"pid": 0, "process": f"{left} of the command"}] if left else [],
                 "ports": [],
@@ -279,6 +280,6 @@ class ScriptArm:
 
     def _hear_points(self) -> None:
         """Serve processes that hold at a point of their script."""
-        self._agents.hear(
+        self._broker.hear(
             self._injector, self.observer, self._ranks, self.record, time.monotonic_ns()
         )

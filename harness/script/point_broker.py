@@ -24,7 +24,7 @@ from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
 from harness.arm.fault_context import RecordEvent
 from harness.inject.injector import Injector
 from harness.script.listen.observer import Observer
-from harness.script.points import Did, PointRequest, Points
+from harness.script.points import PointDone, PointRequest, Points
 from harness.script.processes.hang_witness import HangWitness
 from harness.script.processes.ranks import Ranks
 from recovery.transport.wire import Extra, Message
@@ -180,7 +180,7 @@ class PointBroker:
         for said in self._points.listen():
             if isinstance(said, PointRequest):
                 self._holds[said.connection] = _Hold(asked=said, since_ns=now_ns)
-            elif isinstance(said, Did):
+            elif isinstance(said, PointDone):
                 self._did(said, observer, record, now_ns)
             else:
                 self._holds.pop(said.connection, None)
@@ -251,7 +251,7 @@ class PointBroker:
         )
         self._answer(connection, hold, f"{word} {fault.for_script(hold.asked.step)}".rstrip())
 
-    def _did(self, said: Did, observer: Observer, record: RecordEvent, now_ns: int) -> None:
+    def _did(self, said: PointDone, observer: Observer, record: RecordEvent, now_ns: int) -> None:
         order = self._orders.get(said.connection)
         if order is None or (order.step, order.word) != (said.step, said.what):
             return  # not ordered

@@ -36,7 +36,7 @@ class PointRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Did:
+class PointDone:
     """A process reports that it has done its order. ``before``, ``after``: values, if it
     sent them.
     """
@@ -100,9 +100,9 @@ class Points:
             os.pwrite(self._fd, b"1" if place in wanted else b"0", self._offsets[place])
         self._armed = wanted
 
-    def listen(self) -> list[PointRequest | Did | Disconnected]:
+    def listen(self) -> list[PointRequest | PointDone | Disconnected]:
         """Messages since the last call, without waiting."""
-        found: list[PointRequest | Did | Disconnected] = []
+        found: list[PointRequest | PointDone | Disconnected] = []
         for fd, _ in self._poll.poll(0):
             if fd == self._server.fileno():
                 self._accept()
@@ -152,7 +152,9 @@ class Points:
             self._numbers[made.fileno()] = self._count
             self._poll.register(made.fileno(), select.EPOLLIN)
 
-    def _read(self, connection: int, one: _Connection) -> list[PointRequest | Did | Disconnected]:
+    def _read(
+        self, connection: int, one: _Connection
+    ) -> list[PointRequest | PointDone | Disconnected]:
         """Read one connection once; a malformed or overlong line ends it."""
         try:
             data = one.socket.recv(4096)
@@ -162,7 +164,7 @@ class Points:
             data = b""
         *lines, one.rest = (one.rest + data).split(b"\n")
         found = [parse(connection, one.pid, line) for line in lines]
-        known: list[PointRequest | Did | Disconnected] = [
+        known: list[PointRequest | PointDone | Disconnected] = [
             each for each in found if each is not None
         ]
         if not data or len(known) < len(lines) or len(one.rest) > LINE_LIMIT:
@@ -178,7 +180,7 @@ class Points:
             one.socket.close()
 
 
-def parse(connection: int, pid: int, line: bytes) -> PointRequest | Did | None:
+def parse(connection: int, pid: int, line: bytes) -> PointRequest | PointDone | None:
     """A line of a beacon, or None if it is malformed: ``at number step name`` or ``did step what
     before after``.
     """
@@ -192,7 +194,7 @@ def parse(connection: int, pid: int, line: bytes) -> PointRequest | Did | None:
     if words[0] == "did" and len(words) == 5:
         step, before, after = _whole(words[1]), _real(words[3]), _real(words[4])
         if step is not None and before is not None and after is not None and _plain(words[2]):
-            return Did(
+            return PointDone(
                 connection=connection,
                 step=step,
                 what=words[2],

@@ -15,7 +15,7 @@ from harness.script.listen.observer import Observer
 from harness.script.point_broker import PointBroker
 from harness.script.processes.command import Command
 from harness.script.processes.leftovers import CommandLeftovers
-from harness.script.processes.ranks import Gone, Ranks
+from harness.script.processes.ranks import ExitedRank, Ranks
 from harness.script.rollcall import RollCall
 
 SCAN_FORMING_S = 0.05  # between scans for ranks while some are missing
@@ -38,7 +38,7 @@ class RankWatch:
         roll: RollCall,
         listener: CommandListener,
         observer: Observer,
-        agents: PointBroker,
+        broker: PointBroker,
         injector: Injector,
         leftovers: CommandLeftovers,
         record: RecordEvent,
@@ -49,7 +49,7 @@ class RankWatch:
         self._roll = roll
         self._listener = listener
         self._observer = observer
-        self._agents = agents
+        self._broker = broker
         self._injector = injector
         self._leftovers = leftovers
         self._record = record
@@ -57,7 +57,7 @@ class RankWatch:
         self.sign_ns = self.progress_ns = now_ns()
         self.asked_ns = 0
         self._scan_ns = 0
-        self._gone: list[Gone] = []  # noticed, and not yet recorded
+        self._gone: list[ExitedRank] = []  # noticed, and not yet recorded
         self._members: dict[int, str] = {}
         self._missing = True
         self._generation = 0
@@ -174,7 +174,7 @@ class RankWatch:
             return
         self._generation = self._observer.generation
         self.sign_ns = self._now_ns()
-        self._agents.forget()
+        self._broker.forget()
         for rank, process in self._observer.members.items():
             self._injector.arm(process, rank)
         if self._generation > 1:

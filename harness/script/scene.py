@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from harness.arm.fault_context import RecordEvent
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 from harness.arm.timers import Timers
 from harness.launch.launcher import ArmSetup
 from harness.launch.storage import Storage, mount_for
@@ -29,16 +29,16 @@ class CommandScene:
         *,
         ranks: Ranks,
         observer: Observer,
-        agents: PointBroker,
+        broker: PointBroker,
         timers: Timers,
         record: RecordEvent,
     ) -> None:
         self.setup = setup
-        self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
+        self.ledger, self.in_force = Ledger(setup.run.ledger), ActiveEffects()
         self.storage: Storage | None = None
         self.record, self.later, self.now_ns = record, timers.later, time.monotonic_ns
         # A command has no agents in its ranks; the broker keeps their points for them.
-        self.send = agents.take
+        self.send = broker.take
         self.signal, self.os_state = ranks.signal, ranks.state
         self.process_of = observer.process_of
         self._ranks, self._observer = ranks, observer

@@ -10,10 +10,10 @@ from typing import Any
 from chaos import plugins
 from harness.launch import devices
 from harness.launch.health import HealthReport
-from harness.launch.launcher import ArmSetup, Exited, Leftovers, Report, Said
+from harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
 from harness.sim.groups import SimGroups
 from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.keepers import SimKeepers, SimRemembering
+from harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
 from harness.sim.rank.rank import SimRank
 from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.group import Group
@@ -107,10 +107,12 @@ class SimCluster:
             process,
             behaviour=self._behaviour,
             group_of=self._group,
-            send=lambda message: self._report(process, Said(process=name, message=message)),
+            send=lambda message: self._report(
+                process, MessageReceived(process=name, message=message)
+            ),
         )
         if self.keepers is not None:
-            rank.memory = SimRemembering(self.keepers, node, rank)
+            rank.memory = SimMemoryCheckpointer(self.keepers, node, rank)
         process.on_end = partial(self._ended, rank)
         self._ranks[name] = rank
         process.start(rank.body(mode))

@@ -30,7 +30,7 @@ LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One intention. ``undo``: None if this version cannot read it; ``about``: arm, fault and so
     on; ``problem``: why the last attempt to undo it failed, otherwise empty.
     """
@@ -106,20 +106,20 @@ class Ledger:
             ) from error
 
 
-def read_open(path: Path) -> list[Entry]:
+def read_open(path: Path) -> list[LedgerEntry]:
     """Records of a ledger that are not undone yet, oldest first; empty without a ledger.
 
     A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError if the
     file cannot be one of our ledgers, since then it is unknown what to undo.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, LedgerEntry] = {}
     for line in _lines(path):
         if "will" in line:
             about = {
                 key: value for key, value in line.items() if key not in ("will", "undo", "wall_ns")
             }
             name = _name(line["will"])
-            entries[name] = Entry(id=name, undo=_parse(line.get("undo")), about=about)
+            entries[name] = LedgerEntry(id=name, undo=_parse(line.get("undo")), about=about)
             if len(entries) > MOST_OPEN:
                 raise LogError(
                     f"{path} cannot be read: more than {MOST_OPEN} records in it are open"
@@ -127,7 +127,7 @@ def read_open(path: Path) -> list[Entry]:
         elif "undone" in line:
             entries.pop(_name(line["undone"]), None)
         elif "failed" in line and (old := entries.get(_name(line["failed"]))):
-            entries[old.id] = Entry(
+            entries[old.id] = LedgerEntry(
                 id=old.id, undo=old.undo, about=old.about, problem=str(line.get("why", ""))
             )
     return list(entries.values())

@@ -28,7 +28,7 @@ from harness.undo.records import MARKER
 FILE = "live.json"
 
 
-class Holder(BaseModel):
+class HarnessProcess(BaseModel):
     """The harness process of a run. ``pid_namespace``: its pids mean nothing in another one;
     ``marker``: value of CHAOS_RUN in the environment of its processes; ``since_ns``: Unix time.
     """
@@ -44,7 +44,7 @@ class Holder(BaseModel):
     since_ns: int = Field(ge=0, lt=2**63)
 
     @classmethod
-    def me(cls, marker: str) -> Holder:
+    def me(cls, marker: str) -> HarnessProcess:
         """This process."""
         pid = os.getpid()
         return cls(
@@ -74,13 +74,13 @@ class Holder(BaseModel):
 
 
 @contextmanager
-def holding(run: RunDirectory) -> Iterator[Holder]:
+def holding(run: RunDirectory) -> Iterator[HarnessProcess]:
     """Be the harness of a run: write its file, and let everything started inside inherit its
     marker.
 
     The file stays; ``release`` removes it once nothing is left to undo. Raises InfrastructureError.
     """
-    holder = Holder.me(f"{run.root.name}-{secrets.token_hex(8)}")
+    holder = HarnessProcess.me(f"{run.root.name}-{secrets.token_hex(8)}")
     path, temporary = run.root / FILE, run.root / f".{FILE}"
     try:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -110,12 +110,12 @@ def release(run: RunDirectory) -> None:
     (run.root / FILE).unlink(missing_ok=True)
 
 
-def read_holder(run: RunDirectory) -> Holder | None:
+def read_holder(run: RunDirectory) -> HarnessProcess | None:
     """The harness of a run; None if the run is over, or if its file is incomplete because the
     harness was killed while it wrote the file, before anything else. Raises PermissionError.
     """
     try:
-        return read_model(run.root / FILE, Holder)
+        return read_model(run.root / FILE, HarnessProcess)
     except PermissionError:
         raise
     except (OSError, ValueError):

@@ -12,13 +12,13 @@ from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Disk
 from recovery.checkpoint.files.custody import Custody, writers
-from recovery.checkpoint.files.saving import Saving, Write
-from recovery.checkpoint.memory_checkpointer import Remembering
+from recovery.checkpoint.files.saving import Saving, WriteRankEvent
+from recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
 from recovery.checkpoint.save_writer import SaveWriter
 from recovery.checkpoint.together import restore_together
 from recovery.collectives.group import Group
 from recovery.policy.doubts import Doubt, in_doubt
-from recovery.policy.interval import Timetable
+from recovery.policy.interval import SaveSchedule
 from recovery.policy.jobconfig import JobConfig
 from recovery.policy.layout import Layout
 from recovery.state.state import TrainState
@@ -50,7 +50,7 @@ class Checkpointer:
         config: JobConfig,
         state: TrainState,
         *,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[Any], object],
         check: Callable[[], None],
         progress: Callable[[], None],
@@ -67,7 +67,7 @@ class Checkpointer:
         self._saves = saves
         self._clock_s = clock_s
         self._saving = Saving(write=write, send=send, clock_s=clock_s)
-        self._timetable = Timetable(
+        self._timetable = SaveSchedule(
             config.checkpoint_every, mtbf_s=config.saves.mtbf_s, now_s=clock_s()
         )
         self._custody = Custody(
@@ -91,9 +91,9 @@ class Checkpointer:
             agreed=agreed,
             clock_s=clock_s,
         )
-        self._memory: Remembering | None = None
+        self._memory: MemoryCheckpointer | None = None
         if config.memory is not None:
-            self._memory = Remembering(
+            self._memory = MemoryCheckpointer(
                 config.memory,
                 state,
                 seat=config.process,

@@ -13,11 +13,11 @@ import torch
 from chaos.events.log import Kind
 from recovery.checkpoint.files.checkpoints import first_line
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.files.saving import Write
+from recovery.checkpoint.files.saving import WriteRankEvent
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.header import name_of
 from recovery.checkpoint.memory_reading import Candidate, MemoryReading
-from recovery.checkpoint.memory_state import Memory, Saved
+from recovery.checkpoint.memory_state import MemorySave, MemoryState
 from recovery.checkpoint.saves.reading import CheckpointMismatch
 from recovery.checkpoint.together import votes
 from recovery.collectives.group import Group
@@ -31,7 +31,7 @@ SETTLE_S = 10.0  # longest wait, before a restore, for a save that is under way
 _GOOD, _BAD, _MISMATCH = range(3)
 
 
-class Remembering:
+class MemoryCheckpointer:
     """Used by the training thread; arguments as for
     ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this process's name.
     """
@@ -43,7 +43,7 @@ class Remembering:
         *,
         seat: str,
         device: str,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         check: Callable[[], None],
         progress: Callable[[], None],
@@ -56,7 +56,7 @@ class Remembering:
         self._write = write
         self._send = send
         client = KeeperClient(config.socket, check=check)
-        self._memory = Memory(
+        self._memory = MemoryState(
             state, client, job=config.job, seat=seat, check=check, progress=progress
         )
         self._part = {"place": PLACE, "shard": 0, "shards": 1}
@@ -195,7 +195,7 @@ class Remembering:
             if saved.generation == generation:
                 self._tell(saved)
 
-    def _tell(self, saved: Saved) -> None:
+    def _tell(self, saved: MemorySave) -> None:
         if saved.error:
             self._failed(saved.step, saved.error)
             return

@@ -28,7 +28,7 @@ from recovery.checkpoint.memory.files import MemoryFile, create, populate
 from recovery.checkpoint.memory.header import (
     Header,
     Key,
-    Part,
+    TensorPart,
     complete,
     shards_at,
     sums_of,
@@ -46,7 +46,7 @@ CLOSE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class MemorySave:
     """How a save ended. ``seconds``: from its begin to the end of everything; ``blocked_s``: the
     part of it in which training stood still; ``copies``: other nodes that hold it; ``error``: why
     it was not kept; ``alone``: why no other node holds it.
@@ -69,7 +69,7 @@ class _Buffer:
     views: list[Tensor]  # flat bytes, one for each chunk
 
 
-class Memory:
+class MemoryState:
     """Used by the training thread. ``seat``: this process's name; ``check`` raises when waiting has
     become pointless; ``progress``: called while work goes on, so that it is not taken for a hang.
     """
@@ -97,7 +97,7 @@ class Memory:
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
-        self._done: queue.SimpleQueue[Saved] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[MemorySave] = queue.SimpleQueue()
 
     def save(self, *, generation: int, layout: Layout, rank: int) -> None:
         """Copy the state of the step just committed and have it kept; ``results`` reports the
@@ -128,7 +128,7 @@ class Memory:
             self._keep, key, buffer, chunks, scalars, started_s, blocked_s
         )
 
-    def results(self) -> Iterator[Saved]:
+    def results(self) -> Iterator[MemorySave]:
         """Saves that have ended since the last call."""
         while not self._done.empty():
             yield self._done.get_nowait()
@@ -245,7 +245,7 @@ class Memory:
             self._give_back([buffer.number])
         seconds = time.perf_counter() - started_s
         self._done.put(
-            Saved(
+            MemorySave(
                 step=key.step,
                 generation=key.generation,
                 bytes=size,
@@ -270,7 +270,7 @@ class Memory:
             if not_finite(_as_flat(view, chunk)):
                 raise RuntimeError(f"the state is not finite ({chunk.name}), so it is not saved")
             parts.append(
-                Part(
+                TensorPart(
                     name=chunk.name,
                     dtype=chunk.dtype,
                     shape=chunk.shape,

@@ -13,14 +13,14 @@ from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Disk
 from recovery.checkpoint.files.custody import agreement
-from recovery.checkpoint.files.fence import Fence
-from recovery.checkpoint.files.saving import Outcome, Saving, pruned
-from recovery.checkpoint.saves.background import Background, Snapshot
+from recovery.checkpoint.files.fence import CheckpointFence
+from recovery.checkpoint.files.saving import SaveOutcome, Saving, pruned
+from recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
 from recovery.checkpoint.saves.chunks import Chunk
 from recovery.checkpoint.saves.sharded import give_up
-from recovery.checkpoint.state_io import Order
+from recovery.checkpoint.state_io import SaveOrder
 from recovery.collectives.group import GenerationLost
-from recovery.policy.interval import Timetable
+from recovery.policy.interval import SaveSchedule
 from recovery.policy.jobconfig import JobConfig
 from recovery.state.state import TrainState
 
@@ -41,8 +41,8 @@ class SaveWriter:
         state: TrainState,
         *,
         saving: Saving,
-        timetable: Timetable,
-        fence: Fence | None,
+        timetable: SaveSchedule,
+        fence: CheckpointFence | None,
         check: Callable[[], None],
         progress: Callable[[], None],
         agreed: Callable[[], int],
@@ -50,7 +50,7 @@ class SaveWriter:
     ) -> None:
         self.disk: Disk | None = None
         self.since = -1
-        self.background = Background()
+        self.background = BackgroundWorker()
         self._config = config
         self._state = state
         self._saving = saving
@@ -122,7 +122,7 @@ class SaveWriter:
 
     def _order(
         self, directory: Path, generation: int, rank: int, writers: int
-    ) -> tuple[Order, list[Chunk]]:
+    ) -> tuple[SaveOrder, list[Chunk]]:
         given_up, fence = self._given_up, self._fence
         assert fence is not None  # set, because there is a directory
 
@@ -157,7 +157,8 @@ class SaveWriter:
         tenure: int | None = None,
     ) -> Iterator[None]:
         """Around each rename: raises Fenced when this rank may not write any more. ``waits``: until
-        it may again; ``placed``: set when the rename is done; ``tenure``: see ``Fence.held``.
+        it may again; ``placed``: set when the rename is done; ``tenure``: see
+        ``CheckpointFence.held``.
         """
         assert self._fence is not None
         with self._fence.held(tenure=tenure, waits=waits, check=check):
@@ -165,7 +166,7 @@ class SaveWriter:
             if placed is not None:
                 placed.set()
 
-    def _save_now(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
+    def _save_now(self, order: SaveOrder, chunks: Sequence[Chunk], began_s: float) -> None:
         given_up = order.check
 
         def check() -> None:
@@ -179,7 +180,7 @@ class SaveWriter:
         self._timetable.saved(began_s, self._clock_s() - began_s)
         self._saving.report(outcome, whole=self._commits)
 
-    def _save_later(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
+    def _save_later(self, order: SaveOrder, chunks: Sequence[Chunk], began_s: float) -> None:
         try:
             copies = self._snapshot.take(chunks, self._progress)
         except (OSError, MemoryError, RuntimeError) as error:
@@ -199,22 +200,22 @@ class SaveWriter:
         )
         self.background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
 
-    def _not_saved(self, order: Order, began_s: float, why: str) -> None:
+    def _not_saved(self, order: SaveOrder, began_s: float, why: str) -> None:
         """The rank that commits reports a failed save; the others report to that rank."""
         if order.writer:
             give_up(checkpointing.note_of(order, order.writer), why)
         seconds = self._clock_s() - began_s
-        outcome = Outcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why)
+        outcome = SaveOutcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why)
         self._saving.report(outcome, whole=self._commits)
 
     def _write_out(
         self,
-        order: Order,
+        order: SaveOrder,
         chunks: Sequence[Chunk],
         began_s: float,
         blocked_s: float | None,
         passes: tuple[type[BaseException], ...],
-    ) -> Outcome:
+    ) -> SaveOutcome:
         """Runs on any thread. A writer that does not commit leaves its failure to the rank that
         does.
         """

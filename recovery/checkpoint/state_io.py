@@ -19,8 +19,8 @@ from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
 from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from recovery.checkpoint.saves import delta, sharded
 from recovery.checkpoint.saves.chunks import Chunk, chunks_of, described, share
-from recovery.checkpoint.saves.part import Part, file_of, write_part
-from recovery.checkpoint.saves.reading import Reading, planned, table_of
+from recovery.checkpoint.saves.part import CheckpointPart, file_of, write_part
+from recovery.checkpoint.saves.reading import ChunkRestore, planned, table_of
 from recovery.state.state import TrainState
 from recovery.state.strides import quiet
 from recovery.transport.atomic_rename import remove
@@ -29,7 +29,7 @@ PARTS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SaveOrder:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint
     every so many, 1: each is full; ``check``: raises when the save is to be given up; ``since``:
     the step from which the generation went on (-1: unknown); ``job``: its name, if it has one;
@@ -72,11 +72,11 @@ def order_of(
     enter: Callable[[], int] = lambda: 0,
     still: Callable[[], None] = quiet,
     guard: Guard = nullcontext,
-) -> tuple[Order, list[Chunk]]:
+) -> tuple[SaveOrder, list[Chunk]]:
     """A save of the state as it is now, and this writer's part of it: live references."""
     tensors = state.tensors()
     held = chunks_of(tensors, state.learned(tensors))
-    order = Order(
+    order = SaveOrder(
         directory=directory,
         step=state.step,
         generation=generation,
@@ -97,7 +97,7 @@ def order_of(
     return order, share(held, writer, writers)
 
 
-def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
+def write(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
     """Write this writer's part; writer 0 then waits for the others and commits: the checkpoint and
     its bytes.
 
@@ -113,7 +113,7 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
         raise
 
 
-def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
+def _written(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
     epoch = order.enter()
     staging = checkpoints.staging_of(order.directory, order.step, order.generation, epoch)
     known, number = delta.base_of(order.directory, order.step, order.writer, order.delta)
@@ -127,7 +127,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
     try:
         shown = progress or quiet
         if order.writer:
-            shown = sharded.Shown(staging / file_of(order.writer), shown)
+            shown = sharded.PartProgress(staging / file_of(order.writer), shown)
         part = write_part(
             staging,
             order.writer,
@@ -161,7 +161,7 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
 
 
 def _merged(
-    order: Order, staging: Path, own: Part, epoch: int
+    order: SaveOrder, staging: Path, own: CheckpointPart, epoch: int
 ) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
     """Wait for the other writers' parts; returns the manifest's facts and the pieces of each file.
     Raises as ``write``.
@@ -190,7 +190,7 @@ def _merged(
     return facts, streams
 
 
-def note_of(order: Order, writer: int) -> Path:
+def note_of(order: SaveOrder, writer: int) -> Path:
     """Where a writer reports that its part will not come."""
     return checkpoints.refusal_of(order.directory, order.step, order.generation, writer, order.job)
 
@@ -209,13 +209,13 @@ def save(
 
 def prepared(
     state: TrainState, checkpoint: Checkpoint, progress: Callable[[], None] | None = None
-) -> Reading:
+) -> ChunkRestore:
     """The part of the state that this process holds, ready to be read from a checkpoint that fits
     it. Raises CorruptCheckpoint and CheckpointMismatch; see ``load``.
     """
     manifest = checkpoints.manifest_of(checkpoint)
     slots = planned(checkpoint.name, state, manifest["scalars"], table_of(manifest))
-    return Reading(
+    return ChunkRestore(
         checkpoint,
         chunks_of(state.tensors(slots)),
         manifest=manifest,
@@ -224,7 +224,7 @@ def prepared(
     )
 
 
-def load(state: TrainState, reading: Reading) -> None:
+def load(state: TrainState, reading: ChunkRestore) -> None:
     """Fill the state from a reading that verified. Raises HalfLoaded."""
     reading.load()
     state.load_scalars(reading.scalars, reading.slots)

@@ -13,7 +13,7 @@ from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.saves.reading import CheckpointMismatch, HalfLoaded, Reading
+from recovery.checkpoint.saves.reading import CheckpointMismatch, ChunkRestore, HalfLoaded
 from recovery.collectives.group import Group
 from recovery.policy.layout import Layout
 from recovery.state.state import TrainState
@@ -71,7 +71,7 @@ def restore_together(
 
 def _try(
     state: TrainState, checkpoint: Checkpoint, progress: Callable[[], None]
-) -> tuple[Reading | None, int, Exception | None]:
+) -> tuple[ChunkRestore | None, int, Exception | None]:
     try:
         reading = checkpointing.prepared(state, checkpoint, progress)
         reading.verify()
@@ -82,7 +82,9 @@ def _try(
     return reading, _GOOD, None
 
 
-def _load(state: TrainState, reading: Reading | None, group: Group, name: str, device: str) -> None:
+def _load(
+    state: TrainState, reading: ChunkRestore | None, group: Group, name: str, device: str
+) -> None:
     error: HalfLoaded | None = None
     try:
         if reading is not None:

@@ -9,7 +9,7 @@ from recovery.policy.strategy import Cause
 from recovery.process.output import say
 
 
-class Shown:
+class ConsoleListener:
     """Prints a line on standard error for everything that a person wants to know."""
 
     def __init__(self, takeover: TakeoverLog | None) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from recovery.cli.process_host import Spot
-from recovery.policy.jobconfig import InMemory, Net, Saves
+from recovery.cli.process_host import ProcessPlacement
+from recovery.policy.jobconfig import InMemory, NetworkAddresses, Saves
 from recovery.policy.strategy import Strategy
-from recovery.rank.joining import Seat
+from recovery.rank.joining import SupervisorSettings
 from recovery.rank.script import ScriptConfig
 
 
@@ -43,7 +43,7 @@ def script_config(
     spec: JobSpec,
     strategy: Strategy,
     name: str,
-    spot: Spot,
+    spot: ProcessPlacement,
     *,
     store_host: str,
     job_id: str,
@@ -52,7 +52,7 @@ def script_config(
     """Configuration of the process ``name`` when it starts at a spot. ``store_host``: where the
     key-value store listens; ``memory``: its keeper, None: it has none.
     """
-    seat = Seat(
+    seat = SupervisorSettings(
         supervisor="recovery.run",
         process=name,
         world=spec.ranks,
@@ -60,7 +60,7 @@ def script_config(
         batch=strategy.batch_policy,
         backend=spec.backend,
         device=spot.device,
-        net=Net(store_host=store_host, address=spot.address),
+        net=NetworkAddresses(store_host=store_host, address=spot.address),
         restores=not strategy.keeps_survivors,
         checkpoint_dir=spec.checkpoint_dir,
         checkpoint_every=spec.checkpoint_every,

@@ -7,16 +7,16 @@ from typing import Any, Protocol
 
 from chaos.events.log import Kind
 from recovery.checkpoint.memory import ROLE
-from recovery.checkpoint.memory.keeper_host import Here
-from recovery.checkpoint.memory.keepers import Keepers, Started
+from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
 from recovery.cli.job_spec import JobSpec
-from recovery.cli.process_host import ThisMachine
+from recovery.cli.process_host import LocalProcessHost
 from recovery.policy.jobconfig import InMemory
 from recovery.process.local import Exited
 from recovery.process.logroom import LogRoom
 
 
-class Write(Protocol):
+class WriteSupervisorEvent(Protocol):
     """Writes an event of the supervisor."""
 
     def __call__(self, kind: Kind, /, **data: Any) -> object:
@@ -26,17 +26,17 @@ class Write(Protocol):
 class JobKeepers:
     """The keeper of this machine; without effect before ``start``, and where the job has none."""
 
-    def __init__(self, spec: JobSpec, log_room: LogRoom, write: Write) -> None:
+    def __init__(self, spec: JobSpec, log_room: LogRoom, write: WriteSupervisorEvent) -> None:
         self._spec = spec
         self._log_room = log_room
         self._write = write
         self._keepers: Keepers | None = None
         self._job = f"{spec.script.name}-{os.getpid()}"
 
-    def start(self, host: ThisMachine) -> None:
+    def start(self, host: LocalProcessHost) -> None:
         """Start a keeper. Raises InfrastructureError."""
         self._keepers = Keepers(
-            Here(host.fork, log=host.logs),
+            LocalKeeperHost(host.fork, log=host.logs),
             job=self._job,
             nodes=1,
             limit_bytes=self._spec.memory_bytes,
@@ -70,8 +70,8 @@ class JobKeepers:
             self._note(news, expected=True)
         return self._keepers.close()
 
-    def _note(self, news: Started | Exited, *, expected: bool = False) -> None:
-        if isinstance(news, Started):
+    def _note(self, news: KeeperStarted | Exited, *, expected: bool = False) -> None:
+        if isinstance(news, KeeperStarted):
             self._log_room.begins(news.process)
             self._write(
                 Kind.PROCESS_SPAWNED,

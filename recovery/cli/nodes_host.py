@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
-from recovery.cli.process_host import Spot
+from recovery.cli.process_host import ProcessPlacement
 from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.coordinator.software import refuse_other
 from recovery.process.output import say
@@ -25,7 +25,7 @@ HEARD_S = 1.0  # a node that was silent for longer is tried after the others
 LOGS = "logs"
 
 
-class Nodes:
+class NodesProcessHost:
     """``nodes``: their number; ``size``: processes that the job begins with; ``device``: ``auto``,
     ``cpu`` or ``cuda``; ``events``: local directory for all event logs, with the output of ranks
     below ``logs``.
@@ -67,7 +67,7 @@ class Nodes:
                         node, f"its agent was not back {RETURN_LIMIT_S:g} s after the coordinator"
                     )
 
-    def spots(self) -> Sequence[Spot]:
+    def spots(self) -> Sequence[ProcessPlacement]:
         """Devices of all nodes heard lately, or else of those that may come back, node by node; on
         the CPU as many for each as it has at first.
         """
@@ -80,7 +80,7 @@ class Nodes:
             ]
             scratch = Path(info.scratch)
             found += [
-                Spot(
+                ProcessPlacement(
                     node=info.node,
                     device=name,
                     address=info.address,
@@ -100,7 +100,7 @@ class Nodes:
         """Whether a node is not given up. Each is asked only within the bounds of the fleet."""
         return any(not info.lost for info in self._fleet.nodes().values())
 
-    def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
+    def start(self, name: str, spot: ProcessPlacement, config: ScriptConfig, mode: str) -> int:
         """Start a process by the node's agent."""
         told = config.model_dump(mode="json")
         try:

@@ -22,7 +22,7 @@ from recovery.transport.wire import Message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spot:
+class ProcessPlacement:
     """A place for a process. ``device``: as torch names it; ``address``: where a rank there
     listens, "": on the loopback interface; ``events``: directory for its event log; ``logs``: for
     its output, None: the supervisor's output.
@@ -49,12 +49,12 @@ class ProcessHost(Protocol):
         Raises InfrastructureError.
         """
 
-    def spots(self) -> Sequence[Spot]:
+    def spots(self) -> Sequence[ProcessPlacement]:
         """Where a process can be started now, preferred spots first. Raises InfrastructureError if
         nowhere.
         """
 
-    def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
+    def start(self, name: str, spot: ProcessPlacement, config: ScriptConfig, mode: str) -> int:
         """Start a process; returns its pid. Raises InfrastructureError, ConnectionError when its
         node has been lost.
         """
@@ -92,10 +92,10 @@ class ProcessHost(Protocol):
 
 
 def least_taken(
-    spots: Sequence[Spot],
+    spots: Sequence[ProcessPlacement],
     taken: Iterable[tuple[int, str]],
     avoids: Callable[[tuple[int, str]], bool] = lambda _: False,
-) -> list[Spot]:
+) -> list[ProcessPlacement]:
     """Spots in the order in which to try them for a process; ``taken``: node and device of each
     living process. A spot may occur several times, for as many processes. ``avoids``: whether
     processes kept failing at a node and device; a spot that stays empty for that reason is taken
@@ -103,7 +103,7 @@ def least_taken(
     """
     held, there = Counter(taken), Counter((spot.node, spot.device) for spot in spots)
 
-    def rating(spot: Spot) -> tuple[int, bool, int]:
+    def rating(spot: ProcessPlacement) -> tuple[int, bool, int]:
         at = spot.node, spot.device
         crowd = held[at] // there[at]
         return crowd if spot.device.startswith("cuda") else 0, avoids(at), crowd
@@ -111,16 +111,17 @@ def least_taken(
     return sorted(spots, key=rating)
 
 
-class ThisMachine:
-    """``devices``: to assign; ``events``, ``logs``: as in ``Spot``. This process becomes a child
-    subreaper.
+class LocalProcessHost:
+    """``devices``: to assign; ``events``, ``logs``: as in ``ProcessPlacement``. This process
+    becomes a child subreaper.
     """
 
     store_host = LOOPBACK
 
     def __init__(self, devices: Sequence[str], events: Path, logs: Path | None) -> None:
         self._spots = [
-            Spot(node=0, device=d, address="", events=events, logs=logs) for d in devices
+            ProcessPlacement(node=0, device=d, address="", events=events, logs=logs)
+            for d in devices
         ]
         self.logs = logs
         become_subreaper()
@@ -143,11 +144,11 @@ class ThisMachine:
             hint="start the job anew, with another --events",
         )
 
-    def spots(self) -> Sequence[Spot]:
+    def spots(self) -> Sequence[ProcessPlacement]:
         """All devices."""
         return self._spots
 
-    def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
+    def start(self, name: str, spot: ProcessPlacement, config: ScriptConfig, mode: str) -> int:
         """Fork it, or start it cold."""
         told = config.model_copy(update={"parent": os.getpid()}).model_dump_json().encode()
         return self._node.start(name, told, mode=mode, log=config.events / f"{name}.jsonl")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.errors import InfrastructureError
-from recovery.cli.process_host import ProcessHost, Spot, least_taken
+from recovery.cli.process_host import ProcessHost, ProcessPlacement, least_taken
 from recovery.cli.takeover_log import TakeoverLog
 from recovery.policy.backoff import Reputation
 from recovery.process.logroom import LogRoom
@@ -14,12 +14,12 @@ from recovery.rank.script import ScriptConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class StartedProcess:
     """A process that was just started."""
 
     name: str
     pid: int
-    spot: Spot
+    spot: ProcessPlacement
 
 
 class JobProcesses:
@@ -48,10 +48,10 @@ class JobProcesses:
         self,
         role: str,
         mode: str,
-        config: Callable[[str, Spot], ScriptConfig],
+        config: Callable[[str, ProcessPlacement], ScriptConfig],
         *,
         stopped: Callable[[], bool],
-    ) -> Started:
+    ) -> StartedProcess:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
         spare.
 
@@ -76,7 +76,7 @@ class JobProcesses:
                     failed.add(spot.node)
                 else:
                     self.pids[name], self._spots[name] = pid, (spot.node, spot.device)
-                    return Started(name=name, pid=pid, spot=spot)
+                    return StartedProcess(name=name, pid=pid, spot=spot)
             if stopped() or not self._host.may_return():
                 raise InfrastructureError(
                     f"cannot start a process: {why}", hint="see what the nodes' agents say"

@@ -8,25 +8,25 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from recovery.cli.job_spec import JobSpec, script_config
 from recovery.cli.keepers import JobKeepers
-from recovery.cli.process_host import ProcessHost, Spot, ThisMachine
+from recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from recovery.cli.processes import JobProcesses
 from recovery.cli.takeover_log import TakeoverLog
 from recovery.nodes.coordinator.node_events import event_of
 from recovery.nodes.link.clock import boot_id
 from recovery.policy import strategies
 from recovery.policy.strategy import Cause, StateFrom, Strategy
-from recovery.process.local import Dying, Exited, Said, start_store
+from recovery.process.local import Dying, Exited, MessageReceived, start_store
 from recovery.process.logroom import LogRoom
 from recovery.process.starvation import Pulse
 from recovery.rank.script import ScriptConfig
 from recovery.supervise.adoption import past
 from recovery.supervise.controller import Controller, Stage, Timing
+from recovery.supervise.supervision import StopFlag
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import CheckpointNote, Failed, Message, Ready
 
@@ -36,14 +36,7 @@ LOST = "unknown: it was killed"
 _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 
 
-@dataclass(kw_only=True)
-class StopFlag:
-    """Set by a signal handler; the supervisor polls it. ``signum`` 0: no signal came."""
-
-    signum: int = 0
-
-
-class Listener(Protocol):
+class JobListener(Protocol):
     """Follows a job for a person."""
 
     def on_event(self, event: Event) -> None:
@@ -70,7 +63,7 @@ class Supervisor:
         timing: Timing,
         *,
         host: ProcessHost,
-        listener: Listener,
+        listener: JobListener,
         stop: StopFlag,
         takeover: TakeoverLog | None = None,
     ) -> None:
@@ -144,7 +137,7 @@ class Supervisor:
             self._interrupt(signal.Signals(self._stop.signum).name)
             return
         if self._spec.memory_every:
-            assert isinstance(self._host, ThisMachine)
+            assert isinstance(self._host, LocalProcessHost)
             self._keepers.start(self._host)
         self.controller.start(self._first_state)
 
@@ -177,7 +170,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         for report in self._host.wait(self.controller.look_in_s):
-            if isinstance(report, Said):
+            if isinstance(report, MessageReceived):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
                 elif isinstance(report.message, Failed):
@@ -297,7 +290,7 @@ class Supervisor:
         )
         return started.name
 
-    def _config(self, name: str, spot: Spot) -> ScriptConfig:
+    def _config(self, name: str, spot: ProcessPlacement) -> ScriptConfig:
         return script_config(
             self._spec,
             self.strategy,

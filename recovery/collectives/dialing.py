@@ -25,7 +25,7 @@ _SIZE = struct.Struct("=Q")
 _BLOB = 128 + 8  # a sockaddr_storage and a number
 
 
-class Roll:
+class RankNames:
     """The names of the processes that hold ranks, which each puts into the store before it is found
     there. ``rank``, ``name``: of this one.
     """

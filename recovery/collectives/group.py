@@ -24,10 +24,10 @@ from torch import Tensor
 from recovery.collectives import nccl
 from recovery.collectives.abandoned import LEAVING, outlive
 from recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
-from recovery.collectives.dialing import Address, RedirectingStore, Roll, address_of
+from recovery.collectives.dialing import Address, RankNames, RedirectingStore, address_of
 from recovery.collectives.sockets import shut_down, socket_inodes
 from recovery.collectives.storelink import StoreLink, connect, forget_generations, socket_to
-from recovery.policy.jobconfig import Net
+from recovery.policy.jobconfig import NetworkAddresses
 from recovery.policy.layout import Layout
 
 POLL = timedelta(milliseconds=20)
@@ -67,7 +67,7 @@ class Group:
         name: str = "",
         dial: Callable[[str, Address], Address] | None = None,
         link: StoreLink | None = None,
-        net: Net = Net(),
+        net: NetworkAddresses = NetworkAddresses(),
         collective_timeout_s: float | None = None,
         device: str = "cpu",
     ) -> None:
@@ -91,13 +91,13 @@ class Group:
         self._check = check
         self._dial = dial
         self._name = name
-        self._roll: Roll | None = None
+        self._roll: RankNames | None = None
         self._link = link
         self._foreign = socket_inodes() - self._linked()
         self._own: set[str] | None = None
         self._made: list[Any] = []
         self._circles: list[Circle] = []
-        self._aborts = nccl.Aborts()
+        self._aborts = nccl.CommunicatorAborter()
         self._forming: Future[list[Circle]] | None = None
         self._latest: dist.Work | None = None
         self._open: dict[
@@ -165,7 +165,7 @@ class Group:
         }
         if self._dial is not None:
             names = dist.PrefixStore(f"generation-{self.generation}/names", client)
-            self._roll = Roll(names, self.rank, self._name)
+            self._roll = RankNames(names, self.rank, self._name)
         circles: dict[tuple[int, ...], Circle] = {}
         for name, ranks in wanted.items():
             if tuple(ranks) in circles:

@@ -60,7 +60,7 @@ def connect(made: Any, probe: Tensor) -> dist.Work:
     return made.allreduce([probe])  # type: ignore[no-any-return]
 
 
-class Aborts:
+class CommunicatorAborter:
     """Aborts the communicators of groups, all at once: one alone may wait for the kernels of
     another.
 

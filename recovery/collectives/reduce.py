@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from recovery.collectives.buckets import Bucket, check_types, make_buckets
 from recovery.collectives.group import Circle, GenerationLost, Group
 from recovery.collectives.reducer import Reduced
-from recovery.state.finite import Amount, Flaws, all_finite
+from recovery.state.finite import Amount, NonFiniteCheck, all_finite
 
 _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
 _EXACT = 1 << 24  # integers below are exact in float32
@@ -52,7 +52,7 @@ class Buckets:
         self._expected = False  # and come from a pass that the step was told of
         self._passes = 0
         self._start = 0  # see starts_with; 0 after the first step
-        self._flaws = Flaws()
+        self._flaws = NonFiniteCheck()
         self._parameters: list[nn.Parameter] = []
         self._trained: list[bool] = []  # which of them the buckets are made for
         self._hooks: list[RemovableHandle] = []

@@ -22,13 +22,13 @@ from recovery.collectives.group import Circle, GenerationLost, Group
 from recovery.collectives.reduce import Buckets
 from recovery.collectives.reducer import Reduced
 from recovery.collectives.sharding import reset
-from recovery.state.finite import Amount, Flaws
+from recovery.state.finite import Amount, NonFiniteCheck
 
 _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
 
 
 class ShardedReducer(Buckets):
-    """A ``Reducer`` and the model's ``Exchange``. ``waiting``: called before (True) and after
+    """A ``Reducer`` and the model's ``ShardExchange``. ``waiting``: called before (True) and after
     (False) each collective in the midst of a pass.
     """
 
@@ -41,8 +41,8 @@ class ShardedReducer(Buckets):
         self._underway = False  # in a forward or backward pass
         self._complete = False  # the buckets hold what all ranks summed
         self._settled = False
-        self._sent = Flaws()  # of each unit's own gradients
-        self._got = Flaws()  # and of what the replica made of them
+        self._sent = NonFiniteCheck()  # of each unit's own gradients
+        self._got = NonFiniteCheck()  # and of what the replica made of them
 
     def adopt(self) -> None:
         """The model is sharded now: make buckets for this rank's parts."""

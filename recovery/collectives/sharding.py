@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 _BACKEND = "recovery"
 
 
-class Exchange(Protocol):
+class ShardExchange(Protocol):
     """Where the collectives of a sharded model go. They are waited for, and raise
     GenerationLost.
     """
@@ -49,7 +49,7 @@ def shard_model(
     shard: int,
     shards: int,
     device: str,
-    exchange: Exchange,
+    exchange: ShardExchange,
 ) -> None:
     """Keep one part of ``shards`` of each parameter, in place. What is in no unit makes one of its
     own.
@@ -124,11 +124,11 @@ class _Echo:
     """An exchange without other ranks: every part is this rank's own."""
 
     def gather(self, output: Tensor, part: Tensor) -> None:
-        """See Exchange."""
+        """See ShardExchange."""
         output.view(-1, part.numel()).copy_(part.clone())
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
-        """See Exchange."""
+        """See ShardExchange."""
         output.copy_(whole[: output.numel()])
 
 
@@ -169,7 +169,7 @@ def _no_group(_store: object, rank: int, size: int, _timeout: object) -> _NoGrou
 
 
 class _Comm:
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ShardExchange) -> None:
         self._exchange = exchange
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:

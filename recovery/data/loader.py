@@ -46,7 +46,7 @@ Key = tuple[int, int]
 Collate = Callable[[list[Any]], Any]
 
 
-class Plan(Protocol):
+class LoaderJob(Protocol):
     """What a loader needs to know of a job. ``world``: 0 before there is a rank."""
 
     world: int
@@ -80,7 +80,7 @@ class Loader:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoaderJob,
         dataset: Dataset[Any],
         *,
         num_workers: int,
@@ -246,7 +246,7 @@ class StepSampler(Sampler[list[Key]]):
     function of that and of the plan.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoaderJob) -> None:
         self._plan = plan
         self.start = (plan.done + 1, 0)
 
@@ -257,7 +257,7 @@ class StepSampler(Sampler[list[Key]]):
 class _Positions(Iterator[list[Key]]):
     """An iterator whose state is its position."""
 
-    def __init__(self, plan: Plan, step: int, place: int) -> None:
+    def __init__(self, plan: LoaderJob, step: int, place: int) -> None:
         self._plan = plan
         self._step = step
         self._place = place

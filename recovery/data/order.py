@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import overload
 
-from recovery.data.leftout import LeftOut
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.data.permutation import permutation, samples_at
 
 
@@ -64,7 +64,7 @@ class Batch(Sequence[int]):
         self._samples, self._seed = samples, seed
         first = (step - 1) * global_batch
         self._positions = range(first, first + global_batch)
-        left_out = skip if isinstance(skip, LeftOut) else LeftOut(skip)
+        left_out = skip if isinstance(skip, ExclusionIndex) else ExclusionIndex(skip)
         self._gone = left_out.places(step, self._positions, samples, seed)
 
     def __len__(self) -> int:

@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from recovery.detection.pace import HangLimits, Pace
-from recovery.detection.silence import Look, Silence
+from recovery.detection.silence import PollTime, Silence
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 
-__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
+__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "LeaveWatch"]
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class HangDetector:
         their last step. The process ``""``: none can be blamed.
         """
         kernel = _once(kernel)
-        look = Look.after(self._last_look_s, now_s)
+        look = PollTime.after(self._last_look_s, now_s)
         self._last_look_s, self.due_s = now_s, math.inf
         ahead: dict[int, tuple[int, int]] = {}
         for name, mark in marks.items():
@@ -307,7 +307,7 @@ class HangDetector:
 
 
 @dataclass(kw_only=True)
-class Leaving:
+class LeaveWatch:
     """Which members of an aborted generation do not leave it. Each has as long as its phase may
     take, from its last sign of life on; see ``Pace.leave_s``.
     """
@@ -327,7 +327,7 @@ class Leaving:
         """Members that are late by now, and the measurements of each (``Hang.measured``). Arguments
         as for ``HangDetector.look``.
         """
-        look = Look.after(self._last_look_s, now_s)
+        look = PollTime.after(self._last_look_s, now_s)
         self._last_look_s = now_s
         late = {}
         for name, mark in marks.items():

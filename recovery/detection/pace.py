@@ -72,22 +72,22 @@ class Pace:
     _began_at: dict[str, int] = field(default_factory=dict)
     _seasoned: set[str] = field(default_factory=set)
     _stuck: bool = False
-    _in_vain: int = 0
+    _failed_regroups: int = 0
     _got_through: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def resumed(self, members: Collection[str]) -> None:
         """A generation of these processes starts training. Seasoned processes that are not among
         them are forgotten, or a job would remember every process it ever had.
         """
-        self._in_vain, self._stuck = self._in_vain + self._stuck, False
+        self._failed_regroups, self._stuck = self._failed_regroups + self._stuck, False
         self._began_at = {}
         self._seasoned &= set(members)
 
     def step_took(self, seconds: float) -> None:
         """A step of the whole job."""
         self._durations.append(seconds)
-        self._got_through.append(seconds if self._in_vain else 0.0)
-        self._in_vain = 0
+        self._got_through.append(seconds if self._failed_regroups else 0.0)
+        self._failed_regroups = 0
 
     def stuck(self) -> None:
         """Ranks wait in a collective without a culprit, and their group is formed again for it."""
@@ -102,7 +102,7 @@ class Pace:
         """
         if self.limits.given_s is not None:
             return usual_s
-        more_s = usual_s * 2 ** min(self._in_vain, MOST_DOUBLED)
+        more_s = usual_s * 2 ** min(self._failed_regroups, MOST_DOUBLED)
         known_s = HISTORY_FACTOR * max(self._got_through, default=0.0)
         return max(usual_s, min(self.limits.ceiling_s, max(more_s, known_s)))
 

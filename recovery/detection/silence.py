@@ -21,14 +21,14 @@ each of its threads.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class PollTime:
     """At all members at once. ``passed_s``: since the look before, as far as it counts."""
 
     now_s: float
     passed_s: float
 
     @classmethod
-    def after(cls, last_s: float | None, now_s: float) -> Look:
+    def after(cls, last_s: float | None, now_s: float) -> PollTime:
         """A look now, after one at ``last_s``; None: it is the first."""
         return cls(now_s=now_s, passed_s=0.0 if last_s is None else min(now_s - last_s, MAX_LOOK_S))
 
@@ -52,12 +52,18 @@ class Silence:
     unasked_s: float = 0.0
 
     def waits(
-        self, look: Look, deadline_s: float, pulse: Callable[[], Pulse], stuck: Callable[[], bool]
+        self,
+        look: PollTime,
+        deadline_s: float,
+        pulse: Callable[[], Pulse],
+        stuck: Callable[[], bool],
     ) -> None:
         """It is one of those that wait. ``stuck``: whether to ask what kept it."""
         self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
 
-    def lags(self, look: Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
+    def lags(
+        self, look: PollTime, deadline_s: float, pulse: Callable[[], Pulse], works: float
+    ) -> None:
         """It keeps others waiting. ``works``: how much counts of time in which it uses a
         processor.
         """
@@ -65,7 +71,7 @@ class Silence:
 
     def _net(
         self,
-        look: Look,
+        look: PollTime,
         deadline_s: float,
         pulse: Callable[[], Pulse],
         works: float = 1.0,

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos.errors import ChaosError, InfrastructureError, ScenarioError
-from recovery.nodes.agent.agent import LEASE_S, Agent, AgentConfig
+from recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
 from recovery.nodes.coordinator.software import versions
 from recovery.nodes.link.files import refuse_shared
-from recovery.process.node import Recipe, script_recipe
+from recovery.process.node import LaunchRecipe, script_recipe
 from recovery.process.output import say, shield
 
 MIN_TOKEN = 16
@@ -82,7 +82,7 @@ def serve(
     token_file: Path,
     scratch: Path,
     lease_s: float,
-    recipe: Recipe,
+    recipe: LaunchRecipe,
     coordinator_boot: str = "",
 ) -> int:
     """Run an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
@@ -108,7 +108,7 @@ def serve(
             f"cannot make {config.scratch}: {error.strerror}", hint="name another --scratch"
         ) from error
     refuse_shared(config.scratch)
-    agent = Agent(config)
+    agent = NodeAgent(config)
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
     signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))
     say(f"ends: {agent.run()}", who=f"agent of node {node}")
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     usual = script_recipe()
-    recipe = Recipe(
+    recipe = LaunchRecipe(
         entry=args.entry or usual.entry,
         cold=args.cold or usual.cold,
         modules=args.module or usual.modules,

@@ -19,7 +19,7 @@ REMEMBERED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BackoffSchedule:
     """The waits after failures in a row. ``free``: that many cost nothing, the next attempt is made
     at once; one more costs ``first_s`` seconds of waiting, each further one twice as much, up to
     ``most_s``. A lifetime of ``SOUND_S`` ends a row.
@@ -53,7 +53,7 @@ class Reputation:
     again and again.
     """
 
-    ROW = Row(free=2, first_s=60.0, most_s=3600.0)
+    ROW = BackoffSchedule(free=2, first_s=60.0, most_s=3600.0)
 
     def __init__(self) -> None:
         self._failures: dict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from recovery.policy.backoff import Row
+from recovery.policy.backoff import BackoffSchedule
 from recovery.policy.rank_assignment import by_shard, common_step, missing_shards, seat
 from recovery.policy.strategy import (
     Cause,
@@ -22,8 +22,8 @@ from recovery.policy.strategy import (
 )
 
 MAX_NONFINITE_ROLLBACKS = 2
-LOST_OUTSIDERS = Row(free=10, first_s=5.0, most_s=600.0)
-MISFITS = Row(free=0, first_s=60.0, most_s=3600.0)
+LOST_OUTSIDERS = BackoffSchedule(free=10, first_s=5.0, most_s=600.0)
+MISFITS = BackoffSchedule(free=0, first_s=60.0, most_s=3600.0)
 CORRUPTIONS = (Cause.NONFINITE, Cause.DIVERGED)
 
 

@@ -24,7 +24,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class SaveHistory:
     """What the time of the next checkpoint depends on. ``saved_s``: when the last save began, or
     else when training began; ``cost_s``: how long saves held training up (the mean of those seen),
     None before the first; ``since_s``: when watching for failures began; ``failures``: seen since,
@@ -38,12 +38,12 @@ class History:
     failures: int = 0
     watched_s: float = 0.0
 
-    def saved(self, began_s: float, cost_s: float) -> History:
+    def saved(self, began_s: float, cost_s: float) -> SaveHistory:
         """Note a save."""
         mean_s = ((self.cost_s or 0.0) * self.saves + cost_s) / (self.saves + 1)
         return replace(self, saved_s=began_s, cost_s=mean_s, saves=self.saves + 1)
 
-    def failed(self) -> History:
+    def failed(self) -> SaveHistory:
         """Note a failure of the job."""
         return replace(self, failures=self.failures + 1)
 
@@ -56,7 +56,7 @@ class History:
 class Interval(Protocol):
     """A rule for when to save."""
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """Whether a checkpoint is due after ``step``, which ends about now."""
 
 
@@ -66,7 +66,7 @@ class Steps:
 
     count: int
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """See Interval."""
         return step % self.count == 0
 
@@ -77,20 +77,20 @@ class Seconds:
 
     seconds: float
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """See Interval."""
         return now_s - history.saved_s >= self.seconds
 
 
 @dataclass(frozen=True)
-class Auto:
+class DalyInterval:
     """At Daly's optimum for the measured cost of a save and the given or observed ``mtbf_s``; the
     save of the first step measures the cost.
     """
 
     mtbf_s: float | None = None
 
-    def due(self, step: int, now_s: float, history: History) -> bool:
+    def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
         """See Interval."""
         if history.cost_s is None:
             return True
@@ -111,7 +111,7 @@ def optimum_s(cost_s: float, mtbf_s: float) -> float:
 def parse(every: int | str, mtbf_s: float | None = None) -> Interval:
     """Parse an interval as users write it: 25 (steps), "30s", "5m" or "auto". Raises ValueError."""
     if every == "auto":
-        return Auto(mtbf_s)
+        return DalyInterval(mtbf_s)
     if isinstance(every, int) and every >= 1:
         return Steps(every)
     match = _SECONDS.match(every) if isinstance(every, str) else None
@@ -128,14 +128,14 @@ def steps_of(every: int | str) -> int | None:
     return every if isinstance(every, int) else None
 
 
-class Timetable:
+class SaveSchedule:
     """The saves of one rank: when rank 0 asks for one, all ranks learn of it with the gradients.
-    ``every``: see ``parse``, 0: never; ``mtbf_s``: see Auto.
+    ``every``: see ``parse``, 0: never; ``mtbf_s``: see DalyInterval.
     """
 
     def __init__(self, every: int | str, *, mtbf_s: float | None, now_s: float) -> None:
         self._interval = parse(every, mtbf_s) if every else None
-        self._history = History(saved_s=now_s, since_s=now_s)
+        self._history = SaveHistory(saved_s=now_s, since_s=now_s)
         self._due = False
 
     def wants(self, step: int, now_s: float, *, busy: bool = False) -> bool:

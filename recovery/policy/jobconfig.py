@@ -25,7 +25,7 @@ class InMemory(BaseModel):
     every: int
 
 
-class Net(BaseModel):
+class NetworkAddresses(BaseModel):
     """Addresses where a rank and its peers connect. ``store_host``: where the key-value store
     listens; ``address``: where this rank listens, numeric; "": on the loopback interface, or that
     of GLOO_SOCKET_IFNAME.
@@ -83,7 +83,7 @@ class JobConfig(BaseModel):
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     memory: InMemory | None = None
-    net: Net = Net()
+    net: NetworkAddresses = NetworkAddresses()
     device: str = "cpu"
     fresh: bool = False
     job_id: str = ""

@@ -15,7 +15,7 @@ from typing import Protocol
 from recovery.policy.strategy import ClusterView, ProcessView
 
 
-class Holder(Protocol):
+class StateHolder(Protocol):
     """What matters about a process as far as its state goes; see ``ProcessView``."""
 
     @property
@@ -35,14 +35,14 @@ class Holder(Protocol):
         """Its part of the model."""
 
 
-def brings(process: Holder, step: int) -> bool:
+def can_supply(process: StateHolder, step: int) -> bool:
     """Whether it can bring its part of ``step``: applied, or reduced and ready to apply."""
     return process.valid and (
         process.step == step or (process.step == step - 1 and process.pending == step)
     )
 
 
-def common_step(people: Iterable[Holder], shards: int) -> int | None:
+def common_step(people: Iterable[StateHolder], shards: int) -> int | None:
     """The newest step that every shard can be brought to; None when some shard is lost.
 
     At least one process must have applied it: only that one knows the totals that the others need
@@ -50,7 +50,7 @@ def common_step(people: Iterable[Holder], shards: int) -> int | None:
     """
     whole = [process for process in people if process.valid]
     for step in sorted({process.step for process in whole}, reverse=True):
-        if {process.shard for process in whole if brings(process, step)} >= set(range(shards)):
+        if {process.shard for process in whole if can_supply(process, step)} >= set(range(shards)):
             return step
     return None
 
@@ -131,7 +131,7 @@ def _choose(
         return list(column)
 
     def rating(process: ProcessView) -> tuple[bool, bool, int]:
-        behind = step is not None and not brings(process, step)
+        behind = step is not None and not can_supply(process, step)
         broken = view.world if process.rank is None else lost.get(process.rank // view.shards, 0)
         return behind, process.step != step, broken
 

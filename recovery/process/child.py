@@ -13,7 +13,7 @@ from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Channel
 
 
-class Child:
+class ChildProcess:
     """``log``: its event log, completed when it dies; ``gone``: its exit is known; ``watch``: the
     thread that waits for its bell, once there is one.
     """

@@ -21,8 +21,8 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.process import processes
-from recovery.process.child import Child
-from recovery.process.remnants import Sessions
+from recovery.process.child import ChildProcess
+from recovery.process.remnants import LeftoverSessions
 from recovery.process.starvation import Pulse, Usage
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import Mark, MarkPage
@@ -50,7 +50,7 @@ NCCL_WATCHDOG = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class MessageReceived:
     """A process sent a message."""
 
     process: str
@@ -83,7 +83,7 @@ class Dying:
     process: str
 
 
-Report = Said | Dying | Exited
+Report = MessageReceived | Dying | Exited
 
 
 class Children:
@@ -100,14 +100,14 @@ class Children:
 
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
-        self._children: dict[str, Child] = {}  # living processes
+        self._children: dict[str, ChildProcess] = {}  # living processes
         self._marks: dict[str, Mark] = {}  # of exited processes, the oldest first
-        self._sessions = Sessions()
+        self._sessions = LeftoverSessions()
         self._usage = Usage()
         self._watches: list[threading.Thread] = []
         self._poll = select.epoll()
-        self._by_fd: dict[int, tuple[Child, bool]] = {}
-        self._rang: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._by_fd: dict[int, tuple[ChildProcess, bool]] = {}
+        self._rang: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._rang_fd, select.EPOLLIN)
 
@@ -125,7 +125,7 @@ class Children:
         try:
             pid = start([theirs.fileno(), mark_fd])
             channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
-            child = Child(
+            child = ChildProcess(
                 name,
                 pid,
                 channel,
@@ -248,7 +248,7 @@ class Children:
                 reports.extend([*self._read(child), Dying(process=child.name)])
         return reports
 
-    def _listen(self, child: Child) -> None:
+    def _listen(self, child: ChildProcess) -> None:
         try:
             if child.bell.wait(lambda: child.gone):
                 self._rang.put(child)
@@ -256,7 +256,7 @@ class Children:
         finally:
             child.bell.close()
 
-    def _read(self, child: Child) -> list[Report]:
+    def _read(self, child: ChildProcess) -> list[Report]:
         """Read all pending messages; a channel that ended is closed."""
         reports: list[Report] = []
         channel = child.channel
@@ -273,7 +273,9 @@ class Children:
                 child.channel = None
             if not messages:
                 break
-            reports.extend(Said(process=child.name, message=message) for message in messages)
+            reports.extend(
+                MessageReceived(process=child.name, message=message) for message in messages
+            )
         if child.watch is None and child.bell.held:
             child.watch = threading.Thread(
                 target=self._listen, args=(child,), name="bell", daemon=True
@@ -282,7 +284,7 @@ class Children:
             self._watches = [*(watch for watch in self._watches if watch.is_alive()), child.watch]
         return reports
 
-    def _reap(self, child: Child) -> Exited:
+    def _reap(self, child: ChildProcess) -> Exited:
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
         child.gone = True
         self._forget(child.pidfd)

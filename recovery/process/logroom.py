@@ -33,7 +33,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2  # include/uapi/linux/falloc.h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cleared:
+class DroppedLogs:
     """What was dropped: names of files, and bytes in total; ``cut``: files of which only the
     beginning went.
     """
@@ -55,7 +55,7 @@ class _File:
         return _actor(self.path)
 
 
-class Names:
+class ProcessNames:
     """Names of all processes that a job ever started, one byte each as long as they are a letter
     and a number.
     """
@@ -101,17 +101,17 @@ class LogRoom:
         self._folders = folders
         self._limit = limit_bytes
         self._due_s = 0.0
-        self._names = Names()
+        self._names = ProcessNames()
         for name in (ORCHESTRATOR, *(before or ())):
             self._names.add(name)
-        known = self._names if before is not None else Names()
+        known = self._names if before is not None else ProcessNames()
         self._foreign = frozenset(path for path, _ in self._there() if _actor(path) not in known)
 
     def begins(self, name: str) -> None:
         """A process of this name is about to be started."""
         self._names.add(name)
 
-    def look(self, living: Collection[str]) -> Cleared | None:
+    def look(self, living: Collection[str]) -> DroppedLogs | None:
         """Make room, if a check is due and the limit is exceeded. ``living``: processes that may
         still write.
         """
@@ -124,7 +124,9 @@ class LogRoom:
             return None
         return self._clear(list(self._files()), living, excess + int((1 - LEAVE) * self._limit))
 
-    def _clear(self, files: list[_File], living: Collection[str], wanted: int) -> Cleared | None:
+    def _clear(
+        self, files: list[_File], living: Collection[str], wanted: int
+    ) -> DroppedLogs | None:
         dropped: list[str] = []
         freed = 0
         for file in sorted(files, key=lambda file: file.changed_ns):
@@ -138,7 +140,7 @@ class LogRoom:
             if freed + cut < wanted and file.actor in living:
                 cut += (got := _cut(file, wanted - freed - cut))
                 dropped += [file.path.name] if got else []
-        return Cleared(files=tuple(dropped), bytes=freed + cut, cut=cut) if dropped else None
+        return DroppedLogs(files=tuple(dropped), bytes=freed + cut, cut=cut) if dropped else None
 
     def _files(self) -> Iterator[_File]:
         """The log and output files of this job."""

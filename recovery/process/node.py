@@ -14,7 +14,7 @@ from recovery.process.local import Children, rank_environment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class LaunchRecipe:
     """How processes of a node are started. ``entry``: ``module:function`` of warm ones
     (``recovery.process.forkserver.Entry``); ``cold``: the module that a cold one runs; ``modules``:
     imported before anything is forked; ``environment``: of all of them.
@@ -32,7 +32,7 @@ class Recipe:
         return ForkServer(self.entry, self.modules, self.environment)
 
 
-def script_recipe() -> Recipe:
+def script_recipe() -> LaunchRecipe:
     """The recipe of ranks that run a user's script (``recovery.rank.script``)."""
     modules = (
         "numpy.random",
@@ -43,7 +43,7 @@ def script_recipe() -> Recipe:
         "recovery.rank.job",
         "recovery.rank.warmth",
     )
-    return Recipe(
+    return LaunchRecipe(
         entry="recovery.rank.script:start",
         cold="recovery.rank.script",
         modules=modules,
@@ -56,7 +56,7 @@ class Node(Children):
     ``named``: as for ``Children``.
     """
 
-    def __init__(self, server: ForkServer, recipe: Recipe, *, named: bool = False) -> None:
+    def __init__(self, server: ForkServer, recipe: LaunchRecipe, *, named: bool = False) -> None:
         super().__init__(named=named)
         self._server = server
         self._recipe = recipe

@@ -31,7 +31,7 @@ HEAD = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class PressureReading:
     """``cpus`` of the machine; ``some_s``: some process wanted a CPU and had none; ``steal_s``:
     taken by the hypervisor, over all ``cpus``; None where unknown. ``ranks``: process -> seconds
     that it ran, and that it was in a queue.
@@ -44,7 +44,7 @@ class Reading:
 
 
 @dataclass(kw_only=True)
-class Reader:
+class PressureReader:
     """``root``: of the machine's /proc; ``used_s``: CPU time of this thread so far."""
 
     root: Path = Path("/proc")
@@ -54,7 +54,7 @@ class Reader:
     _count: int = 0
     _steal_every: int = 1
 
-    def read(self, pids: Mapping[str, int]) -> Reading | None:
+    def read(self, pids: Mapping[str, int]) -> PressureReading | None:
         """A reading of these processes, by name; None where the kernel provides nothing at all."""
         ranks: dict[str, tuple[float, float]] = {}
         for name, pid in islice(pids.items(), MOST_RANKS):
@@ -72,7 +72,7 @@ class Reader:
         self._count += 1
         if not ranks and some_s is None and steal_s is None:
             return None
-        return Reading(cpus=self.cpus, some_s=some_s, steal_s=steal_s, ranks=ranks)
+        return PressureReading(cpus=self.cpus, some_s=some_s, steal_s=steal_s, ranks=ranks)
 
     def _head(self, name: str) -> str:
         with open(self.root / name, "rb", buffering=0) as stream:

@@ -18,7 +18,7 @@ from recovery.process import processes
 LOOK_AFTER_S = 2.0  # a check reads all of /proc: not while the job recovers
 
 
-class Sessions:
+class LeftoverSessions:
     """Sessions of leaders that were children of this process. ``ended``: those that may still have
     members.
     """

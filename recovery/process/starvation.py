@@ -48,7 +48,7 @@ class Pulse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thread:
+class ThreadReading:
     """One reading. ``ready``: it runs or would run; times in seconds since it began."""
 
     ready: bool
@@ -85,7 +85,7 @@ class Starvation:
 
     def __init__(self) -> None:
         self.total_s = 0.0
-        self._seen: dict[int, Thread] = {}
+        self._seen: dict[int, ThreadReading] = {}
         self._waits: dict[int, _Wait] = {}
         self._main = 0
         self._last_s: float | None = None
@@ -119,7 +119,7 @@ class Starvation:
         self._used_s, self._worked_at_s = used_s, now_s
 
     def look(
-        self, now_s: float, main: int, threads: Mapping[int, Thread], pressure_s: float = 0.0
+        self, now_s: float, main: int, threads: Mapping[int, ThreadReading], pressure_s: float = 0.0
     ) -> None:
         """Add what passed since the last reading. ``main``: the thread that trains; ``pressure_s``:
         of the machine, used where nothing is known of threads.
@@ -137,7 +137,7 @@ class Starvation:
             self._hold(interval, NOBODY, pressure_s - self._pressure_s)
         self._last_s, self._pressure_s = now_s, pressure_s
 
-    def _note(self, tid: int, thread: Thread, interval: _Interval) -> None:
+    def _note(self, tid: int, thread: ThreadReading, interval: _Interval) -> None:
         before, wait = self._seen.get(tid), self._waits.get(tid)
         ahead_s = 0.0
         if before is not None and wait is not None:
@@ -168,9 +168,9 @@ class Starvation:
         return added
 
 
-def threads_of(pid: int) -> dict[int, Thread]:
+def threads_of(pid: int) -> dict[int, ThreadReading]:
     """The threads of a process; none where the kernel does not count, or the process has exited."""
-    found: dict[int, Thread] = {}
+    found: dict[int, ThreadReading] = {}
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError, ValueError, IndexError):  # it may exit during the read
@@ -178,7 +178,7 @@ def threads_of(pid: int) -> dict[int, Thread]:
                 ran, queued, _ = (base / "schedstat").read_text().split()
                 text = (base / "stat").read_text()
                 letter = text[text.rfind(")") + 2]
-                found[int(name)] = Thread(
+                found[int(name)] = ThreadReading(
                     ready=letter == "R", ran_s=int(ran) / NS, queued_s=int(queued) / NS
                 )
     return found

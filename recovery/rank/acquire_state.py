@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from chaos.events.log import Kind
 from recovery.collectives.group import Group
 from recovery.collectives.transfer import copy_state
-from recovery.rank.complete_step import complete, told
+from recovery.rank.complete_step import complete, exchange_totals
 from recovery.transport.wire import Join
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
 
 def _finish(job: Job, number: int, group: Group) -> None:
     """Apply a step that other ranks have applied, if this rank lacks only its reduced totals."""
-    reduced = told(number, job.state.last, group, job.config.device)
+    reduced = exchange_totals(number, job.state.last, group, job.config.device)
     if job.member.holding.pending == number:
         job.reducer.settle(reduced.samples)
         complete(job, job.current, reduced, late=True)

@@ -33,7 +33,7 @@ class Abortable(Protocol):
         """Unblock every thread that waits in the group."""
 
 
-class Agent:
+class RankAgent:
     """Reads ``channel``; orders wait in ``orders``, all other messages are noted in ``heard``.
 
     Both are plain attributes, so reading them costs a step nothing. ``orphaned``: called on the

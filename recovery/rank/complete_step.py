@@ -63,7 +63,7 @@ def _apply(job: Job, step: Step, reduced: Reduced) -> float:
     if job.clip_norm:
         job.reducer.clip(reduced.grad_norm, job.clip_norm)
     state.apply(reduced.loss)
-    state.step, state.last = step.number, noted(step.number, reduced)
+    state.step, state.last = step.number, figures_of(step.number, reduced)
     return float(lr)
 
 
@@ -84,12 +84,12 @@ def _log_commit(job: Job, step: Step, reduced: Reduced, lr: float) -> None:
     )
 
 
-def noted(step: int, reduced: Reduced) -> list[float]:
+def figures_of(step: int, reduced: Reduced) -> list[float]:
     """The figures kept of an applied step: number, loss, samples, gradient norm."""
     return [float(step), reduced.loss, float(reduced.samples), reduced.grad_norm]
 
 
-def told(step: int, last: list[float], group: Group, device: str) -> Reduced:
+def exchange_totals(step: int, last: list[float], group: Group, device: str) -> Reduced:
     """The totals that all ranks knew when ``step`` was applied; a collective of every rank of the
     group. ``last``: what this rank has noted. Raises GenerationLost, also when no rank knows.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Agreeing(Protocol):
+class AgreeingReducer(Protocol):
     """A reducer whose ranks agree on what to compute together."""
 
     def agree(self, yes: bool) -> bool:
@@ -92,7 +92,7 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     others = [sample for sample in job.due(step.number) if sample not in suspected]
     # A rank with a part of the model computes nothing alone: all ranks compute, and each reports
     # its own samples.
-    agree = sharded.agree if isinstance(sharded, Agreeing) else None
+    agree = sharded.agree if isinstance(sharded, AgreeingReducer) else None
     try:
         found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
     except GenerationLost:

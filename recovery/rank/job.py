@@ -36,13 +36,13 @@ from recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
 from recovery.data.loader import Loader
 from recovery.policy.jobconfig import JobConfig
 from recovery.policy.layout import Layout
-from recovery.rank.agent import Agent
+from recovery.rank.agent import RankAgent
 from recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
 from recovery.rank.examine import LossOf, samples_to_blame
 from recovery.rank.generation import Generations
 from recovery.rank.membership import Membership
-from recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, Recipe
-from recovery.rank.step import NonFinite, Probe, Step, StepInProgress
+from recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, ModelRecipe
+from recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
 from recovery.state.misuse import guard_scaling, in_step
 from recovery.state.registered import Stateful
 from recovery.state.state import TrainState
@@ -67,13 +67,13 @@ class Job:
     checkpoints: Checkpointer
 
     def __init__(
-        self, config: JobConfig, agent: Agent, page: MarkPage, writer: EventWriter
+        self, config: JobConfig, agent: RankAgent, page: MarkPage, writer: EventWriter
     ) -> None:
         self.config = config
         self.agent = agent
         self.marks = page
         self.writer = writer
-        self.probe: Probe | None = None
+        self.probe: StepProbe | None = None
         self.dial: Callable[[str, Address], Address] | None = None
         self.spoil: Callable[[list[int], Tensor], Tensor] | None = None
         self.on_attach: Callable[[Job], None] | None = None
@@ -123,7 +123,7 @@ class Job:
         would get in the way.
         """
         attached = Attached(
-            Recipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units),
+            ModelRecipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units),
             self.config,
             entering=self.marks.collective,
             forward=self.progress.forward,
@@ -247,10 +247,10 @@ class Job:
                 self.over = True
                 return False
             if isinstance(order, Abort):
-                if self.member.leaves(order):
+                if self.member.must_park(order):
                     self._generations.park("aborted")
             elif isinstance(order, LeaveOut):
-                self.member.hears(order)
+                self.member.note_exclusions(order)
             else:
                 self._generations.join(order, attached)
 

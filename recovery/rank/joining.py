@@ -1,8 +1,8 @@
 """``recovery.join``: how a training script becomes a rank of a supervised job.
 
 The supervisor (``python -m recovery.run``, or a launcher of the harness) first hands the script's
-process a ``Place`` with ``taking``. Without one the script is a job of its own, with one rank and
-no recovery.
+process a ``SupervisedPlace`` with ``taking``. Without one the script is a job of its own, with one
+rank and no recovery.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from chaos.errors import ChaosError
 from chaos.events.log import EventWriter
 from recovery.policy.interval import parse
-from recovery.policy.jobconfig import InMemory, JobConfig, Net, Saves
-from recovery.rank.agent import Agent
+from recovery.policy.jobconfig import InMemory, JobConfig, NetworkAddresses, Saves
+from recovery.rank.agent import RankAgent
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Channel
 
@@ -42,7 +42,7 @@ class JoinError(ChaosError):
     """
 
 
-class Facts(BaseModel):
+class ScriptSettings(BaseModel):
     """What a script says about its job; None leaves a value to the supervisor. ``samples``: size of
     the data set.
     """
@@ -55,7 +55,7 @@ class Facts(BaseModel):
     seed: int | None = None
 
 
-class Seat(BaseModel):
+class SupervisorSettings(BaseModel):
     """What a supervisor says about a process's place in the job; None leaves a value to the script.
 
     ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks
@@ -84,7 +84,7 @@ class Seat(BaseModel):
     checkpoint_keep: int | None = None
     saves: Saves | None = None
     memory: InMemory | None = None
-    net: Net = Net()
+    net: NetworkAddresses = NetworkAddresses()
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     fresh: bool = False
@@ -92,25 +92,25 @@ class Seat(BaseModel):
 
 
 @dataclass(kw_only=True)
-class Place:
+class SupervisedPlace:
     """A process's place under a supervisor. ``on_attach``: called with the job once the script has
     registered its model; ``describe``: called with the script's facts instead of training.
     """
 
-    seat: Seat
+    settings: SupervisorSettings
     channel: Channel | None = None
     page: MarkPage | None = None
     writer: EventWriter | None = None
     on_attach: Callable[[Job], None] | None = None
-    describe: Callable[[Facts], NoReturn] | None = None
+    describe: Callable[[ScriptSettings], NoReturn] | None = None
     job: Job | None = field(default=None, init=False)
 
 
-_PLACE: ContextVar[Place | None] = ContextVar("recovery_place", default=None)
+_PLACE: ContextVar[SupervisedPlace | None] = ContextVar("recovery_place", default=None)
 
 
 @contextmanager
-def taking(place: Place) -> Iterator[Place]:
+def taking(place: SupervisedPlace) -> Iterator[SupervisedPlace]:
     """Let ``join`` find ``place`` in code that runs inside the block, such as a user's script."""
     token = _PLACE.set(place)
     try:
@@ -153,7 +153,7 @@ def join(
     Raises JoinError when the two do not agree, when neither sets a required value, or when called
     twice.
     """
-    facts = Facts(samples=samples, steps=steps, global_batch=global_batch, seed=seed)
+    facts = ScriptSettings(samples=samples, steps=steps, global_batch=global_batch, seed=seed)
     place = _PLACE.get()
     if place is not None and place.describe is not None:
         place.describe(facts)
@@ -163,7 +163,9 @@ def join(
             hint="a process is one rank of one job: keep the first",
         )
     config = settle(
-        place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1),
+        place.settings
+        if place is not None
+        else SupervisorSettings(supervisor="nobody", process="alone", world=1),
         facts,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
@@ -174,7 +176,7 @@ def join(
     return _job(config, place)
 
 
-def _job(config: JobConfig, place: Place | None) -> Job:
+def _job(config: JobConfig, place: SupervisedPlace | None) -> Job:
     # Only one rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     if place is None:
@@ -184,15 +186,15 @@ def _job(config: JobConfig, place: Place | None) -> Job:
     from recovery.rank.job import Job
 
     assert place.channel is not None and place.page is not None and place.writer is not None
-    job = Job(config, Agent(place.channel), place.page, place.writer)
+    job = Job(config, RankAgent(place.channel), place.page, place.writer)
     job.on_attach = place.on_attach
     place.job = job
     return job
 
 
 def settle(
-    seat: Seat,
-    facts: Facts,
+    settings: SupervisorSettings,
+    facts: ScriptSettings,
     *,
     checkpoint_dir: str | Path | None,
     checkpoint_every: int | str | None,
@@ -200,42 +202,47 @@ def settle(
     checkpoint: Mapping[str, Any] | None = None,
     determinism: Determinism | None = None,
 ) -> JobConfig:
-    """Merge what the supervisor (``seat``) and the script say into the process's configuration.
+    """Merge what the supervisor (``settings``) and the script say into the process's configuration.
     Raises JoinError.
     """
-    seeded = facts.seed is not None or seat.seed is not None
-    seed = _agree("seed", facts.seed, seat.seed, seat) if seeded else 0
-    said_every = checkpoint_every if seat.checkpoint_every is None else seat.checkpoint_every
+    seeded = facts.seed is not None or settings.seed is not None
+    seed = _agree("seed", facts.seed, settings.seed, settings) if seeded else 0
+    said_every = (
+        checkpoint_every if settings.checkpoint_every is None else settings.checkpoint_every
+    )
     every = EVERY if said_every is None else said_every
     _check_every(every)
-    said = determinism is not None or seat.determinism is not None
+    said = determinism is not None or settings.determinism is not None
     config = JobConfig(
-        process=seat.process,
-        world=seat.world,
-        shards=seat.shards,
+        process=settings.process,
+        world=settings.world,
+        shards=settings.shards,
         determinism=(
-            _agree("determinism", determinism, seat.determinism, seat) if said else "default"
+            _agree("determinism", determinism, settings.determinism, settings)
+            if said
+            else "default"
         ),
-        batch=seat.batch,
-        backend=seat.backend,
-        device=seat.device,
-        samples=_agree("samples", facts.samples, seat.samples, seat),
-        steps=_agree("steps", facts.steps, seat.steps, seat),
-        global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
+        batch=settings.batch,
+        backend=settings.backend,
+        device=settings.device,
+        samples=_agree("samples", facts.samples, settings.samples, settings),
+        steps=_agree("steps", facts.steps, settings.steps, settings),
+        global_batch=_agree("global_batch", facts.global_batch, settings.global_batch, settings),
         seed=seed,
-        checkpoint_dir=seat.checkpoint_dir or (Path(checkpoint_dir) if checkpoint_dir else None),
+        checkpoint_dir=settings.checkpoint_dir
+        or (Path(checkpoint_dir) if checkpoint_dir else None),
         checkpoint_every=every,
-        checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
-        saves=seat.saves or _saves(checkpoint or {}),
-        memory=seat.memory,
-        net=seat.net,
-        verify_every=seat.verify_every,
-        nonfinite=seat.nonfinite,
-        fresh=seat.fresh,
-        job_id=seat.job_id,
+        checkpoint_keep=_first(settings.checkpoint_keep, checkpoint_keep, KEEP),
+        saves=settings.saves or _saves(checkpoint or {}),
+        memory=settings.memory,
+        net=settings.net,
+        verify_every=settings.verify_every,
+        nonfinite=settings.nonfinite,
+        fresh=settings.fresh,
+        job_id=settings.job_id,
     )
     _check_numbers(config)
-    _check_together(config, restores=seat.restores)
+    _check_together(config, restores=settings.restores)
     return config
 
 
@@ -304,10 +311,12 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
-def _agree(name: str, script: Value | None, supervisor: Value | None, seat: Seat) -> Value:
+def _agree(
+    name: str, script: Value | None, supervisor: Value | None, settings: SupervisorSettings
+) -> Value:
     if script is not None and supervisor is not None and script != supervisor:
         raise JoinError(
-            f"the script joins with {name}={script}, {seat.supervisor} says {supervisor}",
+            f"the script joins with {name}={script}, {settings.supervisor} says {supervisor}",
             hint=f"make them the same, or leave {name} out of recovery.join()"
             + (" and use job.seed" if name == "seed" else ""),
         )

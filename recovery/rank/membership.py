@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recovery.data.excluded_samples import ReceivedExclusions
+from recovery.data.received_exclusions import ReceivedExclusions
 from recovery.transport.wire import (
     Abort,
     Agreed,
@@ -64,7 +64,7 @@ class SupervisorOrders:
 
 
 @dataclass(kw_only=True)
-class Holding:
+class HeldState:
     """What a process holds. ``valid``: a whole state (a fresh process has none until it has joined
     a generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``:
     the step whose gradients are complete here and that lacks only the other ranks' totals (0:
@@ -109,7 +109,7 @@ class Membership:
 
     def __init__(self, heard: SupervisorOrders, *, steps: int) -> None:
         self.heard = heard
-        self.holding = Holding()
+        self.holding = HeldState()
         self.generation = 0
         self.inside = self.joining = False
         self._steps = steps
@@ -130,13 +130,13 @@ class Membership:
         """
         return Finished(step=step) if self.inside and step >= self._steps else None
 
-    def hears(self, order: LeaveOut) -> None:
+    def note_exclusions(self, order: LeaveOut) -> None:
         """Note samples that the job leaves out. Raises RuntimeError when an earlier part of the
         list is missing.
         """
-        self._left_out.hear(order)
+        self._left_out.add(order)
 
-    def leaves(self, order: Abort) -> bool:
+    def must_park(self, order: Abort) -> bool:
         """Whether the rank parks for this order. If it has left already, its earlier report answers
         the order.
         """

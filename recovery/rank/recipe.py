@@ -29,7 +29,7 @@ MakeScheduler = Callable[[Optimizer], LRScheduler | None]
 
 
 @dataclass(kw_only=True)
-class Recipe:
+class ModelRecipe:
     """``optimizer``, ``scheduler``: objects, or functions of the model's parameters and of the
     optimizer; ``units``: the parts of a sharded model that are gathered at once.
     """
@@ -116,7 +116,7 @@ class Attached:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: ModelRecipe,
         config: JobConfig,
         *,
         entering: Callable[[int], None],

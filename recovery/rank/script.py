@@ -21,7 +21,13 @@ from chaos.events.log import EventWriter
 from recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
 from recovery.process.entry import EXIT_ERROR, Birth, live
 from recovery.process.local import rank_environment
-from recovery.rank.joining import Facts, JoinError, Place, Seat, taking
+from recovery.rank.joining import (
+    JoinError,
+    ScriptSettings,
+    SupervisedPlace,
+    SupervisorSettings,
+    taking,
+)
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Channel
 
@@ -34,14 +40,14 @@ class ScriptConfig(Birth):
 
     path: Path
     args: list[str]
-    seat: Seat
+    seat: SupervisorSettings
 
 
 class ScriptError(Exception):
     """The script ended without success."""
 
 
-def run_script(path: Path, args: Sequence[str], place: Place) -> None:
+def run_script(path: Path, args: Sequence[str], place: SupervisedPlace) -> None:
     """Run the script to its end in this process.
 
     Raises what the script raises, ScriptError when it asks for an exit status, JoinError when it
@@ -65,7 +71,9 @@ def run_script(path: Path, args: Sequence[str], place: Place) -> None:
     atexit._run_exitfuncs()
 
 
-def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT_S) -> Facts:
+def describe(
+    path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT_S
+) -> ScriptSettings:
     """What a script passes to ``recovery.join``. It runs that far in a process of its own. Raises
     JoinError with the script's last output when it does not get there within ``limit_s`` seconds.
     """
@@ -103,7 +111,7 @@ def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT
             f" {last[-1] if last else f'exit code {ran.returncode}'}",
             hint="\n  ".join(last),
         )
-    return Facts.model_validate_json(text)
+    return ScriptSettings.model_validate_json(text)
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
@@ -118,20 +126,22 @@ def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
 
     def train(channel: Channel, page: MarkPage, writer: EventWriter) -> None:
         run_script(
-            told.path, told.args, Place(seat=told.seat, channel=channel, page=page, writer=writer)
+            told.path,
+            told.args,
+            SupervisedPlace(settings=told.seat, channel=channel, page=page, writer=writer),
         )
 
     live(told, control_fd, mark_fd, train)
 
 
 def _describe(fd: int, path: Path, args: Sequence[str]) -> None:
-    def write(facts: Facts) -> NoReturn:
+    def write(facts: ScriptSettings) -> NoReturn:
         os.write(fd, facts.model_dump_json().encode())
         os._exit(0)
 
-    seat = Seat(supervisor="nobody", process="none", world=1)
+    settings = SupervisorSettings(supervisor="nobody", process="none", world=1)
     try:
-        run_script(path, args, Place(seat=seat, describe=write))
+        run_script(path, args, SupervisedPlace(settings=settings, describe=write))
     except JoinError as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_ERROR)

@@ -10,7 +10,7 @@ from typing import Any
 from chaos.events.log import Event, EventWriter, Kind
 from recovery.policy.jobconfig import JobConfig
 from recovery.process.local import start_store
-from recovery.rank.agent import Agent
+from recovery.rank.agent import RankAgent
 from recovery.rank.job import Job
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
@@ -22,7 +22,7 @@ TIMEOUT_S = 60.0
 def lone_job(config: JobConfig) -> Job:
     """A job that is its own supervisor: it starts or resumes, and ends, but never recovers."""
     channel = _Answers(restore=config.checkpoint_dir is not None)
-    agent = Agent(channel, orphaned=lambda: None)
+    agent = RankAgent(channel, orphaned=lambda: None)
     channel.agent = agent
     config = config.model_copy(update={"job_id": config.job_id or uuid.uuid4().hex})
     return Job(config, agent, MarkPage(progress_counters.create()), _Unwritten())
@@ -31,7 +31,7 @@ def lone_job(config: JobConfig) -> Job:
 class _Answers(Channel):
     """Answers each message at once as a supervisor would; sends nothing."""
 
-    agent: Agent
+    agent: RankAgent
 
     def __init__(self, *, restore: bool) -> None:
         ours, self._open = socket.socketpair()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recovery.rank.job import Job
 
 
-class Probe(Protocol):
+class StepProbe(Protocol):
     """Notified of where training is; the interface of a fault injector. Every call is on the
     training thread.
     """

@@ -40,7 +40,7 @@ def largest(flat: Tensor) -> Tensor:
     return torch.linalg.vector_norm(flat, float("inf"))
 
 
-class Flaws:
+class NonFiniteCheck:
     """Checks values for non-finite ones; on a GPU the result stays there."""
 
     def __init__(self) -> None:

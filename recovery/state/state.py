@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from recovery.data.leftout import LeftOut
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.state import misuse, typed
 from recovery.state.digest import Digester
-from recovery.state.finite import Flaws
+from recovery.state.finite import NonFiniteCheck
 from recovery.state.optimizer_state import OptimizerState, Slots
 from recovery.state.parts import local
 from recovery.state.registered import Registered
@@ -50,7 +50,7 @@ class TrainState:
         self.model = model
         self.seed = seed
         self.step = 0
-        self.skip = LeftOut()
+        self.skip = ExclusionIndex()
         self.last: list[float] = []  # what all ranks knew of the step applied last; see Job
         self.scheduler = scheduler
         self.registered = Registered()
@@ -136,7 +136,7 @@ class TrainState:
                 f"state of seed {scalars['seed']} offered to a job of seed {self.seed}"
             )
         self.step = int(scalars["step"])
-        self.skip = LeftOut(
+        self.skip = ExclusionIndex(
             {int(sample): int(step) for sample, step in scalars.get("skip", {}).items()}
         )
         self.last = [float(value) for value in scalars.get("last", [])]
@@ -228,7 +228,7 @@ class TrainState:
         for name in self.learned(parts):
             tensor = parts[name]
             if tensor.is_floating_point() or tensor.is_complex():
-                flaws = Flaws()
+                flaws = NonFiniteCheck()
                 flaws.look(tensor)
                 flags[name] = flaws.flag()
         seen = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}

@@ -23,7 +23,7 @@ from recovery.transport.wire import Inquiry, Status
 
 
 @dataclass(kw_only=True)
-class Past:
+class JobRecord:
     """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``:
     those of them it may not have had time to kill; ``leaving``: those that were asked to end and
     have not; ``ready_generation``: the last that trained; ``failures``: not answered by it;
@@ -54,12 +54,12 @@ class Past:
     doubts: tuple[Doubt, ...] = ()
 
 
-def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
+def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
     """Read a supervisor's log. Pure. ``asked``: processes that were asked to end, alive or not.
 
     Keepers of checkpoints are not included: their starter watches them.
     """
-    found, answer, afresh = Past(dead=set(asked), leaving=set(asked)), "", False
+    found, answer, afresh = JobRecord(dead=set(asked), leaving=set(asked)), "", False
     for event in events:
         data = event.data
         match event.kind:
@@ -136,14 +136,14 @@ class Adoption:
 
     def __init__(self, job: JobState) -> None:
         self._job = job
-        self._past = Past()
+        self._past = JobRecord()
         self._undisturbed = False
         self._unheard: set[str] = set()
         self._inquiry = -1
         self._deadline_s = 0.0
         self.state = StateFrom.INITIAL
 
-    def restore(self, known: Past, state: StateFrom) -> None:
+    def restore(self, known: JobRecord, state: StateFrom) -> None:
         """Take over what the log says."""
         self._past, self.state = known, state
         self._undisturbed = known.ready_generation == known.generation and not known.failures
@@ -168,7 +168,7 @@ class Adoption:
         self._deadline_s = job.hands.now_s() + job.timing.adopt_timeout_s
         self._unheard = {p.name for p in job.table.alive if p.name in known.ready}
 
-    def _restore_processes(self, known: Past) -> None:
+    def _restore_processes(self, known: JobRecord) -> None:
         ranks = {name: rank for rank, name in enumerate(known.members)}
         for name, role in known.roles.items():
             process = self._job.table.know(name, role)

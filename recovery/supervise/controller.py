@@ -13,7 +13,7 @@ from typing import Any
 from chaos.events.log import Kind
 from recovery.policy.strategy import Cause, Health, StateFrom, Strategy
 from recovery.supervise import limits
-from recovery.supervise.adoption import Adoption, JobCondition, Past
+from recovery.supervise.adoption import Adoption, JobCondition, JobRecord
 from recovery.supervise.failures import NOTHING, Symptom
 from recovery.supervise.job_state import JobState
 from recovery.supervise.process_table import Process
@@ -66,7 +66,7 @@ class Controller:
             why = f"{gone} failed before training began, and so did the coordinator"
             self.stop("broken", why)
 
-    def adopt(self, known: Past, state: StateFrom) -> None:
+    def adopt(self, known: JobRecord, state: StateFrom) -> None:
         """Take over a running job instead of ``start``: ask every process for its status, and
         continue once all have answered. ``state``: as for ``start``.
         """

@@ -32,7 +32,7 @@ class Disagreement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class CheckpointAdvice:
     """What the members of a new generation learn about checkpoints. ``doubts``: which may hold a
     corrupted state, and are not known to be set aside; ``agreed``: the last step at which all
     replicas were the same (-1: not known); ``anew``: no checkpoint was ever saved, so that
@@ -70,10 +70,10 @@ class DigestBook:
         return self.agreed if self._doubtful and self.agreed is not None else -1
 
     @property
-    def word(self) -> Word:
+    def word(self) -> CheckpointAdvice:
         """What the members of the next generation learn about checkpoints."""
         agreed = -1 if self.agreed is None else self.agreed
-        return Word(
+        return CheckpointAdvice(
             doubts=self._open_doubts(self._generation + 1), agreed=agreed, anew=not self._ever_saved
         )
 

@@ -45,13 +45,15 @@ class ExcludedSamples:
         """
         self._since, self._order = dict(samples), list(samples)
 
-    def tell(self, process: Process) -> int:
+    def send_missing(self, process: Process) -> int:
         """Send a process the excluded samples that it lacks; returns how many there are in all."""
-        while process.told < len(self._order):
-            new = self._order[process.told : process.told + MOST_LEFT_OUT]
+        while process.exclusions_sent < len(self._order):
+            new = self._order[process.exclusions_sent : process.exclusions_sent + MOST_LEFT_OUT]
             since = [self._since[sample] for sample in new]
-            self._hands.send(process.name, LeaveOut(after=process.told, samples=new, since=since))
-            process.told += len(new)
+            self._hands.send(
+                process.name, LeaveOut(after=process.exclusions_sent, samples=new, since=since)
+            )
+            process.exclusions_sent += len(new)
         return len(self._order)
 
     def note(self, process: str, samples: list[int]) -> None:

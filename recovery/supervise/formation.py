@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.events.log import Kind
 from recovery.policy.strategy import Form, Health, StateFrom
-from recovery.supervise.divergence import Word
+from recovery.supervise.divergence import CheckpointAdvice
 from recovery.supervise.failures import answer_of
 from recovery.supervise.process_table import Process, ProcessTable
 from recovery.supervise.supervision import Hands
@@ -104,13 +104,13 @@ class Formation:
         return all(self._table[name].health in _ABLE for name in members)
 
     def begin(
-        self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None
+        self, *, tell: Callable[[Process], int], examine: int, word: CheckpointAdvice | None = None
     ) -> None:
         """Order every member of the pending form to join a new generation, and release all other
         processes; see ``recovery.transport.wire.Join``. ``tell``: sends a process the excluded
         samples that it lacks, and returns how many there are.
         """
-        form, word = self.pending, word or Word()
+        form, word = self.pending, word or CheckpointAdvice()
         assert form is not None
         self._let_others_go(form)
         self._deadline_s = self._hands.now_s() + self._join_timeout_s

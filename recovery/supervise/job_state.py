@@ -172,7 +172,7 @@ class JobState:
     def form(self) -> None:
         """Order the members of the decided generation to join it."""
         self.formation.begin(
-            tell=self.excluded.tell, examine=self.excluded.examine, word=self.digests.word
+            tell=self.excluded.send_missing, examine=self.excluded.examine, word=self.digests.word
         )
         self.digests.began(self.generation, self.members, shards=self.shards)
 

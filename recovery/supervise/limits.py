@@ -15,7 +15,7 @@ from recovery.supervise.supervision import Timing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clash:
+class LimitClash:
     """Two limits in the wrong order, seconds. ``why``: what goes wrong."""
 
     short: str
@@ -31,7 +31,7 @@ class Clash:
         )
 
 
-def clashes(timing: Timing) -> Iterator[Clash]:
+def clashes(timing: Timing) -> Iterator[LimitClash]:
     """Pairs of limits whose order is wrong."""
     values = {name: value for name, value in vars(timing).items() if name.endswith("_s")}
     values |= {
@@ -40,7 +40,9 @@ def clashes(timing: Timing) -> Iterator[Clash]:
     values["park_timeout_s * hang.disk_factor"] = timing.park_timeout_s * timing.hang.disk_factor
     for short, long, why in _ORDER:
         if {short, long} <= values.keys() and not values[short] < values[long]:
-            yield Clash(short=short, short_s=values[short], long=long, long_s=values[long], why=why)
+            yield LimitClash(
+                short=short, short_s=values[short], long=long, long_s=values[long], why=why
+            )
 
 
 def check(timing: Timing) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from chaos.events.log import Kind
 from recovery.detection.hangs import STOPPED, UNHEARD
 from recovery.policy.layout import Layout
-from recovery.policy.rank_assignment import brings, common_step
+from recovery.policy.rank_assignment import can_supply, common_step
 from recovery.policy.strategy import Form, Health, ProcessView, StateFrom
 from recovery.supervise.supervision import Hands
 from recovery.transport.wire import Abort, Stop
@@ -30,9 +30,9 @@ class Process:
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
     has to be ready; ``error``: the reason it gives for ending; ``versions``: of its software;
     ``noticed``: it has notice that it will be ended soon; ``shard``, ``pending``: see
-    ``ProcessView``; ``told``: how many excluded samples it has been sent; ``stopped_s``: since when
-    it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to end by
-    itself, which it may not do. ``lists``: the processes by health, this one among them.
+    ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
+    since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
+    end by itself, which it may not do. ``lists``: the processes by health, this one among them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Process:
     versions: Mapping[str, str] = field(default_factory=dict)
     shard: int | None = None
     pending: int = 0
-    told: int = 0
+    exclusions_sent: int = 0
     stopped_s: float = math.inf
     leaving: bool = False
 
@@ -347,7 +347,7 @@ class ProcessTable:
         }
         step = common_step(whole.values(), shards)
         assert step is not None, "a generation that has no state is not decided on"
-        holding = {rank for rank, process in whole.items() if brings(process, step)}
+        holding = {rank for rank, process in whole.items() if can_supply(process, step)}
         givers: dict[int, int] = {}
         for rank in sorted(holding):
             givers.setdefault(layout.shard_of(rank), rank)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.events.log import Kind
-from recovery.detection.hangs import Hang, HangDetector, Leaving
+from recovery.detection.hangs import Hang, HangDetector, LeaveWatch
 from recovery.detection.pace import HangLimits
 from recovery.policy.doubts import Doubt
 from recovery.supervise.divergence import DigestBook
@@ -28,7 +28,7 @@ class ProgressWatch:
         self._generation = 0
         self._members: tuple[str, ...] = ()
         self.detector = HangDetector(limits=limits)
-        self._leaving: Leaving | None = None
+        self._leaving: LeaveWatch | None = None
         self._signs: dict[str, Mark] = {}
         self._hands = hands
 
@@ -102,7 +102,7 @@ class ProgressWatch:
         """The members of a generation have to leave it; each has at least ``least_s`` seconds for
         that.
         """
-        self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
+        self._leaving = LeaveWatch(pace=self.detector.pace, least_s=least_s)
 
     def staying(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Which of these members should have left by now, and the measurements of each

@@ -211,7 +211,7 @@ class RecoveryCycle:
 
     def became_ready(self, process: Process) -> None:
         """A process is built and waits for orders."""
-        self._job.excluded.tell(process)  # before it is needed
+        self._job.excluded.send_missing(process)  # before it is needed
         if self.stage in (Stage.STARTING, Stage.WAITING):
             self.form_if_ready()
         elif self.stage is Stage.TRAINING:

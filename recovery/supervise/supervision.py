@@ -116,3 +116,10 @@ class Timing:
             unforced_park_s=min(self.unforced_park_s, park / 2),
             blame_grace_s=min(self.blame_grace_s, park / 2),
         )
+
+
+@dataclass(kw_only=True)
+class StopFlag:
+    """Set by a signal handler and polled by the main loop; ``signum`` 0: no signal came."""
+
+    signum: int = 0

@@ -22,7 +22,7 @@ MAX_MESSAGE = 1 << 12
 _LENGTH = struct.Struct("!I")
 
 
-class Unproven(Exception):
+class AuthenticationFailed(Exception):
     """The other side failed to authenticate, or sent garbage."""
 
 
@@ -53,14 +53,14 @@ def admit(
 ) -> bytes:
     """As the server: let the client authenticate, then do so too. Returns a key that only these two
     have, for this connection alone. ``purpose``, ``version``: of the protocol that follows. Raises
-    Unproven, OSError.
+    AuthenticationFailed, OSError.
     """
     until_s = time.monotonic() + limit_s
     nonce = secrets.token_hex(32)
     _send(sock, _Challenge(version=version, nonce=nonce), until_s)
     response = _receive(sock, _Response, until_s)
     if response.version != version:
-        raise Unproven(
+        raise AuthenticationFailed(
             f"the other side speaks version {response.version}, not {version}: run the same"
             " software"
         )
@@ -68,7 +68,7 @@ def admit(
     if not hmac.compare_digest(
         response.mac.encode(), _mac(token, purpose, "client", mine, its).encode()
     ):
-        raise Unproven("the other side does not know the run's token")
+        raise AuthenticationFailed("the other side does not know the run's token")
     _send(sock, _Answer(mac=_mac(token, purpose, "server", its, mine)), until_s)
     return bytes.fromhex(_mac(token, purpose, "key", mine, its))
 
@@ -76,8 +76,8 @@ def admit(
 def enter(
     sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
 ) -> bytes:
-    """As the client: authenticate, and have the server do so; as ``admit``. Raises Unproven,
-    OSError.
+    """As the client: authenticate, and have the server do so; as ``admit``. Raises
+    AuthenticationFailed, OSError.
     """
     until_s = time.monotonic() + limit_s
     challenge = _receive(sock, _Challenge, until_s)
@@ -85,7 +85,7 @@ def enter(
     mac = _mac(token, purpose, "client", its, mine)
     _send(sock, _Response(version=version, nonce=mine, mac=mac), until_s)
     if challenge.version != version:
-        raise Unproven(
+        raise AuthenticationFailed(
             f"the other side speaks version {challenge.version}, not {version}: run the same"
             " software"
         )
@@ -93,7 +93,7 @@ def enter(
     if not hmac.compare_digest(
         answer.mac.encode(), _mac(token, purpose, "server", mine, its).encode()
     ):
-        raise Unproven("the other side does not know the run's token")
+        raise AuthenticationFailed("the other side does not know the run's token")
     return bytes.fromhex(_mac(token, purpose, "key", its, mine))
 
 
@@ -110,12 +110,12 @@ def _send(sock: socket.socket, message: BaseModel, until_s: float) -> None:
 def _receive(sock: socket.socket, kind: type[_M], until_s: float) -> _M:
     (size,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size, until_s))
     if size > MAX_MESSAGE:
-        raise Unproven(f"a message of {size} bytes, over {MAX_MESSAGE}")
+        raise AuthenticationFailed(f"a message of {size} bytes, over {MAX_MESSAGE}")
     try:
         return kind.model_validate_json(_exactly(sock, size, until_s))
     except ValidationError as error:
         first = error.errors()[0]
-        raise Unproven(
+        raise AuthenticationFailed(
             f"not a message: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error
 
@@ -126,7 +126,7 @@ def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:
         sock.settimeout(_left_s(until_s))
         part = sock.recv(size - len(data))
         if not part:
-            raise Unproven("the other side closed before it had said who it is")
+            raise AuthenticationFailed("the other side closed before it had said who it is")
         data += part
     return data
 

@@ -35,7 +35,7 @@ class Join(Message):
     ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
     value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
     state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
-    ``recovery.supervise.divergence.Word``.
+    ``recovery.supervise.divergence.CheckpointAdvice``.
     """
 
     type: Literal["join"] = "join"

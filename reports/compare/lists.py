@@ -9,9 +9,9 @@ from reports.compare.facts import ComparisonFacts
 from reports.compare.table import (
     FINEST_S,
     OUTCOME_ORDER,
-    Cell,
     Column,
     Table,
+    TableCell,
     count,
     middle,
     outcome,
@@ -48,7 +48,7 @@ def witnesses(facts: ComparisonFacts) -> Table:
     return table("Witnesses of the outcomes", columns, rows)
 
 
-def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
+def _witness(label: str, family: str, cell: CellSummary) -> list[TableCell]:
     every = (
         ", ".join(f"{name} {n}" for name, n in cell.outcomes.items())
         if len(cell.outcomes) > 1
@@ -65,7 +65,7 @@ def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
     return [
         text(family),
         text(label),
-        Cell(content=outcome(cell.worst, every), key=str(OUTCOME_ORDER[cell.worst])),
+        TableCell(content=outcome(cell.worst, every), key=str(OUTCOME_ORDER[cell.worst])),
         middle(cell.steps_lost),
         middle(cell.samples_lost),
         middle(cell.detection, FINEST_S),
@@ -74,7 +74,7 @@ def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
         text(survived(cell.survival) or MISSING),
         middle(cell.ettr),
         count(cell.cost_gpu_hours, "", "lower"),
-        Cell(content=said),
+        TableCell(content=said),
     ]
 
 
@@ -100,7 +100,7 @@ def trials(facts: ComparisonFacts) -> Table:
     return table("Every trial", columns, [_trial(trial) for trial in known])
 
 
-def _trial(t: Trial) -> list[Cell]:
+def _trial(t: Trial) -> list[TableCell]:
     record = " · ".join(
         part for part in (t.run, t.control_run and f"control {t.control_run}", t.note) if part
     )
@@ -109,7 +109,7 @@ def _trial(t: Trial) -> list[Cell]:
         text(t.family),
         text(t.label),
         text(t.seed, sort_key(t.seed)),
-        Cell(content=outcome(t.outcome), key=str(OUTCOME_ORDER[t.outcome])),
+        TableCell(content=outcome(t.outcome), key=str(OUTCOME_ORDER[t.outcome])),
         count(t.recovery, "", "lower", FINEST_S),
         count(t.detection, "", "lower", FINEST_S),
         count(t.full_rate, "", "lower", FINEST_S),
@@ -119,7 +119,7 @@ def _trial(t: Trial) -> list[Cell]:
         count(t.wall, "", "lower"),
         count(t.step_time, "", "lower", FINEST_S),
         text(t.verdict),
-        Cell(content=again),
+        TableCell(content=again),
     ]
 
 
@@ -156,7 +156,7 @@ def same(facts: ComparisonFacts) -> Table:
             text(r.family),
             text(r.metric),
             count(r.value),
-            Cell(content=interval(r.interval)),
+            TableCell(content=interval(r.interval)),
             text(r.n, sort_key(r.n)),
             text(r.says),
         ]

@@ -25,7 +25,7 @@ OUTCOME_ORDER = {name: place for place, name in enumerate(OUTCOMES)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class TableCell:
     """Content and its sort key: a number, text, or empty (sorted last)."""
 
     content: Markup
@@ -49,13 +49,13 @@ class Table:
 
     name: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     notes: tuple[str, ...] = ()
     left_out: int = 0
 
 
 def table(
-    name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str
+    name: str, columns: Sequence[Column], rows: Sequence[Sequence[TableCell]], *notes: str
 ) -> Table:
     """A table of at most MAX_ROWS rows, with the decimal points of a column aligned."""
     kept = [list(row) for row in rows[:MAX_ROWS]]
@@ -73,17 +73,17 @@ def table(
     )
 
 
-def text(value: object, key: str | None = None) -> Cell:
+def text(value: object, key: str | None = None) -> TableCell:
     """A text cell."""
     content = escape(value)
-    return Cell(content=content, key=str(value) if key is None else key)
+    return TableCell(content=content, key=str(value) if key is None else key)
 
 
 def count(
     value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
-) -> Cell:
+) -> TableCell:
     """A cell with one number."""
-    return Cell(content=figure(value, unit, better, finest), key=sort_key(value))
+    return TableCell(content=figure(value, unit, better, finest), key=sort_key(value))
 
 
 def sort_key(value: float | None) -> str:
@@ -102,13 +102,13 @@ def outcome(name: OutcomeClass, note: str = "") -> Markup:
     )
 
 
-def middle(metric: Metric | None, finest: float = 0.0) -> Cell:
+def middle(metric: Metric | None, finest: float = 0.0) -> TableCell:
     """A cell with the median of a metric."""
     if metric is None:
-        return Cell(content=Markup(MISSING))
+        return TableCell(content=Markup(MISSING))
     if finest:
         shown = count(metric.median, "", metric.better, finest)
         return replace(shown, content=shown.content + few(metric))
     if metric.median == math.inf and metric.unit != "s":
-        return Cell(content=exact(metric.median, "all"), key=sort_key(metric.median))
-    return Cell(content=median(metric), key=sort_key(metric.median))
+        return TableCell(content=exact(metric.median, "all"), key=sort_key(metric.median))
+    return TableCell(content=median(metric), key=sort_key(metric.median))

@@ -13,9 +13,9 @@ from harness.judge.incident import PHASE_NAMES
 from reports.compare.facts import OUTCOMES, ComparisonFacts
 from reports.compare.table import (
     FINEST_S,
-    Cell,
     Column,
     Table,
+    TableCell,
     count,
     middle,
     outcome,
@@ -41,7 +41,7 @@ def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
     return table("Scorecard: stacks by kind of fault", columns, rows)
 
 
-def _stack(facts: ComparisonFacts, label: str) -> Cell:
+def _stack(facts: ComparisonFacts, label: str) -> TableCell:
     known = facts.stacks.get(label)
     kept = f"{facts.kept(label)} of {facts.tried(label)} kept"
     ours = (
@@ -50,23 +50,23 @@ def _stack(facts: ComparisonFacts, label: str) -> Cell:
         else Markup("")
     )
     content = Markup('<b>{}</b>{}<span class="quiet under">{}</span>').format(label, ours, kept)
-    return Cell(content=content, key=label)
+    return TableCell(content=content, key=label)
 
 
-def _score(facts: ComparisonFacts, label: str, family: str) -> Cell:
+def _score(facts: ComparisonFacts, label: str, family: str) -> TableCell:
     cell = facts.cell(label, family)
     if cell is None:
-        return Cell(content=Markup('<span class="quiet">did not run</span>'))
+        return TableCell(content=Markup('<span class="quiet">did not run</span>'))
     if not OUTCOMES[cell.worst].tried:
         note = Markup('<span class="quiet under">{}</span>').format(cell.note or cell.witness)
-        return Cell(content=outcome(cell.worst) + note)
+        return TableCell(content=outcome(cell.worst) + note)
     lines = [outcome(cell.worst, _counts(cell)), _time(cell), _whole(cell), _losses(cell)]
     said = facts.ahead(label, family)
     if said:
         lines.append(Markup('<span class="ahead">{}</span>').format(said))
     recovery = cell.recovery.median if cell.recovery is not None else None
     key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
-    return Cell(
+    return TableCell(
         content=Markup("").join(lines),
         key=sort_key(0.0 if cell.worst == "masked" and key is None else key),
     )
@@ -131,14 +131,14 @@ def ratios(facts: ComparisonFacts) -> Table:
     )
 
 
-def _ratio(facts: ComparisonFacts, label: str, family: str) -> Cell:
+def _ratio(facts: ComparisonFacts, label: str, family: str) -> TableCell:
     ratio = facts.ratio(label, family)
     if ratio is None:
         against = facts.against(label)
         mine = facts.cell(against, family)
         still = mine is not None and mine.worst == "masked"
         why = f"{against} did not stop" if still else "no pair of times"
-        return Cell(content=Markup('<span class="quiet">{}</span>').format(why))
+        return TableCell(content=Markup('<span class="quiet">{}</span>').format(why))
     better = "higher" if (ratio.value or 0) > 1 else "lower"
     shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
         figure(ratio.value, better=better),
@@ -156,7 +156,7 @@ def _ratio(facts: ComparisonFacts, label: str, family: str) -> Cell:
     )
     rest += f" with {ratio.against}" if ratio.against != facts.reference else ""
     content = shown + said + Markup('<span class="quiet under">{}</span>').format(rest)
-    return Cell(content=content, key=sort_key(ratio.value))
+    return TableCell(content=content, key=sort_key(ratio.value))
 
 
 def phases(facts: ComparisonFacts, family: str) -> Table:
@@ -195,10 +195,10 @@ def goodput(facts: ComparisonFacts) -> Table:
     return table("Goodput by kind of fault", columns, rows)
 
 
-def _goodput(facts: ComparisonFacts, label: str, family: str) -> Cell:
+def _goodput(facts: ComparisonFacts, label: str, family: str) -> TableCell:
     cell = facts.cell(label, family)
     if cell is None or cell.goodput is None:
-        return Cell(content=Markup(MISSING))
+        return TableCell(content=Markup(MISSING))
     controls = [
         t.control_goodput for t in facts.trials(label, family) if t.control_goodput is not None
     ]
@@ -218,7 +218,7 @@ def _goodput(facts: ComparisonFacts, label: str, family: str) -> Cell:
         without,
         _goodput_ratio(facts, label, family),
     )
-    return Cell(content=content, key=sort_key(cell.goodput.median))
+    return TableCell(content=content, key=sort_key(cell.goodput.median))
 
 
 def _goodput_ratio(facts: ComparisonFacts, label: str, family: str) -> Markup:
@@ -248,13 +248,13 @@ def cost(facts: ComparisonFacts) -> Table:
     return table("Cost of one failure", columns, rows)
 
 
-def _cost(facts: ComparisonFacts, label: str, family: str) -> Cell:
+def _cost(facts: ComparisonFacts, label: str, family: str) -> TableCell:
     cell = facts.cell(label, family)
     hours = cell.cost_gpu_hours if cell is not None else None
     if hours is None:
-        return Cell(content=Markup(MISSING))
+        return TableCell(content=Markup(MISSING))
     if math.isinf(hours):
-        return Cell(
+        return TableCell(
             content=Markup('<span class="time never">{}</span>').format(exact(hours, "no end")),
             key=sort_key(hours),
         )
@@ -268,7 +268,7 @@ def _cost(facts: ComparisonFacts, label: str, family: str) -> Cell:
         lines += Markup('<span class="quiet under">{}</span>').format(
             figure(hours, COST_UNIT, "lower")
         )
-    return Cell(content=lines, key=sort_key(hours))
+    return TableCell(content=lines, key=sort_key(hours))
 
 
 def key_of_outcomes(facts: ComparisonFacts) -> list[tuple[Markup, str]]:

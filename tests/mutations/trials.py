@@ -10,7 +10,7 @@ from typing import Any
 from chaos.events.log import Log
 from harness.compare.result.believed import ArmRecord
 from harness.compare.result.model import Trial
-from harness.compare.result.trials import Source, trial_of
+from harness.compare.result.trials import TrialSource, trial_of
 from tests.mutations.bases import ARMS, base
 from tests.mutations.recorded import resolved_of
 from tests.mutations.tape import Mutation, Tape
@@ -30,7 +30,7 @@ def trial(mutation: Mutation | None = None) -> Trial:
     why = {name: record.contradictions for name, record in found.items()}
     trusted = None if why["control"] else arms["control"]
     return trial_of(
-        Source(
+        TrialSource(
             label="torchrun default",
             family="kill",
             seed=made.seed,

@@ -19,7 +19,7 @@ from chaos import plugins
 from chaos.cli import build_catalogue
 from chaos.fault.base import Fault
 from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import Player
+from harness.fuzz.play.play import SimPlayer
 from tests.support.fault_fakes import OCCURRENCE, FaultCase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_the_fault_is_found_and_its_evidence_told_apart(added: dict[str, Path]) 
 def test_its_scenario_is_recovered_from_in_simulation(added: dict[str, Path]) -> None:
     tree = YAML(typ="safe", pure=True).load(added["late-kill.yaml"])
     tree["launcher"] = {"kind": "sim"}
-    played = Player(catalogue=build_catalogue()).play(tree)
+    played = SimPlayer(catalogue=build_catalogue()).play(tree)
     assert (played.refused, played.crash, find_in(tree, played)) == ("", "", None)
     assert played.findings["faulted: fault-landed"].verdict == "pass", played.findings
     assert {finding.verdict for finding in played.findings.values()} == {"pass"}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from recovery.process import processes, remnants
-from recovery.process.local import KEPT_MARKS, Children, Exited, Said
-from recovery.process.remnants import Sessions
+from recovery.process.local import KEPT_MARKS, Children, Exited, MessageReceived
+from recovery.process.remnants import LeftoverSessions
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER
 from tests.support.running import until
@@ -81,7 +81,7 @@ def test_the_watch_for_a_dying_process_ends_with_it() -> None:
             return program(sys.executable, "-c", HOLDER, *map(str, fds))(fds)
 
         children.spawn(name, start)
-        assert [type(report) for report in children.wait(LIMIT_S)] == [Said]
+        assert [type(report) for report in children.wait(LIMIT_S)] == [MessageReceived]
         assert threading.active_count() == threads + 1
         children.signal(name, signal.SIGKILL)
         await_exit(children, name)
@@ -140,7 +140,7 @@ def test_a_session_of_the_same_number_that_came_later_is_a_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remnants, "LOOK_AFTER_S", 0.0)
-    sessions = Sessions()
+    sessions = LeftoverSessions()
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         sessions.add(stranger.pid)

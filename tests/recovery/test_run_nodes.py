@@ -18,7 +18,7 @@ import pytest
 
 from chaos.errors import InfrastructureError, LogError
 from chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
-from recovery.cli.process_host import Spot, least_taken
+from recovery.cli.process_host import ProcessPlacement, least_taken
 from recovery.cli.takeover_log import lock, read_takeover_log
 from recovery.nodes.link.clock import boot_id
 from tests.support.clusters.cluster import HOST, Cluster
@@ -269,8 +269,8 @@ def test_one_supervisor_holds_a_log(tmp_path: Path) -> None:
 
 
 def test_processes_fill_one_node_after_the_other() -> None:
-    def spot(node: int, device: str = "cpu") -> Spot:
-        return Spot(node=node, device=device, address="", events=Path(), logs=None)
+    def spot(node: int, device: str = "cpu") -> ProcessPlacement:
+        return ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
 
     cpus = [spot(0), spot(0), spot(1), spot(1)]
     taken: list[tuple[int, str]] = []

@@ -13,7 +13,7 @@ import pytest
 import reports
 from harness.host.rundir import RunDirectory
 from harness.judge.measure.measure import summarise
-from harness.judge.measure.samples import Chances
+from harness.judge.measure.samples import PossibleValues
 from harness.judge.results import FalseAlarms, Reliability, Results, Spares, Survival
 from reports.content.figures import MISSING, alarms, median_of
 from reports.outlets.terminal import summary
@@ -154,7 +154,7 @@ def _file(shown: Shown, name: str) -> str:
 def test_fewer_values_than_there_could_be_are_said_everywhere(tmp_path: Path) -> None:
     """A table that says n = 3 has three values, or says of how many."""
     run, results = build(tmp_path / "run")
-    fewer = Chances(values=5, arms=4)
+    fewer = PossibleValues(values=5, arms=4)
     names = ("recovery_time", "goodput", "failure_cost", "time_to_full_rate")
     told = {name: summarise(name, [1.25, 1.5], possible=fewer) for name in names}
     cells = [
@@ -195,9 +195,9 @@ def test_fewer_values_than_there_could_be_are_said_everywhere(tmp_path: Path) ->
 
 
 def test_all_values_there_could_be_are_a_plain_number() -> None:
-    whole = summarise("goodput", [0.5, 0.75], possible=Chances(values=2, arms=2))
+    whole = summarise("goodput", [0.5, 0.75], possible=PossibleValues(values=2, arms=2))
     assert (whole.counted, median_of(whole)) == ("2", "0.625")
-    assert median_of(summarise("goodput", [], possible=Chances(values=2, arms=2))) == MISSING
+    assert median_of(summarise("goodput", [], possible=PossibleValues(values=2, arms=2))) == MISSING
 
 
 def test_a_rate_of_enough_hours_is_stated() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chaos.events.log import Event, EventWriter, Kind, read_actor
-from recovery.rank.agent import Agent
+from recovery.rank.agent import RankAgent
 from recovery.rank.job import Job, JobConfig
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
@@ -108,7 +108,7 @@ class GpuRank:
 
     def _train(self, config: JobConfig, writer: EventWriter) -> None:
         page = MarkPage(progress_counters.create())
-        self.job = job = Job(config, Agent(self._theirs, orphaned=lambda: None), page, writer)
+        self.job = job = Job(config, RankAgent(self._theirs, orphaned=lambda: None), page, writer)
         self.model = model = network().to(self.device)
         job.attach(model, adam(list(model.parameters())), clip_norm=0.5)
         while job.running():

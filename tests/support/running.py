@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ class Running:
     def of(self, actor: str, kind: Kind) -> list[Event]:
         """Events of that kind."""
         path = self.events / f"{actor}.jsonl"
-        return [e for e in Tail(path).read() if e.kind is kind] if path.exists() else []
+        return [e for e in EventLogTail(path).read() if e.kind is kind] if path.exists() else []
 
     def wait_for(self, enough: Callable[[], bool]) -> None:
         """Until it is so."""
@@ -118,7 +118,7 @@ def supervised(
         assert job.end() == 0, job.said
     finally:
         job.process.kill()
-    return {path.stem: list(Tail(path).read()) for path in job.events.glob("*.jsonl")}
+    return {path.stem: list(EventLogTail(path).read()) for path in job.events.glob("*.jsonl")}
 
 
 def chaos_run(scenario: Path, runs: Path, *options: str) -> list[str]:

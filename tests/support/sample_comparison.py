@@ -10,9 +10,9 @@ import statistics
 from typing import Any
 
 from harness.compare.result.model import (
-    AtRest,
     CellSummary,
     Comparison,
+    FaultFreeSummary,
     OutcomeClass,
     Ratio,
     StackInfo,
@@ -145,11 +145,11 @@ def build(repeats: int = 10, *, stacks: int = 13, price: float | None = 2.5) -> 
     )
 
 
-def _at_rest(label: str, spares: int) -> AtRest:
+def _at_rest(label: str, spares: int) -> FaultFreeSummary:
     alarms = FalseAlarms(
         count=spares, rank_hours=2.0 + spares, rate=spares / (2.0 + spares), upper=3.5
     )
-    return AtRest(
+    return FaultFreeSummary(
         label=label, ranks=3, spares=spares, share=spares / (3 + spares), false_alarms=alarms
     )
 

@@ -51,7 +51,7 @@ BELOW_THEM = (
 _BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+)\.(\d+)")
 
 
-class Ready(BaseModel):
+class ReadyMark(BaseModel):
     """The mark of a ready environment. ``wanted``: requirements given to pip; ``python``: version;
     ``versions``: of all packages, by name.
     """
@@ -230,10 +230,10 @@ def unfit(
     return f"it works with Python {requirements.python}, this is {version[0]}.{version[1]}"
 
 
-def read_mark(directory: Path) -> Ready | None:
+def read_mark(directory: Path) -> ReadyMark | None:
     """The mark of a directory; None if it is missing or unreadable."""
     try:
-        return read_model(directory / MARK, Ready)
+        return read_model(directory / MARK, ReadyMark)
     except (OSError, ValueError):
         return None
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from chaos.errors import InfrastructureError, ScenarioError
 from harness.compare.environments import environments
-from harness.compare.environments.environments import MARK, OWNED, Environment, Ready
+from harness.compare.environments.environments import MARK, OWNED, Environment, ReadyMark
 from harness.compare.environments.stack import Requirements
 
 LIMIT_S = 1800.0
@@ -177,7 +177,7 @@ def _versions(python: Path) -> dict[str, str]:
 
 def _write_mark(directory: Path, python: Path, wanted: list[str], *, seconds: float) -> None:
     version, versions = _python_of(directory), _versions(python)
-    mark = Ready(wanted=wanted, python=version, versions=versions, seconds=round(seconds, 1))
+    mark = ReadyMark(wanted=wanted, python=version, versions=versions, seconds=round(seconds, 1))
     temporary = directory / f".{MARK}"
     temporary.write_text(mark.model_dump_json(indent=1))
     temporary.replace(directory / MARK)

@@ -29,7 +29,7 @@ Seconds = Annotated[
 """A recovery time; infinite if the job never recovered, which JSON cannot express as a number."""
 
 
-class Tried(Model):
+class TriedOptions(Model):
     """One combination of options. ``outcomes``, ``recovery``: family -> one value per seed, in
     order; ``lost``: number of jobs that did not survive; ``score``: seconds that rank combinations
     with equal losses (``harness.compare.tuning``), infinite if no job of some family survived.
@@ -55,7 +55,7 @@ class Sweep(Model):
     families: list[str]
     seeds: list[int]
     grid: dict[str, list[Value]]
-    tried: list[Tried]
+    tried: list[TriedOptions]
     best: dict[str, Value]
 
     def words(self) -> str:

@@ -72,7 +72,7 @@ class PlannedStack(Model):
     against: str = ""
 
 
-class Plan(Model):
+class ComparisonPlan(Model):
     """Content of ``plan.json``. ``deadline``: seconds without a new step after which an arm is
     over; ``skipped``: label -> why it does not take part; ``changes``: differences found when the
     comparison was resumed; ``closed``: the comparison claims the closed division of
@@ -106,7 +106,7 @@ class Plan(Model):
         return {family.name: family.workload for family in self.families}
 
 
-class Played(Model):
+class PlayedArm(Model):
     """A line of ``trials.jsonl``: one arm that was played. ``run``: directory relative to the
     comparison's; ``usable``: False if the harness failed or was stopped, so that the arm proves
     nothing; ``busy``: share of the processors used by other programs just before it began, None:
@@ -174,7 +174,7 @@ class Directory:
         finally:
             os.close(descriptor)
 
-    def write_plan(self, plan: Plan) -> None:
+    def write_plan(self, plan: ComparisonPlan) -> None:
         """Write the plan atomically. Raises InfrastructureError if it cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -182,10 +182,10 @@ class Directory:
         except OSError as error:
             raise _refused(self.plan, error) from error
 
-    def read_plan(self) -> Plan:
+    def read_plan(self) -> ComparisonPlan:
         """Raises NoRun when there is none, LogError when it is damaged."""
         try:
-            return read_model(self.plan, Plan)
+            return read_model(self.plan, ComparisonPlan)
         except FileNotFoundError:
             raise NoRun(
                 f"{self.root} is not a comparison (no {self.plan.name})",
@@ -194,7 +194,7 @@ class Directory:
         except (OSError, ValueError) as error:
             raise LogError(f"{self.plan} is damaged: {reason(error)}") from error
 
-    def add(self, played: Played) -> None:
+    def add(self, played: PlayedArm) -> None:
         """Record one arm. Raises InfrastructureError if it cannot be written."""
         line = json.dumps(played.model_dump(mode="json"), allow_nan=False) + "\n"
         try:
@@ -208,17 +208,17 @@ class Directory:
         except OSError as error:
             raise _refused(self.trials, error) from error
 
-    def played(self) -> dict[Arm, Played]:
+    def played(self) -> dict[Arm, PlayedArm]:
         """The newest usable record of each arm whose run still exists; a torn last line
         is ignored.
         """
-        found: dict[Arm, Played] = {}
+        found: dict[Arm, PlayedArm] = {}
         for one in self._lines():
             if one.usable and (self.root / one.run).is_dir():
                 found[one.arm] = one
         return found
 
-    def _lines(self) -> Iterator[Played]:
+    def _lines(self) -> Iterator[PlayedArm]:
         try:
             lines = read_bytes(self.trials).split(b"\n")[:-1]
         except FileNotFoundError:
@@ -227,7 +227,7 @@ class Directory:
             raise LogError(f"{self.trials} is damaged: {reason(error)}") from error
         for number, line in enumerate(lines, start=1):
             try:
-                one = parse_model(line, Played)
+                one = parse_model(line, PlayedArm)
                 if ".." in Path(one.run).parts or Path(one.run).is_absolute() or "\0" in one.run:
                     raise ValueError("run: it leads out of the comparison")
                 yield one
@@ -300,7 +300,7 @@ def _said(value: Any) -> str:
     return str(value)
 
 
-def refuse_other(old: Plan, new: Plan) -> None:
+def refuse_other(old: ComparisonPlan, new: ComparisonPlan) -> None:
     """Raise ScenarioError if a directory holds a different comparison than requested.
 
     Additional seeds, stacks and families extend a comparison; fewer or changed ones make it a

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.result.model import AtRest
+from harness.compare.result.model import FaultFreeSummary
 from harness.judge.measure.reliability import false_alarms
 from harness.judge.record.history import History
 
 
 def at_rest(
     label: str, controls: Sequence[History], faulted: Sequence[History], beside: int
-) -> AtRest | None:
+) -> FaultFreeSummary | None:
     """Facts from all arms of a stack. ``beside``: provisioned processes besides the ranks. None: no
     arm can be read.
     """
@@ -20,7 +20,7 @@ def at_rest(
         return None
     ranks = max(history.info.ranks for history in known)
     spares = max(history.info.spares for history in known) + beside
-    return AtRest(
+    return FaultFreeSummary(
         label=label,
         ranks=ranks,
         spares=spares,

@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaos.errors import LogError
-from harness.compare.plan.directory import Directory, Plan, PlannedStack, Played
+from harness.compare.plan.directory import ComparisonPlan, Directory, PlannedStack, PlayedArm
 from harness.compare.plan.plan import AGAIN, Arm, control_of
 from harness.compare.result import rules, summary
 from harness.compare.result.at_rest import at_rest
-from harness.compare.result.model import AtRest, CellSummary, Comparison, StackInfo, Trial
+from harness.compare.result.model import CellSummary, Comparison, FaultFreeSummary, StackInfo, Trial
 from harness.compare.result.outcome import completed, ended
-from harness.compare.result.runs import Runs, read_results
-from harness.compare.result.trials import Source, trial_of
+from harness.compare.result.runs import ComparedRuns, read_results
+from harness.compare.result.trials import TrialSource, trial_of
 from harness.host import dns_check
 from harness.host.rundir import RunDirectory
 from harness.judge.measure.measure import measure
@@ -29,7 +29,7 @@ def gather(directory: Directory) -> Comparison:
     """The comparison's results so far. Raises NoRun or LogError if it cannot be read."""
     plan = directory.read_plan()
     played = directory.played()
-    runs = Runs(directory=directory, played=played)
+    runs = ComparedRuns(directory=directory, played=played)
     runs.set_apart()
     trials = [
         trial_of(source)
@@ -80,7 +80,9 @@ def gather(directory: Directory) -> Comparison:
     )
 
 
-def _cells(plan: Plan, stacks: Sequence[StackInfo], trials: Sequence[Trial]) -> list[CellSummary]:
+def _cells(
+    plan: ComparisonPlan, stacks: Sequence[StackInfo], trials: Sequence[Trial]
+) -> list[CellSummary]:
     return summary.cells_of(
         [stack.label for stack in stacks],
         [family.name for family in plan.families],
@@ -92,7 +94,7 @@ def _cells(plan: Plan, stacks: Sequence[StackInfo], trials: Sequence[Trial]) -> 
     )
 
 
-def _at_rest(plan: Plan, runs: Runs) -> Iterator[AtRest]:
+def _at_rest(plan: ComparisonPlan, runs: ComparedRuns) -> Iterator[FaultFreeSummary]:
     for stack in plan.stacks:
         arms = [
             arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)
@@ -107,7 +109,7 @@ def _at_rest(plan: Plan, runs: Runs) -> Iterator[AtRest]:
             yield one
 
 
-def _refuted(arms: Iterable[Arm], runs: Runs) -> Iterator[str]:
+def _refuted(arms: Iterable[Arm], runs: ComparedRuns) -> Iterator[str]:
     """Messages about arms whose record is not credible, or whose run does not state its plan."""
     for arm in arms:
         who = f"{arm.label}, {arm.family or f'control of {arm.like}'}, seed {arm.seed}"
@@ -120,7 +122,7 @@ def _refuted(arms: Iterable[Arm], runs: Runs) -> Iterator[str]:
             )
 
 
-def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
+def seen_of(directory: Directory, plan: ComparisonPlan, played: PlayedArm) -> str:
     """Outcome of one arm in a few words, right after it was played."""
     try:
         return _seen(directory, plan, played)
@@ -128,8 +130,8 @@ def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
         return error.message
 
 
-def _seen(directory: Directory, plan: Plan, played: Played) -> str:
-    runs = Runs(directory=directory, played={**directory.played(), played.arm: played})
+def _seen(directory: Directory, plan: ComparisonPlan, played: PlayedArm) -> str:
+    runs = ComparedRuns(directory=directory, played={**directory.played(), played.arm: played})
     if played.arm.family is None:
         log = runs.log(played.arm)
         history = history_of(log) if log else None
@@ -165,7 +167,7 @@ def info_of(stack: PlannedStack) -> StackInfo:
     )
 
 
-def _source(arm: Arm, plan: Plan, runs: Runs) -> Source | None:
+def _source(arm: Arm, plan: ComparisonPlan, runs: ComparedRuns) -> TrialSource | None:
     """None: not played yet."""
     log = runs.log(arm)
     if log is None or arm.family is None:
@@ -178,7 +180,7 @@ def _source(arm: Arm, plan: Plan, runs: Runs) -> Source | None:
     played, record = runs.played[arm], runs.record(arm)
     against = runs.played.get(control) if control else None
     others = {"its control": control, f"the control of {bare}": bare_control}
-    return Source(
+    return TrialSource(
         label=arm.label,
         family=arm.family,
         seed=arm.seed,
@@ -200,7 +202,7 @@ def _source(arm: Arm, plan: Plan, runs: Runs) -> Source | None:
     )
 
 
-def _workload(plan: Plan) -> dict[str, object]:
+def _workload(plan: ComparisonPlan) -> dict[str, object]:
     names = ("size", "ranks", "steps", "global_batch", "checkpoint_every")
     workloads = {family.workload for family in plan.families}
     if len(workloads) == 1:
@@ -211,13 +213,13 @@ def _workload(plan: Plan) -> dict[str, object]:
     }
 
 
-def _cautions(plan: Plan) -> list[str]:
+def _cautions(plan: ComparisonPlan) -> list[str]:
     """Reasons why pairs are not comparable."""
     slow = dns_check.caution(plan.provenance.get("slowest_lookup_s", 0.0))
     return [*plan.changes, *([slow] if slow else [])]
 
 
-def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> list[str]:
+def _fidelity(plan: ComparisonPlan, played: Iterable[PlayedArm], directory: Directory) -> list[str]:
     """What was emulated, according to the runs, and how this comparison measures time."""
     notes: list[str] = []
     for one in played:

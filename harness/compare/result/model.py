@@ -181,7 +181,7 @@ class CellSummary(Model):
     survival: Survival | None = None
 
 
-class AtRest(Model):
+class FaultFreeSummary(Model):
     """A stack while nothing fails, over all its arms. ``spares``: provisioned besides the
     ``ranks``; ``share``: spares' share of all provisioned processes; ``false_alarms``: failures
     detected before any fault had acted.
@@ -228,4 +228,4 @@ class Comparison(Model):
     script: list[str] = Field(default=[])
     division: Literal["closed", "open"] = "open"
     broken: list[str] = Field(default=[])
-    at_rest: list[AtRest] = Field(default=[])
+    at_rest: list[FaultFreeSummary] = Field(default=[])

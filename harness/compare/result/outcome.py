@@ -43,7 +43,7 @@ FOR_EVER: tuple[OutcomeClass, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedTrial:
     """See ``model.Trial`` for the fields of the same name."""
 
     outcome: OutcomeClass
@@ -56,7 +56,7 @@ class Judged:
     note: str
 
 
-def judged(measures: ArmMeasures, control: History | None) -> Judged:
+def judged(measures: ArmMeasures, control: History | None) -> JudgedTrial:
     """Judge a faulted arm. ``control``: the same stack and seed without a fault."""
     history = measures.history
     incidents = [incident for incident in measures.incidents if incident.outcome != "not-landed"]
@@ -92,7 +92,7 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
             " are one"
         )
         note = note or hidden
-    return Judged(
+    return JudgedTrial(
         outcome=outcome,
         witness=witness,
         recovery=recovery,
@@ -109,11 +109,11 @@ def completed(history: History) -> bool:
     return history.outcome == "completed" or history.committed_step >= history.info.steps
 
 
-def _not_landed(history: History, missed: Sequence[Incident]) -> Judged:
+def _not_landed(history: History, missed: Sequence[Incident]) -> JudgedTrial:
     why = f"the job ended first: {ended(history)}"
     if completed(history) and missed:
         why = f"{missed[0].fault}: {_said(missed[0].evidence)}"
-    return Judged(
+    return JudgedTrial(
         outcome="not landed",
         witness=why,
         recovery=None,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.compare.environments.stack import ROOT
-from harness.compare.plan.directory import Plan, Played
+from harness.compare.plan.directory import ComparisonPlan, PlayedArm
 from harness.compare.plan.plan import Family
 from harness.compare.plan.quiet import BUSY
 from harness.compare.result.model import Ratio
@@ -21,7 +21,7 @@ SHIPPED = ROOT / "scenarios" / "compare"
 EQUAL = ("no difference shown", "neither recovers")
 
 
-def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> list[str]:
+def broken(plan: ComparisonPlan, families: Sequence[Family], shipped: Path = SHIPPED) -> list[str]:
     """Rules broken by a plan, before anything is played."""
     found = [
         f"{family.path} is not one of scenarios/compare"
@@ -48,8 +48,8 @@ def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> l
 
 
 def broken_by(
-    plan: Plan,
-    played: Iterable[Played],
+    plan: ComparisonPlan,
+    played: Iterable[PlayedArm],
     same: Sequence[Ratio],
     missing: int,
     refuted: Sequence[str] = (),

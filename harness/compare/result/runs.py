@@ -10,7 +10,7 @@ from chaos.errors import LogError
 from chaos.events.budget import Budget
 from chaos.events.log import Kind, Log, read_log
 from chaos.files import read_model
-from harness.compare.plan.directory import Directory, Played
+from harness.compare.plan.directory import Directory, PlayedArm
 from harness.compare.plan.plan import Arm
 from harness.compare.result.believed import ArmRecord, without_twins
 from harness.host.rundir import RunDirectory, read_resolved
@@ -18,11 +18,11 @@ from harness.judge.results import Results
 
 
 @dataclass(kw_only=True)
-class Runs:
+class ComparedRuns:
     """The runs of a comparison; each log is read and judged once, all within one memory budget."""
 
     directory: Directory
-    played: Mapping[Arm, Played]
+    played: Mapping[Arm, PlayedArm]
     logs: dict[Arm, Log | None] = field(default_factory=dict)
     records: dict[Arm, ArmRecord | None] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chaos.events.log import Log
 from harness.compare.result.model import Trial
-from harness.compare.result.outcome import FOR_EVER, Judged, completed, judged
+from harness.compare.result.outcome import FOR_EVER, JudgedTrial, completed, judged
 from harness.judge.measure.measure import ArmMeasures, goodput_of, measure
 from harness.judge.record.history import History
 from harness.judge.record.lineage import history_of
@@ -17,7 +17,7 @@ MOST_POINTS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class TrialSource:
     """A faulted arm with the logs it is compared with. ``ideal``: log whose fault-free steps are
     the reference for goodput; ``beside``: provisioned processes besides the ranks;
     ``contradictions``: why its record is not credible; ``against``: notes on the records it is
@@ -39,7 +39,7 @@ class Source:
     against: Sequence[str] = ()
 
 
-def trial_of(source: Source) -> Trial:
+def trial_of(source: TrialSource) -> Trial:
     """One pair of arms, measured and judged; a record that is not credible gives no values."""
     if source.contradictions:
         return _nothing_of(source)
@@ -84,7 +84,7 @@ def trial_of(source: Source) -> Trial:
     )
 
 
-def _nothing_of(source: Source) -> Trial:
+def _nothing_of(source: TrialSource) -> Trial:
     info = history_of(source.log).info
     return Trial(
         label=source.label,
@@ -111,7 +111,7 @@ def _nothing_of(source: Source) -> Trial:
 
 
 def _until_whole(
-    log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
+    log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: JudgedTrial
 ) -> dict[str, float | None]:
     """Times until the job had its full rate and its redundancy back; for several faults the
     slowest.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from chaos.fault.aftermath import Ends, GoneBy, HangsUntilDeclared, StandsStill
+from chaos.fault.aftermath import Ends, EndsWithin, HangsUntilDeclared, StandsStill
 from chaos.fault.base import Fault, Where
 from harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
 from harness.fuzz.draw.values import params_of
@@ -37,7 +37,7 @@ BRIEF = {"down_s": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class StoryFault:
     """One fault of a story. ``what``: its groups (``groups``); ``when``: words of
     ``_Telling._when``; ``who``: "anyone", or relative to the fault before, "same", "another" or
     "same node"; ``share``: probability that the fault occurs. A repeated word is drawn more often.
@@ -54,93 +54,115 @@ class Story:
     """``needs``: requirements on the job, words of ``NEEDS``."""
 
     name: str
-    beats: tuple[Beat, ...]
+    faults: tuple[StoryFault, ...]
     needs: tuple[str, ...] = ()
 
 
 STORIES: tuple[Story, ...] = (
     Story(
         name="a second failure while the first is mended",
-        beats=(Beat(), Beat(when=MENDING, who=("same", "another")), Beat(when=MENDING, share=0.3)),
+        faults=(
+            StoryFault(),
+            StoryFault(when=MENDING, who=("same", "another")),
+            StoryFault(when=MENDING, share=0.3),
+        ),
     ),
     Story(
         name="the same again on whoever took over",
-        beats=(
-            Beat(),
-            Beat(what=("same",), when=AFTER, who=("same",)),
-            Beat(when=AFTER, share=0.3),
+        faults=(
+            StoryFault(),
+            StoryFault(what=("same",), when=AFTER, who=("same",)),
+            StoryFault(when=AFTER, share=0.3),
         ),
     ),
     Story(
         name="one failure after the other",
-        beats=(Beat(), Beat(when=AFTER), Beat(when=("later",), share=0.5)),
+        faults=(StoryFault(), StoryFault(when=AFTER), StoryFault(when=("later",), share=0.5)),
     ),
     Story(
         name="the supervisor is lost while it acts",
-        beats=(Beat(), Beat(what=SUPERVISOR, when=MENDING), Beat(when=("later",), share=0.3)),
+        faults=(
+            StoryFault(),
+            StoryFault(what=SUPERVISOR, when=MENDING),
+            StoryFault(when=("later",), share=0.3),
+        ),
     ),
     Story(
         name="the supervisor is lost, and what it knew is needed",
-        beats=(
-            Beat(what=("values", "values", "loss", "hang")),
-            Beat(what=SUPERVISOR, when=AFTER),
-            Beat(when=("later",)),
+        faults=(
+            StoryFault(what=("values", "values", "loss", "hang")),
+            StoryFault(what=SUPERVISOR, when=AFTER),
+            StoryFault(when=("later",)),
         ),
     ),
     Story(
         name="a failure while nobody supervises",
-        beats=(Beat(what=SUPERVISOR), Beat(when=("soon",)), Beat(when=("later",), share=0.3)),
+        faults=(
+            StoryFault(what=SUPERVISOR),
+            StoryFault(when=("soon",)),
+            StoryFault(when=("later",), share=0.3),
+        ),
     ),
     Story(
         name="a checkpoint is bad, and is needed",
-        beats=(
-            Beat(what=("checkpoint", "checkpoint", "storage")),
-            Beat(when=("soon", "later")),
-            Beat(when=MENDING, share=0.3),
+        faults=(
+            StoryFault(what=("checkpoint", "checkpoint", "storage")),
+            StoryFault(when=("soon", "later")),
+            StoryFault(when=MENDING, share=0.3),
         ),
         needs=("saves", "keeps few"),
     ),
     Story(
         name="wrong values are saved before they are noticed",
-        beats=(Beat(what=("state", "state", "values")), Beat(when=("soon", "later"), share=0.3)),
+        faults=(
+            StoryFault(what=("state", "state", "values")),
+            StoryFault(when=("soon", "later"), share=0.3),
+        ),
         needs=("saves often", "keeps few", "compares seldom"),
     ),
     Story(
         name="a state goes wrong, and its source is lost",
-        beats=(
-            Beat(what=("state", "values")),
-            Beat(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
+        faults=(
+            StoryFault(what=("state", "values")),
+            StoryFault(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
         ),
     ),
     Story(
         name="two failures at once",
-        beats=(Beat(), Beat(when=("at once",), who=("another", "same node"))),
+        faults=(StoryFault(), StoryFault(when=("at once",), who=("another", "same node"))),
     ),
     Story(
         name="a failure in the first steps or the last",
-        beats=(Beat(when=("first", "last")), Beat(when=("at once", "soon", *MENDING), share=0.4)),
+        faults=(
+            StoryFault(when=("first", "last")),
+            StoryFault(when=("at once", "soon", *MENDING), share=0.4),
+        ),
     ),
     Story(
         name="a failure around a save",
-        beats=(
-            Beat(when=("saving", "saved", "after a save")),
-            Beat(when=("soon", *MENDING), share=0.4),
+        faults=(
+            StoryFault(when=("saving", "saved", "after a save")),
+            StoryFault(when=("soon", *MENDING), share=0.4),
         ),
         needs=("saves",),
     ),
     Story(
         name="a failure while something is slow",
-        beats=(Beat(what=("slow",)), Beat(when=("soon",)), Beat(when=MENDING, share=0.3)),
+        faults=(
+            StoryFault(what=("slow",)),
+            StoryFault(when=("soon",)),
+            StoryFault(when=MENDING, share=0.3),
+        ),
     ),
     Story(
         name="a job goes on for long after its failures",
-        beats=(Beat(), Beat(when=("soon", *MENDING), share=0.3)),
+        faults=(StoryFault(), StoryFault(when=("soon", *MENDING), share=0.3)),
         needs=("lasts",),
     ),
 )
 
 
-def told(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
+def scenario_from_stories(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
     """A scenario with one or two of these stories, among those with available kinds of fault; its
     description names them.
     """
@@ -164,8 +186,8 @@ def related(dice: Dice, world: World, tree: Tree) -> None:
     telling.tell(
         Story(
             name="",
-            beats=(
-                Beat(
+            faults=(
+                StoryFault(
                     what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")
                 ),
             ),
@@ -175,7 +197,7 @@ def related(dice: Dice, world: World, tree: Tree) -> None:
 
 def _can_tell(story: Story, world: World) -> bool:
     there = {"same"}.union(*(groups(kind) for kind in world.kinds.values()))
-    return all(there & set(beat.what) for beat in story.beats if beat.share == 1.0)
+    return all(there & set(spec.what) for spec in story.faults if spec.share == 1.0)
 
 
 @functools.cache
@@ -197,7 +219,7 @@ def groups(kind: type[Fault]) -> frozenset[str]:
     follows = kind(**params_of(kind, random.Random(0))).follows()
     if any(isinstance(one, (StandsStill, HangsUntilDeclared)) for one in follows):
         return frozenset({"hang"})
-    if any(isinstance(one, (Ends, GoneBy)) for one in follows):
+    if any(isinstance(one, (Ends, EndsWithin)) for one in follows):
         return frozenset({"loss"})
     return frozenset({"apart"})
 
@@ -271,30 +293,30 @@ class _Telling:
     def tell(self, story: Story) -> None:
         """Draw all faults of a story."""
         dice, faults = self._dice, self._made["faults"]
-        for beat in story.beats:
-            if beat.share == 1.0 or dice.chance(beat.share):
-                faults += self._faults(beat, faults[-1] if faults else None, len(faults))
+        for spec in story.faults:
+            if spec.share == 1.0 or dice.chance(spec.share):
+                faults += self._faults(spec, faults[-1] if faults else None, len(faults))
 
-    def _faults(self, beat: Beat, before: Tree | None, number: int) -> list[Tree]:
+    def _faults(self, spec: StoryFault, before: Tree | None, number: int) -> list[Tree]:
         """One fault, or none if no such kind is available."""
-        name = self._kind(beat, before)
+        name = self._kind(spec, before)
         if name is None:
             return []
         made = fault_of(name, self._dice, self._world, *self._parts, number)
-        made["at"] = self._when(self._dice.rng.choice(beat.when), name, before)
-        target = self._who(self._dice.rng.choice(beat.who), made.get("target"), before)
+        made["at"] = self._when(self._dice.rng.choice(spec.when), name, before)
+        target = self._who(self._dice.rng.choice(spec.who), made.get("target"), before)
         return [{**made, "target": target} if target else made]
 
-    def _kind(self, beat: Beat, before: Tree | None) -> str | None:
-        if beat.what == ("same",):
+    def _kind(self, spec: StoryFault, before: Tree | None) -> str | None:
+        if spec.what == ("same",):
             return str(before["kind"]) if before else None
         there = {
             group: [
                 name for name, kind in sorted(self._world.kinds.items()) if group in groups(kind)
             ]
-            for group in beat.what
+            for group in spec.what
         }
-        names = there[self._dice.rng.choice(beat.what)] or [
+        names = there[self._dice.rng.choice(spec.what)] or [
             name for each in there.values() for name in each
         ]
         return str(self._dice.pick("kind", names)) if names else None

@@ -25,21 +25,21 @@ from typing import Any
 from chaos.events.log import Kind, Log
 from chaos.scenario.model import Cell
 from harness.fuzz.judge.claims import Claims, altered, backwards, claims_of
-from harness.fuzz.judge.lines import ARMS, Change, changed
+from harness.fuzz.judge.lines import ARMS, LogEdit, changed
 from harness.fuzz.judge.neutral import WRITTEN, later
 from harness.fuzz.play.coverage import Feature
 from harness.fuzz.play.oracle import Find
 from harness.fuzz.play.play import (
     LONGEST_S,
-    Endless,
-    Played,
+    ArmTimeout,
+    PlayResult,
     bounded,
     due_of,
     evidence_of,
     memory,
     place_of,
     resolved_of,
-    told,
+    traceback_tail,
 )
 from harness.host.rundir import RunDirectory, arm_id, write_resolved
 from harness.judge.checkers import check_all
@@ -57,7 +57,7 @@ SENSELESS = "senseless"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base:
+class BaseRun:
     """A run in which everything passes. ``due``: arm -> what the scenario requires of it;
     ``order``: arm -> effects before their causes in the original log.
     """
@@ -71,7 +71,7 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
+class JudgeView:
     """The judge's view of changed logs. ``same``: the changes have no effect; ``seen``: "arm:
     checker" -> its witness, for checkers that do not pass.
     """
@@ -82,7 +82,7 @@ class Looked:
     reached: frozenset[Feature] = frozenset()
 
 
-def base_of(tree: Tree, played: Played) -> Base | None:
+def base_of(tree: Tree, played: PlayResult) -> BaseRun | None:
     """A scenario as a base; None if not everything passes, or if its times come from clocks of
     several machines.
     """
@@ -96,7 +96,7 @@ def base_of(tree: Tree, played: Played) -> Base | None:
     if any(log.first(Kind.CLOCK_MEASURED) is not None for log in logs.values()):
         return None
     due: dict[str, Expected] = {arm: due_of(cell, arm) for arm in ARMS}
-    return Base(
+    return BaseRun(
         tree=tree,
         cell=cell,
         logs=logs,
@@ -107,12 +107,12 @@ def base_of(tree: Tree, played: Played) -> Base | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class JudgeBench:
     """``root``: directory for runs that are judged whole."""
 
     root: Path | None = None
 
-    def look(self, base: Base, changes: Sequence[Change], *, whole: bool = False) -> Looked:
+    def look(self, base: BaseRun, changes: Sequence[LogEdit], *, whole: bool = False) -> JudgeView:
         """The judge's view of a base with these changes. ``whole``: judge it as a run directory in
         any case. Raises only what interrupts.
         """
@@ -121,29 +121,31 @@ class Bench:
             try:
                 with bounded(LONGEST_S, "changed"):
                     looked = self._looked(base, changes, whole)
-            except Endless as error:
-                return Looked(find=Find(key="no end", text=str(error)), seen={})
+            except ArmTimeout as error:
+                return JudgeView(find=Find(key="no end", text=str(error)), seen={})
             except Exception as error:
-                return Looked(find=Find(key=f"crash: {place_of(error)}", text=told(error)), seen={})
+                return JudgeView(
+                    find=Find(key=f"crash: {place_of(error)}", text=traceback_tail(error)), seen={}
+                )
             took_s = time.process_time() - begun_s
             if looked.find is not None or whole or took_s <= MOST_CPU_S:
                 return looked
         text = f"judging took {took_s:.1f} s of a processor, more than {MOST_CPU_S:g}"
-        return Looked(find=Find(key=f"slow: {_about(changes)}", text=text), seen=looked.seen)
+        return JudgeView(find=Find(key=f"slow: {_about(changes)}", text=text), seen=looked.seen)
 
-    def neutral(self, base: Base) -> Find | None:
+    def neutral(self, base: BaseRun) -> Find | None:
         """A find if the verdict changes although the logs' content does not. Raises only what
         interrupts.
         """
         try:
             with bounded(LONGEST_S, "changed"):
                 return self._rewritten(base) or self._moved(base)
-        except Endless as error:
+        except ArmTimeout as error:
             return Find(key="no end", text=str(error))
         except Exception as error:
-            return Find(key=f"crash: {place_of(error)}", text=told(error))
+            return Find(key=f"crash: {place_of(error)}", text=traceback_tail(error))
 
-    def _rewritten(self, base: Base) -> Find | None:
+    def _rewritten(self, base: BaseRun) -> Find | None:
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         try:
             run = stored(root / "run", base.cell, base.logs)
@@ -157,7 +159,7 @@ class Bench:
             shutil.rmtree(root, ignore_errors=True)
         return None
 
-    def _moved(self, base: Base) -> Find | None:
+    def _moved(self, base: BaseRun) -> Find | None:
         seen, claims = _judged(base, {arm: later(base.logs[arm]) for arm in ARMS})
         said = [f"{name}: {why}" for name, why in seen.items()]
         said += [f"{arm}: {one}" for arm in ARMS for one in altered(base.claims[arm], claims[arm])]
@@ -166,7 +168,7 @@ class Bench:
         key = f"not alike: all times later: {_claim(said[0])}"
         return Find(key=key, text="\n".join(["with all times an hour later", *said]))
 
-    def _looked(self, base: Base, changes: Sequence[Change], whole: bool) -> Looked:
+    def _looked(self, base: BaseRun, changes: Sequence[LogEdit], whole: bool) -> JudgeView:
         logs: dict[str, Log]
         try:
             logs = {
@@ -174,23 +176,25 @@ class Bench:
             }
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
             # ``read_log`` rejects such a log as senseless
-            return Looked(seen={SENSELESS: str(error)}, reached=_reached({SENSELESS: ""}, changes))
+            return JudgeView(
+                seen={SENSELESS: str(error)}, reached=_reached({SENSELESS: ""}, changes)
+            )
         if all(logs[arm].events == base.logs[arm].events for arm in ARMS):
-            return Looked(same=True, seen={})
+            return JudgeView(same=True, seen={})
         seen, claims = _judged(base, logs)
         find = None
         if whole:
             find = self._whole(base, logs)
         if find is None and not seen:
             find = self._unseen(base, logs, claims, changes)
-        return Looked(find=find, seen=seen, reached=_reached(seen, changes))
+        return JudgeView(find=find, seen=seen, reached=_reached(seen, changes))
 
     def _unseen(
         self,
-        base: Base,
+        base: BaseRun,
         logs: Mapping[str, Log],
         claims: Mapping[str, Claims],
-        changes: Sequence[Change],
+        changes: Sequence[LogEdit],
     ) -> Find | None:
         moves = [change.do == "move" for change in changes]
         said: list[str] = []
@@ -205,7 +209,7 @@ class Bench:
             return None
         return Find(key=f"unseen: {_claim(said[0])} by {_about(changes)}", text="\n".join(said))
 
-    def _whole(self, base: Base, logs: Mapping[str, Log]) -> Find | None:
+    def _whole(self, base: BaseRun, logs: Mapping[str, Log]) -> Find | None:
         """Judge the logs twice as a run directory. Raises what the judge raises."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         try:
@@ -219,7 +223,7 @@ class Bench:
             else Find(key="not the same twice", text="one run was judged in two ways")
         )
 
-    def _verdict(self, base: Base, logs: Mapping[str, Log]) -> str:
+    def _verdict(self, base: BaseRun, logs: Mapping[str, Log]) -> str:
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         try:
             return judge(stored(root / "run", base.cell, logs)).verdict
@@ -250,7 +254,7 @@ def stored(
     return run
 
 
-def _judged(base: Base, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[str, Claims]]:
+def _judged(base: BaseRun, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[str, Claims]]:
     """Checkers that do not pass, and the claims, of both arms; as in ``judge``, an arm that cannot
     be judged is senseless.
     """
@@ -272,12 +276,12 @@ def _judged(base: Base, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[s
     return seen, claims
 
 
-def _reached(seen: Mapping[str, str], changes: Sequence[Change]) -> frozenset[Feature]:
+def _reached(seen: Mapping[str, str], changes: Sequence[LogEdit]) -> frozenset[Feature]:
     who = [name.partition(": ")[2] or name for name in seen] or ["nobody"]
     return frozenset(("seen", name, change.about) for name in who for change in changes)
 
 
-def _about(changes: Sequence[Change]) -> str:
+def _about(changes: Sequence[LogEdit]) -> str:
     return "; ".join(sorted({change.about for change in changes}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.events.log import Event, Kind, Log
 from harness.fuzz.draw.draw import Dice
-from harness.fuzz.judge.lines import ARMS, Change
+from harness.fuzz.judge.lines import ARMS, LogEdit
 
 COUNTS = (1, 1, 1, 1, 2, 3)
 """Number of changes at once."""
@@ -23,13 +23,13 @@ FACTORS = (0, 0.5, 0.9, 1.1, 2, -1)
 MORE = (-1, 1, 2, -5, 100)
 
 
-def draw(dice: Dice, logs: dict[str, Log]) -> list[Change]:
+def draw(dice: Dice, logs: dict[str, Log]) -> list[LogEdit]:
     """Some changes of one of these logs; ``logs``: by arm."""
     arm = ARMS[0] if dice.chance(IN_CONTROL) else ARMS[1]
     return [_one(dice, logs[arm], arm) for _ in range(dice.rng.choice(COUNTS))]
 
 
-def _one(dice: Dice, log: Log, arm: str) -> Change:
+def _one(dice: Dice, log: Log, arm: str) -> LogEdit:
     rng = dice.rng
     kind = Kind(dice.pick("line", sorted({event.kind.value for event in log.events})))
     event = rng.choice(list(log.of(kind)))
@@ -49,7 +49,7 @@ def _one(dice: Dice, log: Log, arm: str) -> Change:
         fields["by"] = rng.choice(MORE[:4])
     elif do == "data":
         fields |= _data(dice, log, event)
-    return Change.model_validate(fields)
+    return LogEdit.model_validate(fields)
 
 
 def _which(log: Log, event: Event, scope: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _which(log: Log, event: Event, scope: str) -> dict[str, Any]:
     if scope == "mine":
         return which
     which |= {"generation": event.generation, "step": event.step}
-    alike = [other for other in log.of(event.kind) if Change(do="drop", **which).meets(other)]
+    alike = [other for other in log.of(event.kind) if LogEdit(do="drop", **which).meets(other)]
     return which if len(alike) == 1 else {**which, "nth": alike.index(event)}
 
 

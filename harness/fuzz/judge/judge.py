@@ -22,11 +22,11 @@ from harness.fuzz.draw.regressions import MOST_TEXT
 from harness.fuzz.draw.shrink import shrunk
 from harness.fuzz.draw.text import as_yaml, flow
 from harness.fuzz.judge import changes as changing
-from harness.fuzz.judge.bench import Base, Bench, base_of
-from harness.fuzz.judge.lines import Change
+from harness.fuzz.judge.bench import BaseRun, JudgeBench, base_of
+from harness.fuzz.judge.lines import LogEdit
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import Player
+from harness.fuzz.play.play import SimPlayer
 
 Tree = dict[str, Any]
 ENDING = ".judge.yaml"
@@ -41,14 +41,14 @@ MOST_PLAYS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unseen:
+class JudgeFind:
     """A find: the smallest scenario and changes that show it. ``plays``: how many runs it took to
     shrink it.
     """
 
     find: Find
     tree: Tree
-    changes: tuple[Change, ...]
+    changes: tuple[LogEdit, ...]
     plays: int
 
     def files(self) -> Mapping[str, bytes]:
@@ -66,7 +66,7 @@ class Unseen:
         }
 
 
-def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> str:
+def written(tree: Mapping[str, Any], changes: Sequence[LogEdit], text: str) -> str:
     """A scenario and changes of its logs as YAML."""
     lines = [f"showed: {flow(text[:MOST_TEXT])}", "changes:"]
     lines += [f"  - {flow(change.plain())}" for change in changes]
@@ -74,7 +74,7 @@ def written(tree: Mapping[str, Any], changes: Sequence[Change], text: str) -> st
     return "\n".join(lines) + "\n"
 
 
-def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
+def replayed(path: Path, player: SimPlayer, bench: JudgeBench) -> Find | None:
     """The present find of a file; None if it shows nothing any more. A run that does not pass
     unchanged is reported as a find.
     """
@@ -87,7 +87,7 @@ def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
         return Find(key="no base", text=f"the run does not pass as it is: {text}")
     if not found["changes"]:
         return bench.neutral(base)
-    changes = [Change.model_validate(change) for change in found["changes"]]
+    changes = [LogEdit.model_validate(change) for change in found["changes"]]
     looked = bench.look(base, changes, whole=True)
     if looked.same:
         return Find(key="no change", text="its changes change nothing")
@@ -101,25 +101,25 @@ class JudgeSearch:
     """
 
     world: World
-    player: Player
-    bench: Bench
+    player: SimPlayer
+    bench: JudgeBench
     seed: str
     coverage: Coverage = field(default_factory=Coverage)
-    finds: dict[str, Unseen] = field(default_factory=dict)
+    finds: dict[str, JudgeFind] = field(default_factory=dict)
     runs: int = 0
     refused: int = 0
     again: int = 0
     unfit: int = 0
     until_s: float = math.inf
-    _kept: list[Base] = field(default_factory=list)
-    _base: Base | None = None
+    _kept: list[BaseRun] = field(default_factory=list)
+    _base: BaseRun | None = None
     _left: int = 0
     _known: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.dice = Dice(rng=random.Random(f"chaos fuzz judge {self.seed}"))
 
-    def step(self) -> Unseen | None:
+    def step(self) -> JudgeFind | None:
         """Some changes of one run, or a new run to change; returns an unseen change, if it
         is new.
         """
@@ -141,7 +141,7 @@ class JudgeSearch:
             self._kept = [*self._kept[-KEPT + 1 :], base]
         return self._new(looked.find, base, changes) if looked.find is not None else None
 
-    def _another(self) -> Base | None:
+    def _another(self) -> BaseRun | None:
         if self._kept and self.dice.chance(AGAIN):
             return self.dice.rng.choice(self._kept)
         tree = draw.scenario(self.dice, self.world)
@@ -151,7 +151,7 @@ class JudgeSearch:
         self.unfit += base is None and not played.refused
         return base
 
-    def _new(self, find: Find, base: Base, changes: Sequence[Change]) -> Unseen | None:
+    def _new(self, find: Find, base: BaseRun, changes: Sequence[LogEdit]) -> JudgeFind | None:
         if find.key in self._known:
             self.again += 1
             return None
@@ -170,14 +170,14 @@ class JudgeSearch:
         said = None
         if last is not None:
             said = self.bench.look(last, few, whole=True).find if few else self.bench.neutral(last)
-        found = Unseen(find=said or find, tree=small, changes=tuple(few), plays=plays)
+        found = JudgeFind(find=said or find, tree=small, changes=tuple(few), plays=plays)
         if found.find.key in self.finds:
             self.again += 1
             return None
         self.finds[found.find.key] = found
         return found
 
-    def _fewer(self, find: Find, base: Base, changes: Sequence[Change]) -> list[Change]:
+    def _fewer(self, find: Find, base: BaseRun, changes: Sequence[LogEdit]) -> list[LogEdit]:
         """Remove the changes that are not needed."""
         few = list(changes)
         for change in changes:
@@ -186,7 +186,7 @@ class JudgeSearch:
                 few = rest
         return few
 
-    def _shows(self, find: Find, base: Base, changes: Sequence[Change]) -> bool:
+    def _shows(self, find: Find, base: BaseRun, changes: Sequence[LogEdit]) -> bool:
         if self._over():
             return False
         found = self._found(find, base, changes)
@@ -196,7 +196,7 @@ class JudgeSearch:
         """Whether the time for shrinking is over."""
         return time.monotonic() >= self.until_s
 
-    def _found(self, find: Find, base: Base, changes: Sequence[Change]) -> Find | None:
+    def _found(self, find: Find, base: BaseRun, changes: Sequence[LogEdit]) -> Find | None:
         if not changes:
             return self.bench.neutral(base)
         return self.bench.look(

@@ -22,7 +22,7 @@ Do = Literal["drop", "double", "move", "actor", "step", "generation", "data"]
 How = Literal["set", "scale", "add", "flip", "shorten", "swap"]
 
 
-class Change(BaseModel):
+class LogEdit(BaseModel):
     """One change. ``kind``, ``actor``, ``generation``, ``step``: select the lines (None: any), and
     ``nth`` selects one of them in order of time (None: all). ``by``: milliseconds for ``move``,
     another actor's name for ``actor``, an increment for ``step`` and ``generation``; for ``data``
@@ -72,7 +72,7 @@ class _Line:
         self.was = (event.actor, event.seq)
 
 
-def changed(log: Log, changes: Sequence[Change]) -> Log:
+def changed(log: Log, changes: Sequence[LogEdit]) -> Log:
     """The log with all changes, each applied to the lines that it selects in the original log.
     Raises what ``make_log`` raises if values make no sense.
     """
@@ -85,12 +85,12 @@ def changed(log: Log, changes: Sequence[Change]) -> Log:
     return _log(log, lines)
 
 
-def _named(lines: Sequence[_Line], change: Change) -> list[_Line]:
+def _named(lines: Sequence[_Line], change: LogEdit) -> list[_Line]:
     found = [line for line in lines if change.meets(line.event)]
     return found if change.nth is None else found[change.nth : change.nth + 1]
 
 
-def _made(lines: list[_Line], these: Sequence[_Line], change: Change) -> list[_Line]:
+def _made(lines: list[_Line], these: Sequence[_Line], change: LogEdit) -> list[_Line]:
     chosen = {id(line) for line in these}
     if change.do == "drop":
         return [line for line in lines if id(line) not in chosen]
@@ -111,7 +111,7 @@ def _twin(line: _Line) -> _Line:
     return made
 
 
-def _other(event: Event, change: Change) -> Event:
+def _other(event: Event, change: LogEdit) -> Event:
     if change.do == "move":
         return replace(event, time_ns=event.time_ns + round(change.by * MS))
     if change.do == "actor":
@@ -125,7 +125,7 @@ def _other(event: Event, change: Change) -> Event:
     return replace(event, data=data)
 
 
-def _set(data: dict[str, Any], change: Change) -> None:
+def _set(data: dict[str, Any], change: LogEdit) -> None:
     """Change the value; no effect if the line has no such place, since lines of one kind differ."""
     if change.how == "swap":
         one, other = change.by
@@ -147,7 +147,7 @@ def _has(holder: Any, part: str | int) -> bool:
     return isinstance(holder, list) and isinstance(part, int) and -len(holder) <= part < len(holder)
 
 
-def _value(value: Any, change: Change) -> Any:
+def _value(value: Any, change: LogEdit) -> Any:
     if change.how == "set":
         return copy.deepcopy(change.by)
     if change.how == "flip":

@@ -16,8 +16,8 @@ from typing import Any
 
 from harness.fuzz.draw import draw
 from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.loader.reading import Read, Reader, find_in
-from harness.fuzz.loader.spoil import Spoilt, at, fresh, places, spoilt, text_of
+from harness.fuzz.loader.reading import ReadResult, ScenarioReader, find_in
+from harness.fuzz.loader.spoil import SpoiltFile, at, fresh, places, spoilt, text_of
 from harness.fuzz.play.coverage import Coverage, Feature
 from harness.fuzz.play.oracle import Find
 
@@ -37,7 +37,7 @@ MOST_SLOW_READS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Misread:
+class LoaderFind:
     """A find: the smallest file that shows it. ``plays``: how many were read to shrink it."""
 
     find: Find
@@ -59,7 +59,7 @@ class Misread:
         }
 
 
-def replayed(path: Path, reader: Reader) -> Find | None:
+def replayed(path: Path, reader: ScenarioReader) -> Find | None:
     """The present find of a file; None if it shows nothing any more."""
     return find_in(reader.read(path.read_bytes()))
 
@@ -117,21 +117,21 @@ class LoaderSearch:
     """
 
     world: World
-    reader: Reader
+    reader: ScenarioReader
     seed: str
     coverage: Coverage = field(default_factory=Coverage)
-    finds: dict[str, Misread] = field(default_factory=dict)
+    finds: dict[str, LoaderFind] = field(default_factory=dict)
     runs: int = 0
     refused: int = 0
     again: int = 0
     until_s: float = math.inf
-    _kept: list[Spoilt] = field(default_factory=list)
-    _good: list[Spoilt] = field(default_factory=list)
+    _kept: list[SpoiltFile] = field(default_factory=list)
+    _good: list[SpoiltFile] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dice = Dice(rng=random.Random(f"chaos fuzz loader {self.seed}"))
 
-    def step(self) -> Misread | None:
+    def step(self) -> LoaderFind | None:
         """One file; returns its find, if that is new."""
         one = self._draw()
         read = self.reader.read(one.data)
@@ -144,7 +144,7 @@ class LoaderSearch:
         find = find_in(read)
         return self._new(find, one) if find is not None else None
 
-    def _draw(self) -> Spoilt:
+    def _draw(self) -> SpoiltFile:
         if self._kept and self.dice.chance(NEAR):
             near = self._good if self._good and self.dice.chance(0.5) else self._kept
             return spoilt(self.dice.rng.choice(near), self.dice)
@@ -153,7 +153,7 @@ class LoaderSearch:
             one = spoilt(one, self.dice)
         return one
 
-    def _new(self, find: Find, one: Spoilt) -> Misread | None:
+    def _new(self, find: Find, one: SpoiltFile) -> LoaderFind | None:
         if find.key in self.finds:
             self.again += 1
             return None
@@ -173,13 +173,13 @@ class LoaderSearch:
             data = text_of(tree).encode()
         data, more = smallest(data, shows, most, smaller_texts)
         found = find_in(self.reader.read(data))
-        self.finds[find.key] = Misread(
+        self.finds[find.key] = LoaderFind(
             find=found or find, data=data, how=one.how, plays=plays + more
         )
         return self.finds[find.key]
 
 
-def _reached(one: Spoilt, read: Read) -> set[Feature]:
+def _reached(one: SpoiltFile, read: ReadResult) -> set[Feature]:
     last = one.how[-1] if one.how else "nothing"
     if not read.said:
         return {("loaded", *one.how[-2:])}

@@ -34,7 +34,7 @@ from chaos.planning.planview import as_json, as_text, plan_run
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import ResolvedRun
 from harness.fuzz.play.oracle import Find, plain
-from harness.fuzz.play.play import Endless, memory, place_of, told
+from harness.fuzz.play.play import ArmTimeout, memory, place_of, traceback_tail
 from harness.host.rundir import RunDirectory, read_resolved, write_resolved
 
 MOST_SAID = 2_000
@@ -63,7 +63,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class ReadResult:
     """The result of reading a file. ``path``: its path; ``said``: why it was refused, "" if it
     loads; ``crash``, ``place``: of any other exception; ``other``: what differed when it was read
     again; ``warned``: Python's warnings; ``cautions``: the loader's remarks on a file that loads.
@@ -97,7 +97,7 @@ class _Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class ScenarioReader:
     """Reads files as ``chaos validate`` and ``chaos plan`` do. ``root``: directory for temporary
     files.
     """
@@ -106,7 +106,7 @@ class Reader:
     root: Path | None = None
     _warm: list[bool] = field(default_factory=list)
 
-    def read(self, data: bytes) -> Read:
+    def read(self, data: bytes) -> ReadResult:
         """Read a file. Raises only what interrupts."""
         if not self._warm:
             self._warm.append(True)
@@ -124,7 +124,7 @@ class Reader:
             found = again if again.cpu_s < found.cpu_s else found
         return found
 
-    def _read(self, data: bytes) -> Read:
+    def _read(self, data: bytes) -> ReadResult:
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         path, spent = root / "scenario.yaml", _Spent()
         path.write_bytes(data)
@@ -136,13 +136,13 @@ class Reader:
                 warnings.simplefilter("always")
                 warnings.simplefilter("ignore", DeprecationWarning)
                 said, other = self._checked(path, spent, cautions)
-        except Endless as error:
+        except ArmTimeout as error:
             crash, place = str(error), "no end"
         except Exception as error:
-            crash, place = told(error), place_of(error)
+            crash, place = traceback_tail(error), place_of(error)
         finally:
             shutil.rmtree(root, ignore_errors=True)
-        return Read(
+        return ReadResult(
             path=str(path),
             said=said,
             crash=crash,
@@ -210,7 +210,7 @@ def _resolved(path: Path, loaded: LoadedScenario) -> str:
     return "" if read_resolved(run) == kept else "its resolved form is another scenario"
 
 
-def find_in(read: Read) -> Find | None:
+def find_in(read: ReadResult) -> Find | None:
     """What is wrong with the handling of a file, or None."""
     if read.crash:
         return Find(key=f"crash: {read.place}", text=read.crash)
@@ -233,11 +233,11 @@ def find_in(read: Read) -> Find | None:
     return None
 
 
-def _first(read: Read) -> str:
+def _first(read: ReadResult) -> str:
     return next(iter(read.heads), "it loads")
 
 
-def _flaws(read: Read) -> Iterator[tuple[str, str]]:
+def _flaws(read: ReadResult) -> Iterator[tuple[str, str]]:
     """What is wrong with the text of a refusal or a caution, and in which line."""
     for one in read.cautions:
         yield from _unreadable(one, MOST_SAID)
@@ -292,12 +292,12 @@ def _status(name: str) -> int:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise Endless in this thread, which must be the main one, after GIVEN_UP_S of processor time,
-    and MemoryError beyond ROOM.
+    """Raise ArmTimeout in this thread, which must be the main one, after GIVEN_UP_S of processor
+    time, and MemoryError beyond ROOM.
     """
 
     def over(signum: int, frame: FrameType | None) -> None:
-        raise Endless(f"it did not end within {GIVEN_UP_S:g} s of a processor")
+        raise ArmTimeout(f"it did not end within {GIVEN_UP_S:g} s of a processor")
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -104,7 +104,7 @@ NAMED = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoilt:
+class SpoiltFile:
     """A spoilt file. ``tree``: its content, None once its text was spoilt; ``how``: what was done,
     in order.
     """
@@ -131,12 +131,12 @@ def _key(key: str) -> str:
     return key if key.isidentifier() else json.dumps(key)
 
 
-def fresh(tree: Tree) -> Spoilt:
+def fresh(tree: Tree) -> SpoiltFile:
     """An unspoilt file."""
-    return Spoilt(data=text_of(tree).encode(), tree=tree, how=())
+    return SpoiltFile(data=text_of(tree).encode(), tree=tree, how=())
 
 
-def spoilt(before: Spoilt, dice: Dice) -> Spoilt:
+def spoilt(before: SpoiltFile, dice: Dice) -> SpoiltFile:
     """The same, spoilt once more."""
     if before.tree is not None and dice.chance(0.75):
         how = dice.pick("spoil", tuple(OF_TREES))
@@ -146,9 +146,9 @@ def spoilt(before: Spoilt, dice: Dice) -> Spoilt:
         except RecursionError:  # nested again and again
             text = None
         if text is not None:
-            return Spoilt(data=text.encode(), tree=tree, how=(*before.how, how))
+            return SpoiltFile(data=text.encode(), tree=tree, how=(*before.how, how))
     how = dice.pick("spoil", tuple(OF_TEXTS))
-    return Spoilt(data=OF_TEXTS[how](before.data, dice), tree=None, how=(*before.how, how))
+    return SpoiltFile(data=OF_TEXTS[how](before.data, dice), tree=None, how=(*before.how, how))
 
 
 # ---- ways to spoil a tree: each changes its copy, or returns None if it cannot

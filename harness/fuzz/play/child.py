@@ -20,7 +20,7 @@ MOST_OUTPUT = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-class Child:
+class ChildProgram:
     """A context in which a program runs: on exit its process group is gone. ``output``: file for
     its output. Raises OSError if it cannot be started.
     """
@@ -40,7 +40,7 @@ class Child:
             )
         self._pidfd = os.pidfd_open(self._process.pid)
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ChildProgram:
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos.events.log import Event, Kind
 from harness.run.orchestrator import Orchestrator
-from recovery.process.local import Dying, Exited, Report, Said
+from recovery.process.local import Dying, Exited, MessageReceived, Report
 
 Feature = tuple[str, ...]
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -60,7 +60,7 @@ class Observed(Orchestrator):
 
 
 def _word(report: Report) -> str:
-    if isinstance(report, Said):
+    if isinstance(report, MessageReceived):
         return type(report.message).__name__
     if isinstance(report, Exited):
         return "killed" if report.signal else "ended" if report.exit_code == 0 else "failed"

@@ -11,7 +11,7 @@ from typing import Any
 
 from chaos.events.log import Kind, Log
 from chaos.fault.base import Fault
-from harness.fuzz.play.play import Played, kinds
+from harness.fuzz.play.play import PlayResult, kinds
 from harness.fuzz.play.uncompared import uncompared
 from harness.judge.measure.pressure import TOO_BUSY
 from recovery.detection.hangs import STALLS, HangLimits
@@ -35,7 +35,7 @@ class Excuse:
     name: str
     verdict: str
     says: str
-    when: Callable[[Tree, Played], bool] = lambda tree, played: True
+    when: Callable[[Tree, PlayResult], bool] = lambda tree, played: True
     whole: bool = False
 
 
@@ -43,7 +43,7 @@ def _kinds(tree: Tree) -> set[str]:
     return {fault["kind"] for fault in tree["faults"]}
 
 
-def _faulted(played: Played) -> Log | None:
+def _faulted(played: PlayResult) -> Log | None:
     """The log of the faulted arm. Arms of real plays also have the cell and the repeat in their
     names.
     """
@@ -51,19 +51,19 @@ def _faulted(played: Played) -> Log | None:
     return next(named, None)
 
 
-def _insists(tree: Tree, played: Played) -> bool:
+def _insists(tree: Tree, played: PlayResult) -> bool:
     """Whether faults strike so often that the same step may fail repeatedly."""
     once = ({"step"}, {"time"}, {"event"})
     again = any(f.get("retrigger") or f["at"].keys() & TRIGGERS not in once for f in tree["faults"])
     return again or "crash-loop" in _kinds(tree) or len(tree["faults"]) > 1
 
 
-def _unrecovered(tree: Tree, played: Played) -> bool:
+def _unrecovered(tree: Tree, played: PlayResult) -> bool:
     """Whether the job must end at its first failure."""
     return tree["recovery"]["strategy"] == "none"
 
 
-def _never_agreed(tree: Tree, played: Played) -> bool:
+def _never_agreed(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault made replicas differ before they had agreed on any state in a checkpoint:
     then it is unknown which of two is right, and there is no state to return to.
     """
@@ -80,7 +80,7 @@ def _never_agreed(tree: Tree, played: Played) -> bool:
     return not any((e.step or 0) <= agreed for e in log.of(Kind.CHECKPOINT_COMMITTED))
 
 
-def _left_spoilt(tree: Tree, played: Played) -> bool:
+def _left_spoilt(tree: Tree, played: PlayResult) -> bool:
     """Whether the job may end with a state known to be wrong, since its strategy repairs
     nothing.
     """
@@ -88,7 +88,7 @@ def _left_spoilt(tree: Tree, played: Played) -> bool:
     return gave_up and _unrecovered(tree, played) and "tensor-corrupt" in _kinds(tree)
 
 
-def _silent(tree: Tree, played: Played) -> bool:
+def _silent(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault makes values wrong that stay finite, so that they cannot be recognized."""
     return any(_spoils_finite(kinds()[f["kind"]], f.get("params", {})) for f in tree["faults"])
 
@@ -100,13 +100,13 @@ def _spoils_finite(kind: type[Fault], params: Mapping[str, Any]) -> bool:
     return kind.corrupts and not kind.everywhere and written not in ("nan", "inf")
 
 
-def _uncompared(tree: Tree, played: Played) -> bool:
+def _uncompared(tree: Tree, played: PlayResult) -> bool:
     """Whether replicas differ because of a fault, and no comparison was due."""
     log = _faulted(played)
     return log is not None and uncompared(tree, log)
 
 
-def _cut_off(tree: Tree, played: Played) -> bool:
+def _cut_off(tree: Tree, played: PlayResult) -> bool:
     """Whether ranks are cut off from each other for a number of steps, which are not made
     meanwhile.
     """
@@ -114,7 +114,7 @@ def _cut_off(tree: Tree, played: Played) -> bool:
     return any(f["kind"] in cuts and isinstance(f.get("duration"), dict) for f in tree["faults"])
 
 
-def _common_stall(tree: Tree, played: Played) -> bool:
+def _common_stall(tree: Tree, played: PlayResult) -> bool:
     """Whether half of the last generation or more was hit as it waited for data, and none of them
     was heard of again. To their supervisor the source of the data is slow, which it takes for a
     hang after ``between_s`` only; the job is to be halted before that.
@@ -141,7 +141,7 @@ def _common_stall(tree: Tree, played: Played) -> bool:
     return soon and 2 * len(still & members) >= len(members)
 
 
-def _slow_to_start(tree: Tree, played: Played) -> bool:
+def _slow_to_start(tree: Tree, played: PlayResult) -> bool:
     """Whether no step was ever made, and the supervisor spent half of the job's time limit on
     hangs; before the first step it cannot know how long a normal wait is.
     """
@@ -154,7 +154,7 @@ def _slow_to_start(tree: Tree, played: Played) -> bool:
     return any(limit and waited >= float(limit[1]) / 2 for limit in limits)
 
 
-def _slight(tree: Tree, played: Played) -> bool:
+def _slight(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault slows something, which may not show."""
     slow = (
         "straggler",
@@ -168,12 +168,12 @@ def _slight(tree: Tree, played: Played) -> bool:
     return any(f["kind"] in slow or f["kind"].startswith("link-") for f in tree["faults"])
 
 
-def _brief(tree: Tree, played: Played) -> bool:
+def _brief(tree: Tree, played: PlayResult) -> bool:
     """Whether a rank hangs too briefly to show in the job's steps."""
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
 
 
-def _displaced(tree: Tree, played: Played) -> bool:
+def _displaced(tree: Tree, played: PlayResult) -> bool:
     """Whether wrong data replaced a poisoned sample in the step in which it was due."""
     log = _faulted(played)
     if log is None:
@@ -187,33 +187,33 @@ def _displaced(tree: Tree, played: Played) -> bool:
     )
 
 
-def _names_a_sample(tree: Tree, played: Played) -> bool:
+def _names_a_sample(tree: Tree, played: PlayResult) -> bool:
     """Whether the poisoned sample was chosen without regard to when it is due."""
     poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
     return any(params.get("sample") is not None for params in poisons)
 
 
-def _never_began(tree: Tree, played: Played) -> bool:
+def _never_began(tree: Tree, played: PlayResult) -> bool:
     return played.outcomes.get("faulted") != "completed"
 
 
-def _real(tree: Tree, played: Played) -> bool:
+def _real(tree: Tree, played: PlayResult) -> bool:
     """Whether real processes trained, on a machine with other load."""
     return tree["launcher"]["kind"] != "sim"
 
 
-def _lost_devices(tree: Tree, played: Played) -> bool:
+def _lost_devices(tree: Tree, played: PlayResult) -> bool:
     return "gpu-lost" in _kinds(tree)
 
 
-def _swaps(tree: Tree, played: Played) -> bool:
+def _swaps(tree: Tree, played: PlayResult) -> bool:
     """Whether a file of a checkpoint is to be swapped with another; a checkpoint written by one
     rank has no other.
     """
     return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
 
 
-def _emptied(tree: Tree, played: Played) -> bool:
+def _emptied(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault removes data of checkpoints, so that a second fault on one may find
     nothing.
     """
@@ -223,13 +223,13 @@ def _emptied(tree: Tree, played: Played) -> bool:
     return bool({"missing", "truncate", "lose-unsynced"}.intersection(modes))
 
 
-def _without_ranks(tree: Tree, played: Played) -> bool:
+def _without_ranks(tree: Tree, played: PlayResult) -> bool:
     """Whether there are more nodes than the ranks fill."""
     place = played.cell.scenario.topology if played.cell else None
     return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
 
 
-def _all_gone(tree: Tree, played: Played) -> bool:
+def _all_gone(tree: Tree, played: PlayResult) -> bool:
     """Whether, by the log, every process ever started on a node had ended or was ordered to, when a
     fault found the node empty because of earlier faults.
     """

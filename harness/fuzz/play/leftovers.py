@@ -47,7 +47,7 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
+class MachineBefore:
     """The machine before a run. ``token``: the value of ``MARK`` for it; ``since``: clock ticks
     since boot; ``since_ns``: Unix time.
     """
@@ -58,7 +58,7 @@ class Before:
     network: Network
 
     @classmethod
-    def now(cls, token: str, since: int) -> Before:
+    def now(cls, token: str, since: int) -> MachineBefore:
         """The present state. ``since``: a process's start time, before that of any process of the
         run.
         """
@@ -66,7 +66,7 @@ class Before:
 
 
 def left_by(
-    before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]
+    before: MachineBefore, run: RunDirectory | None, place: Path, pids: Collection[int]
 ) -> tuple[str, ...]:
     """What the run has left, in words. ``run``: its directory, if it made one; ``place``: directory
     with all its files; ``pids``: of its processes.
@@ -77,7 +77,7 @@ def left_by(
     return found
 
 
-def clean(before: Before, run: RunDirectory | None) -> None:
+def clean(before: MachineBefore, run: RunDirectory | None) -> None:
     """End the remaining processes, and undo the run's effects."""
     for pid, started in marked(before):
         processes.end(pid, started, limit_s=KILL_LIMIT_S)
@@ -85,7 +85,7 @@ def clean(before: Before, run: RunDirectory | None) -> None:
         heal.heal(run)
 
 
-def marked(before: Before) -> list[tuple[int, int]]:
+def marked(before: MachineBefore) -> list[tuple[int, int]]:
     """(pid, start time) of the living processes of the run."""
     entry = f"{MARK}={before.token}"
     return [
@@ -94,7 +94,7 @@ def marked(before: Before) -> list[tuple[int, int]]:
 
 
 def _left(
-    before: Before, run: RunDirectory | None, place: Path, pids: Collection[int]
+    before: MachineBefore, run: RunDirectory | None, place: Path, pids: Collection[int]
 ) -> tuple[str, ...]:
     return tuple(
         [
@@ -132,7 +132,7 @@ def _mounts(place: Path) -> list[str]:
     return []
 
 
-def _memory(before: Before, pids: Collection[int]) -> list[str]:
+def _memory(before: MachineBefore, pids: Collection[int]) -> list[str]:
     paths = processes.abandoned_shared_memory(before.since_ns, time.time_ns())
     return [path.name for path in paths if _of(path.name, pids)]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.fuzz.play.excuses import EXCUSES
-from harness.fuzz.play.play import Played
+from harness.fuzz.play.play import PlayResult
 from harness.judge.results import Finding
 
 Tree = Mapping[str, Any]
@@ -30,7 +30,7 @@ class Find:
     text: str
 
 
-def find_in(tree: Tree, played: Played) -> Find | None:
+def find_in(tree: Tree, played: PlayResult) -> Find | None:
     """The worst defect, or None."""
     if played.refused:
         return None
@@ -54,7 +54,7 @@ def find_in(tree: Tree, played: Played) -> Find | None:
     return Find(key=key, text="\n".join(said))
 
 
-def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[str]:
+def unexcused(tree: Tree, played: PlayResult, name: str, finding: Finding) -> list[str]:
     """Parts of a checker's witness that no listed and true reason excuses."""
     checker = name.partition(": ")[2]
     known = [
@@ -67,7 +67,7 @@ def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[s
     return [part for part in parts if not any(re.search(one.says, part) for one in true)]
 
 
-def unsteady(first: Played, second: Played) -> Find | None:
+def unsteady(first: PlayResult, second: PlayResult) -> Find | None:
     """Whether one seed gave two logs."""
     if first.digest == second.digest and first.crash == second.crash:
         return None

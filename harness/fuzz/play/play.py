@@ -27,7 +27,6 @@ from chaos.loading.load import load
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import Cell, ResolvedRun
 from chaos.schedule.plan import repeat_seed
-from harness.arm.watching import StopFlag
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.play.coverage import Feature, Observed
 from harness.host.rundir import RunDirectory
@@ -38,9 +37,11 @@ from harness.launch.launcher import ArmSetup, Launcher
 from harness.launch.requirements import refuse_impossible
 from harness.launch.workload import DataInfo
 from harness.launchers.sim import Sim, SimSession
+from harness.run.progress import SilentWatcher
 from harness.sim.rank.behaviour import Behaviour
 from harness.undo.ledger import read_open
 from recovery.policy.strategy import Strategy
+from recovery.supervise.supervision import StopFlag
 
 SAMPLES = 4096
 LONGEST_S = 60.0
@@ -51,12 +52,12 @@ ROOT = Path(chaos.__file__).resolve().parents[1]
 ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
 
 
-class Endless(BaseException):
+class ArmTimeout(BaseException):
     """An arm did not end in time. A BaseException, so that interrupted code does not catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class PlayResult:
     """The result of a scenario. ``refused``: why it was not played; ``crash``: the end of a
     traceback, ``place``: where it was raised; ``findings``: "arm: checker" -> its finding;
     ``left``: what was not cleaned up; ``digest``: of all logs; ``outcomes``: arm -> its outcome;
@@ -83,18 +84,8 @@ class _Arm:
     digest: str
 
 
-class Silent:
-    """Shows nothing."""
-
-    def on_progress(self, *_: object) -> None:
-        """Nothing."""
-
-    def on_event(self, *_: object) -> None:
-        """Nothing."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Player:
+class SimPlayer:
     """Plays scenarios on the simulator. ``root``: directory for temporary files; ``behaviour``,
     ``strategy``: replacements with a planted defect.
     """
@@ -105,22 +96,24 @@ class Player:
     strategy: type[Strategy] | None = None
     _controls: dict[str, _Arm] = field(default_factory=dict)
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         """Load, play both arms, judge. Raises only what interrupts."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         reached: set[Feature] = set()
         try:
             return self._play(tree, root, reached)
         except ScenarioError as error:
-            return Played(refused=str(error))
-        except Endless as error:
-            return Played(crash=str(error), place="no end", reached=frozenset(reached))
+            return PlayResult(refused=str(error))
+        except ArmTimeout as error:
+            return PlayResult(crash=str(error), place="no end", reached=frozenset(reached))
         except Exception as error:
-            return Played(crash=told(error), place=place_of(error), reached=frozenset(reached))
+            return PlayResult(
+                crash=traceback_tail(error), place=place_of(error), reached=frozenset(reached)
+            )
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
-    def _play(self, tree: Mapping[str, Any], root: Path, reached: set[Feature]) -> Played:
+    def _play(self, tree: Mapping[str, Any], root: Path, reached: set[Feature]) -> PlayResult:
         path = root / "scenario.yaml"
         path.write_text(as_yaml(tree))
         (cell, *_) = load(path, self.catalogue).cells
@@ -131,7 +124,7 @@ class Player:
         control = self._control(tree, cell, root, launcher)
         faulted = self._arm(cell, RunDirectory(root / "run"), "faulted", launcher, reached)
         logs: dict[str, Log] = {"control": control.log, "faulted": faulted.log}
-        return Played(
+        return PlayResult(
             findings=dict(judged(cell, logs)),
             left=(*control.left, *faulted.left),
             digest=control.digest + faulted.digest,
@@ -170,7 +163,9 @@ class Player:
         spec = cell.scenario.recovery
         strategy = (self.strategy or strategies()[spec.strategy])(**spec.params)
         cluster = SimSession(launcher.timings(), self.behaviour()).cluster(setup)
-        played = Observed(setup, cluster, strategy, kinds(), watcher=Silent(), stop=StopFlag())
+        played = Observed(
+            setup, cluster, strategy, kinds(), watcher=SilentWatcher(), stop=StopFlag()
+        )
         try:
             with bounded(LONGEST_S, arm):
                 outcome = played.run()
@@ -248,11 +243,11 @@ def digest(run: RunDirectory) -> str:
 
 @contextlib.contextmanager
 def bounded(seconds: float, what: str) -> Iterator[None]:
-    """Raise Endless in this thread, which must be the main one, after ``seconds``."""
+    """Raise ArmTimeout in this thread, which must be the main one, after ``seconds``."""
 
     def over(signum: int, frame: FrameType | None) -> None:
         where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
-        raise Endless(f"the {what} arm did not end within {seconds:.0f} s of real time\n{where}")
+        raise ArmTimeout(f"the {what} arm did not end within {seconds:.0f} s of real time\n{where}")
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -263,7 +258,7 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def told(error: Exception) -> str:
+def traceback_tail(error: Exception) -> str:
     """The end of its traceback."""
     return "".join(traceback.format_exception(error, limit=-4)).strip()
 

@@ -23,10 +23,10 @@ from chaos.files import read_model
 from chaos.loading.load import load
 from chaos.scenario.catalogue import Catalogue
 from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.play.child import Child, undisturbed
+from harness.fuzz.play.child import ChildProgram, undisturbed
 from harness.fuzz.play.coverage import Feature
-from harness.fuzz.play.leftovers import MARK, Before, clean, left_by
-from harness.fuzz.play.play import ARMS, Played, place_in_rooms, place_of, told
+from harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by
+from harness.fuzz.play.play import ARMS, PlayResult, place_in_rooms, place_of, traceback_tail
 from harness.host.processes import start_time
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Finding, Results
@@ -57,7 +57,7 @@ WORST = ("pass", "inconclusive", "fail")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RunExit:
     """How ``chaos run`` ended. ``overdue``: it was ended by force; ``left``: what it left on the
     machine.
     """
@@ -78,17 +78,17 @@ class RealPlayer:
     root: Path | None = None
     longest_s: float = LONGEST_S
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         """Load, run, inspect the result. Raises only what interrupts, after cleaning up."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root)).resolve()
         try:
             path = root / "scenario.yaml"
             path.write_text(as_yaml(tree))
             if why := self._refusal(path):
-                return Played(refused=why)
+                return PlayResult(refused=why)
             return self._run(path, root)
         except Exception as error:
-            return Played(crash=told(error), place=place_of(error))
+            return PlayResult(crash=traceback_tail(error), place=place_of(error))
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
@@ -108,18 +108,20 @@ class RealPlayer:
             return str(error)
         return ""
 
-    def _run(self, path: Path, root: Path) -> Played:
+    def _run(self, path: Path, root: Path) -> PlayResult:
         token = secrets.token_hex(8)
-        before = Before.now(token, start_time(os.getpid()))
+        before = MachineBefore.now(token, start_time(os.getpid()))
         argv = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(root / "runs"), "-q"]
         try:
-            with Child(argv, env={**os.environ, MARK: token}, output=root / "output") as child:
+            with ChildProgram(
+                argv, env={**os.environ, MARK: token}, output=root / "output"
+            ) as child:
                 overdue = not child.await_end(self.longest_s)
             run = run_in(root / "runs")
             logs = dict(logs_of(run))
             left = left_by(before, run, root, {child.pid, *pids_of(logs)})
             return played_of(
-                Ended(code=child.code, said=child.said, overdue=overdue, left=left), run, logs
+                RunExit(code=child.code, said=child.said, overdue=overdue, left=left), run, logs
             )
         finally:
             with undisturbed():
@@ -163,28 +165,28 @@ def pids_of(logs: Mapping[str, Log]) -> set[int]:
     }
 
 
-def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -> Played:
+def played_of(ended: RunExit, run: RunDirectory | None, logs: Mapping[str, Log]) -> PlayResult:
     """The result of a scenario, from its run's end and files."""
     results = _results(run)
     reason = (results.reason if results is not None else "") or ended.said[-TOLD:]
     reached = frozenset(feature for log in logs.values() for feature in reached_in(log))
     if ended.overdue:
-        return Played(
+        return PlayResult(
             crash=f"chaos run did not end in time\n{ended.said[-TOLD:]}",
             place="no end",
             left=ended.left,
         )
     if trace := traceback_in([ended.said, *_agents_said(run)]):
-        return Played(crash=trace, place=place_in(trace), left=ended.left, reached=reached)
+        return PlayResult(crash=trace, place=place_in(trace), left=ended.left, reached=reached)
     if ended.code in REFUSED and not ended.left:
-        return Played(refused=reason)
+        return PlayResult(refused=reason)
     if ended.code not in JUDGED or results is None:
         how = f"exit code {ended.code}"
-        return Played(
+        return PlayResult(
             crash=f"{how}: {reason}", place=f"{how}: {_without_paths(reason)}", left=ended.left
         )
     left = ended.left or ((reason,) if ended.code == errors.EXIT_UNSAFE else ())
-    return Played(
+    return PlayResult(
         findings=findings_of(results),
         left=left,
         reached=reached,

@@ -51,7 +51,7 @@ PARTS = ("parameters", "optimizer", "scheduler")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class StateChange:
     """A state that was changed in some ``processes`` in a step of a generation. ``alike``: of those
     that were changed in the same way, process -> the first of them.
     """
@@ -86,20 +86,20 @@ def uncompared(tree: Tree, log: Log) -> bool:
     )
 
 
-def _changes(history: History, groups: list[list[Event]]) -> list[Change]:
+def _changes(history: History, groups: list[list[Event]]) -> list[StateChange]:
     """What faults changed, by generation and step."""
     hit: dict[tuple[int, int], list[str]] = defaultdict(list)
     for one in episodes_of(history):
         if one.injected and one.changed_state:
             hit[one.injected.generation, one.injected.step or 0] += one.processes
     changes = [
-        Change(processes=tuple(dict.fromkeys(names)), generation=generation, step=step)
+        StateChange(processes=tuple(dict.fromkeys(names)), generation=generation, step=step)
         for (generation, step), names in hit.items()
     ]
     return [replace(one, alike=_alike(history, groups, one)) for one in changes]
 
 
-def _alike(history: History, groups: list[list[Event]], change: Change) -> dict[str, str]:
+def _alike(history: History, groups: list[list[Event]], change: StateChange) -> dict[str, str]:
     """Processes that were changed in the same way, by the first digests of each."""
     alike: dict[str, str] = {}
     for digests in groups:
@@ -126,7 +126,7 @@ def _same(digests: list[Event], parts: tuple[str, ...] = PARTS) -> bool:
     return len({tuple(event.data[part] for part in parts) for event in digests}) <= 1
 
 
-def _without_effect(history: History, groups: list[list[Event]], change: Change) -> bool:
+def _without_effect(history: History, groups: list[list[Event]], change: StateChange) -> bool:
     """Whether the first digests that could have shown a change, random numbers included, did not:
     some of those that sent them held it, and some did not.
     """
@@ -137,21 +137,23 @@ def _without_effect(history: History, groups: list[list[Event]], change: Change)
     return False
 
 
-def _made_by_changes(history: History, digests: list[Event], changes: list[Change]) -> bool:
+def _made_by_changes(history: History, digests: list[Event], changes: list[StateChange]) -> bool:
     """Whether the members without a changed state hold the same."""
     number, step = digests[0].generation, digests[0].step or 0
     held = {name for one in changes for name in one.origins(history, number, step)}
     return _same([event for event in digests if event.actor not in held])
 
 
-def _behind(history: History, digests: list[Event], changes: list[Change]) -> list[Change]:
+def _behind(
+    history: History, digests: list[Event], changes: list[StateChange]
+) -> list[StateChange]:
     """The changes held by processes whose digests differ."""
     number, step = digests[0].generation, digests[0].step or 0
     actors = {event.actor for event in digests}
     return [one for one in changes if actors & one.origins(history, number, step).keys()]
 
 
-def _was_due(tree: Tree, history: History, change: Change) -> bool:
+def _was_due(tree: Tree, history: History, change: StateChange) -> bool:
     """Whether a comparison that could have shown the change was due."""
     return any(
         _shows(history, change, generation)
@@ -164,7 +166,7 @@ def _was_due(tree: Tree, history: History, change: Change) -> bool:
     )
 
 
-def _shows(history: History, change: Change, generation: Generation) -> bool:
+def _shows(history: History, change: StateChange, generation: Generation) -> bool:
     """Whether the change makes members differ in some part of the model."""
     held = change.origins(history, generation.number)
     kept: dict[int, set[str | None]] = defaultdict(set)
@@ -174,7 +176,7 @@ def _shows(history: History, change: Change, generation: Generation) -> bool:
 
 
 def _steps_compared(
-    tree: Tree, history: History, change: Change, generation: Generation
+    tree: Tree, history: History, change: StateChange, generation: Generation
 ) -> Iterator[int]:
     """Steps of a generation, since the change, of which all members had to send a digest."""
     saving = {

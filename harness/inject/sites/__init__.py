@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aim:
+class OccurrenceTarget:
     """One target of one occurrence.
 
     ``target``: the handle that the fault acts on, a protocol of ``chaos.fault.targets``; ``who``:
@@ -41,7 +41,7 @@ class Aim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Miss:
+class MissingTarget:
     """A target that is not there: the occurrence fails for this reason."""
 
     who: Mapping[str, Any]
@@ -53,7 +53,9 @@ class Site(Protocol):
 
     def __init__(self, scene: Scene) -> None: ...
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """All targets of an occurrence due now, in order. ``number``: number of the first of these
         occurrences.
         """

@@ -11,7 +11,7 @@ from chaos.fault.base import Fault
 from chaos.schedule.plan import PlannedFault
 from harness.arm.command_checkpoints import newest
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from harness.script.processes.environment import checkpoint_directory
 from recovery.checkpoint.files import checkpoints
 from recovery.transport.wire import Extra
@@ -66,7 +66,9 @@ class CheckpointSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """One checkpoint."""
         if fault.hits_next_save:
             return [self._next_save(planned, number)]
@@ -77,7 +79,7 @@ class CheckpointSite:
             found = [c for c in found if c.step <= int(planned.checkpoint or 0)]
             found = found if found and found[0].step == planned.checkpoint else []
         if not found:
-            return [Miss(who={"checkpoint": None}, reason="no such checkpoint")]
+            return [MissingTarget(who={"checkpoint": None}, reason="no such checkpoint")]
         newest = found[0]
         # A different place each time: flipping the same bit twice restores it.
         handle = CheckpointHandle(
@@ -86,7 +88,7 @@ class CheckpointSite:
         who = {"checkpoint": newest.name}
         # The witness is the recovery stack's own verifier, which knows nothing of the fault.
         return [
-            Aim(
+            OccurrenceTarget(
                 target=handle,
                 who=who,
                 checkpoint=newest.name,
@@ -95,28 +97,30 @@ class CheckpointSite:
             )
         ]
 
-    def _of_a_command(self, planned: PlannedFault, number: int) -> Aim | Miss:
+    def _of_a_command(self, planned: PlannedFault, number: int) -> OccurrenceTarget | MissingTarget:
         directory = checkpoint_directory(self._scene.setup)
         saved = newest(directory, planned.seed + number) if directory is not None else None
         if saved is None:
-            return Miss(who={"checkpoint": None}, reason=f"there is no checkpoint in {directory}")
+            return MissingTarget(
+                who={"checkpoint": None}, reason=f"there is no checkpoint in {directory}"
+            )
         who = {"checkpoint": saved.path.name}
         # Reread the files against digests taken before the act: only the script knows their format.
-        return Aim(
+        return OccurrenceTarget(
             target=saved,
             who=who,
             checkpoint=saved.path.name,
             look=lambda: {"verifier": saved.verify()},
         )
 
-    def _next_save(self, planned: PlannedFault, number: int) -> Aim | Miss:
+    def _next_save(self, planned: PlannedFault, number: int) -> OccurrenceTarget | MissingTarget:
         rank = planned.ranks[0] if planned.ranks else SAVER
         process = self._scene.process_of(rank)
         who = {"process": process, "rank": rank}
         if process is None:
-            return Miss(who=who, reason=f"no process holds rank {rank}, which saves")
+            return MissingTarget(who=who, reason=f"no process holds rank {rank}, which saves")
         about = {"fault": planned.id, "occurrence": number}
-        return Aim(
+        return OccurrenceTarget(
             target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=rank
         )
 

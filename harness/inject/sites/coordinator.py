@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from chaos.fault.base import Fault
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class CoordinatorSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The coordinator."""
         world = range(self._scene.setup.cell.scenario.workload.ranks)
         names = tuple(name for rank in world if (name := self._scene.process_of(rank)))
         return [
-            Aim(
+            OccurrenceTarget(
                 target=CoordinatorHandle(self._scene),
                 who={"coordinator": "the job's"},
                 processes=names,

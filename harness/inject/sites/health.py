@@ -9,7 +9,7 @@ from typing import Any
 from chaos.fault.base import Fault
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from harness.inject.sites.process import miss_rank
 from harness.launch.health import HealthReport, HealthSource
 
@@ -36,14 +36,18 @@ class HealthSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The ranks held now, then the nodes."""
         source = self._scene.health
         if source is None:
             return [
-                Miss(who={"ranks": list(planned.ranks)}, reason="nobody reads a health source here")
+                MissingTarget(
+                    who={"ranks": list(planned.ranks)}, reason="nobody reads a health source here"
+                )
             ]
-        found: list[Aim | Miss] = []
+        found: list[OccurrenceTarget | MissingTarget] = []
         for rank in planned.ranks:
             process = self._scene.process_of(rank)
             if process is None:
@@ -51,9 +55,9 @@ class HealthSite:
                 continue
             handle = HealthHandle(source, None, rank, self._scene.device_of(process))
             who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
-            found.append(Aim(target=handle, who=who, rank=rank, processes=(process,)))
+            found.append(OccurrenceTarget(target=handle, who=who, rank=rank, processes=(process,)))
         nodes = [
-            Aim(target=HealthHandle(source, node, None, None), who={"node": node})
+            OccurrenceTarget(target=HealthHandle(source, node, None, None), who={"node": node})
             for node in planned.nodes
         ]
         return [*found, *nodes]

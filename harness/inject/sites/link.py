@@ -10,7 +10,7 @@ from chaos.fault.base import Fault, Need
 from chaos.fault.targets import LinkShape
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from harness.inject.sites.process import miss_rank
 from harness.launch.launcher import LinkControl
 from recovery.transport.wire import Extra
@@ -119,13 +119,15 @@ class LinkSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The links whose two ranks are both held, and that can be shaped if the fault shapes
         links.
         """
         control = self._scene.links if Need.LINKS in fault.wants() else None
         if control is None and Need.LINKS in fault.wants():
-            return [Miss(who={"links": list(planned.links)}, reason=NO_CONTROL)]
+            return [MissingTarget(who={"links": list(planned.links)}, reason=NO_CONTROL)]
         return [link_aim(self._scene, control, planned.links)]
 
     def reachable(self, planned: PlannedFault) -> bool:
@@ -137,7 +139,7 @@ class LinkSite:
 
 def link_aim(
     scene: Scene, control: LinkControl | None, links: Sequence[tuple[int, int]]
-) -> Aim | Miss:
+) -> OccurrenceTarget | MissingTarget:
     """One occurrence that hits those of the links whose ranks are held and that can be shaped."""
     held = {
         rank: scene.process_of(rank) for rank in sorted({rank for link in links for rank in link})
@@ -153,7 +155,9 @@ def link_aim(
     )
     usable = [link for link in there if not refused.get(link)]
     if not usable:
-        return Miss(who={"links": [list(link) for link in there]}, reason=str(refused[there[0]]))
+        return MissingTarget(
+            who={"links": [list(link) for link in there]}, reason=str(refused[there[0]])
+        )
     handle = LinkHandle(scene, control, names, usable)
     who = {
         "links": [list(link) for link in usable],
@@ -161,4 +165,6 @@ def link_aim(
     }
     first = names[usable[0][0]]
     processes = (first, *(name for name in names.values() if name != first))
-    return Aim(target=handle, who=who, processes=processes, rank=usable[0][0], look=handle.look)
+    return OccurrenceTarget(
+        target=handle, who=who, processes=processes, rank=usable[0][0], look=handle.look
+    )

@@ -12,7 +12,7 @@ from chaos.fault.base import Fault, Need
 from chaos.fault.targets import ProcessTarget
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from harness.inject.sites.process import ProcessHandle, release, stopped
 from harness.launch.launcher import MachineControl
 
@@ -98,7 +98,9 @@ class NodeSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """All processes on the nodes now: ranks, spares, and those still starting."""
         if not fault.whole_racks:
             return [self._aim(fault, [node]) for node in planned.nodes]
@@ -113,13 +115,16 @@ class NodeSite:
         """Whether each node has a process."""
         return all(self._scene.on_node(node) for node in planned.nodes)
 
-    def _aim(self, fault: Fault, nodes: Sequence[int], rack: int | None = None) -> Aim | Miss:
+    def _aim(
+        self, fault: Fault, nodes: Sequence[int], rack: int | None = None
+    ) -> OccurrenceTarget | MissingTarget:
         names = [name for node in nodes for name in self._scene.on_node(node)]
         who: dict[str, Any] = {"nodes": list(nodes), "processes": names}
         if rack is not None:
             who["rack"] = rack
         if not names:
-            return Miss(who=who, reason=f"no process is on node {', '.join(map(str, nodes))}")
+            where = ", ".join(map(str, nodes))
+            return MissingTarget(who=who, reason=f"no process is on node {where}")
         handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
         if Need.QUOTA in fault.wants():
             groups = self._scene.groups
@@ -129,11 +134,13 @@ class NodeSite:
                 else []
             )
             look = partial(_waiting, self._scene, names)
-            return Aim(target=handle, who=who, processes=tuple(names), look=look, undo=undo)
+            return OccurrenceTarget(
+                target=handle, who=who, processes=tuple(names), look=look, undo=undo
+            )
         machines = self._scene.machines
         before = {node: machines.seen(node) for node in nodes} if machines is not None else {}
         look = partial(_changed, self._scene, before, names)
-        return Aim(target=handle, who=who, processes=tuple(names), look=look)
+        return OccurrenceTarget(target=handle, who=who, processes=tuple(names), look=look)
 
 
 def _changed(

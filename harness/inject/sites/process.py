@@ -11,7 +11,7 @@ from typing import Any
 from chaos.fault.base import Fault, Need
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from recovery.transport.wire import Extra
 
 DEAD = ("Z", "X")
@@ -75,9 +75,11 @@ class ProcessSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The present holders of the ranks, then the spares."""
-        found: list[Aim | Miss] = []
+        found: list[OccurrenceTarget | MissingTarget] = []
         for rank in planned.ranks:
             process = self._living(rank)
             who: dict[str, Any] = {"process": process, "rank": rank}
@@ -88,7 +90,7 @@ class ProcessSite:
             found.append(
                 self._aim(fault, process, None, who)
                 if process
-                else Miss(who={"spare": index}, reason=f"no spare {index} waits")
+                else MissingTarget(who={"spare": index}, reason=f"no spare {index} waits")
             )
         return found
 
@@ -104,10 +106,12 @@ class ProcessSite:
         process = self._scene.process_of(rank)
         return process if process and self._scene.os_state(process) not in DEAD else None
 
-    def _aim(self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
+    def _aim(
+        self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]
+    ) -> OccurrenceTarget:
         limited = self._scene.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None
         look = partial(_seen, self._scene, process)
-        return Aim(
+        return OccurrenceTarget(
             target=ProcessHandle(self._scene, process),
             who=who,
             processes=(process,),
@@ -131,9 +135,9 @@ def release(scene: Scene, process: str) -> None:
     scene.groups.release(process)
 
 
-def miss_rank(rank: int) -> Miss:
+def miss_rank(rank: int) -> MissingTarget:
     """A rank that no process holds."""
-    return Miss(who={"rank": rank}, reason=f"no process holds rank {rank}")
+    return MissingTarget(who={"rank": rank}, reason=f"no process holds rank {rank}")
 
 
 def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from chaos.fault.base import Fault
 from chaos.fault.targets import StorageTarget
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 
 
 class StorageHandle:
@@ -49,13 +49,17 @@ class StorageSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The file system; the kernel's answer to a write from outside is the witness."""
         storage, who = self._scene.storage, {"storage": "checkpoints"}
         if storage is None:
-            return [Miss(who=who, reason="the checkpoints have no file system of their own")]
+            return [
+                MissingTarget(who=who, reason="the checkpoints have no file system of their own")
+            ]
         handle = StorageHandle(self._scene, storage)
-        return [Aim(target=handle, who=who, look=lambda: _look(handle))]
+        return [OccurrenceTarget(target=handle, who=who, look=lambda: _look(handle))]
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Always."""

@@ -8,7 +8,7 @@ from typing import Any
 from chaos.fault.base import Fault
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
-from harness.inject.sites import Aim, Miss
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from harness.launch.launcher import StoreControl
 
 
@@ -18,13 +18,17 @@ class StoreSite:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
-    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+    def aims(
+        self, planned: PlannedFault, fault: Fault, number: int
+    ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The store, if it runs as its own process."""
         control = self._scene.store
         if control is None:
-            return [Miss(who={"store": None}, reason="the store is no process of its own here")]
+            return [
+                MissingTarget(who={"store": None}, reason="the store is no process of its own here")
+            ]
         handle = StoreHandle(self._scene, control)
-        return [Aim(target=handle, who={"store": "the job's"}, look=handle.look)]
+        return [OccurrenceTarget(target=handle, who={"store": "the job's"}, look=handle.look)]
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Always: a new store starts as soon as one ends."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from chaos.scenario.model import LeaveOut
+from chaos.scenario.model import InvariantExclusion
 from harness.judge.checkers.faults import containment, landing
 from harness.judge.checkers.faults import noticed as faults
 from harness.judge.checkers.job import (
@@ -93,7 +93,7 @@ __all__ = [
 ]
 
 
-def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
+def names_of(invariants: Literal["default"] | Sequence[str] | InvariantExclusion) -> list[str]:
     """Names of the checkers that a scenario selects; ``default`` selects all. Raises KeyError for
     an unknown name.
 
@@ -101,7 +101,7 @@ def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[
     """
     if invariants == "default":
         return list(CHECKERS)
-    if isinstance(invariants, LeaveOut):
+    if isinstance(invariants, InvariantExclusion):
         return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
     unknown_names = [name for name in invariants if name not in NAMES]
     if unknown_names:
@@ -147,7 +147,7 @@ def _of_half_the_ranks(found: Finding, evidence: Evidence) -> Finding:
 
 def _always_of_a_command(evidence: Evidence) -> dict[str, Finding]:
     asked = evidence.cell.scenario.invariants
-    left_out = asked.leave_out if isinstance(asked, LeaveOut) else ()
+    left_out = asked.leave_out if isinstance(asked, InvariantExclusion) else ()
     found = {}
     for name, checker in OF_COMMANDS.items():
         if name in left_out:

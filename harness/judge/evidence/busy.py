@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chaos.events.log import Kind
 from harness.judge.evidence.evidence import Evidence
-from harness.judge.measure.pressure import LIMIT, Excuse, Pressure, excuse, pressures_of
+from harness.judge.measure.pressure import LIMIT, ExtraCpuWait, Pressure, excuse, pressures_of
 from harness.judge.record.history import History, StepRun
 
 NO_STEP_S = 1e-9
@@ -18,7 +18,7 @@ nothing about the median: a rank that got no processor for seconds made one step
 
 
 @dataclass(frozen=True, kw_only=True)
-class Net:
+class NetStepTime:
     """A step without its waits for processors, in seconds: most likely, and at least. ``may_pass``:
     the likely wait is within what a verdict may subtract; ``why``: message.
     """
@@ -31,7 +31,7 @@ class Net:
 
 def net_of_pressure(
     evidence: Evidence, ideal_s: float, step_s: float, tail: Sequence[StepRun]
-) -> Net | None:
+) -> NetStepTime | None:
     """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings,
     they are impossible, or the ideal is unknown: then nothing is subtracted.
     """
@@ -50,7 +50,7 @@ def net_of_pressure(
     if worst is None or excuses[worst].most_s <= 0:
         return None
     found, (ideal, now) = excuses[worst], pairs[worst]
-    return Net(
+    return NetStepTime(
         likely_s=max(NO_STEP_S, step_s - found.likely_s),
         least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s,
@@ -92,7 +92,7 @@ def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[in
     return found or pressures_of(history.log, start_ns, end_ns)
 
 
-def _message(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:
+def _message(ideal: Pressure, now: Pressure, found: ExtraCpuWait, step_s: float) -> str:
     stolen = (
         f", and {100 * now.steal:.0f} % of the processors were stolen" if now.steal > 0.01 else ""
     )

@@ -15,7 +15,7 @@ MOST_LETTERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class CellIdentity:
     """A cell: its id, its strategy (or program), and the matrix values chosen for it."""
 
     id: str
@@ -23,7 +23,7 @@ class Named:
     params: Mapping[str, Any]
 
 
-def labels(cells: Iterable[Named]) -> dict[str, str]:
+def labels(cells: Iterable[CellIdentity]) -> dict[str, str]:
     """Cell id -> unique label.
 
     An axis that is not the strategy (``ranks: [2, 4]``) is in every label if its value differs
@@ -34,7 +34,7 @@ def labels(cells: Iterable[Named]) -> dict[str, str]:
     known = list(cells)
     conditions = {one.id: dict(_conditions(one)) for one in known}
     shared = _varying(list(conditions.values()))
-    groups: dict[str, list[Named]] = defaultdict(list)
+    groups: dict[str, list[CellIdentity]] = defaultdict(list)
     for one in known:
         groups[one.strategy].append(one)
     found: dict[str, str] = {}
@@ -53,20 +53,20 @@ def _unique(found: Mapping[str, str], label: str) -> bool:
     return sum(other == label for other in found.values()) == 1
 
 
-def _of_strategy(one: Named, value: Any) -> bool:
+def _of_strategy(one: CellIdentity, value: Any) -> bool:
     """Whether a matrix value is the strategy, with or without parameters."""
     return value == one.strategy or (
         isinstance(value, Mapping) and value.get("strategy") == one.strategy
     )
 
 
-def _conditions(one: Named) -> Iterator[tuple[str, str]]:
+def _conditions(one: CellIdentity) -> Iterator[tuple[str, str]]:
     for axis, value in one.params.items():
         if not _of_strategy(one, value):
             yield from _flat(axis, value)
 
 
-def _own(one: Named) -> Iterator[tuple[str, str]]:
+def _own(one: CellIdentity) -> Iterator[tuple[str, str]]:
     for value in one.params.values():
         if _of_strategy(one, value) and isinstance(value, Mapping):
             for key, inner in value.items():

@@ -17,7 +17,7 @@ from harness.judge.measure.acts import acts_of, incidents_of
 from harness.judge.measure.catalogue import METRICS, MetricDef
 from harness.judge.measure.cost import failure_cost
 from harness.judge.measure.digests import diverged
-from harness.judge.measure.partition import Ideal, Partition, ideal_of, partition
+from harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
 from harness.judge.measure.pauses import checkpoint_stalls, pauses
 from harness.judge.measure.redundancy import time_to_redundancy
 from harness.judge.measure.samples import median_ci95, per_arm, summarise
@@ -80,7 +80,7 @@ class ArmMeasures:
     history: History
     episodes: tuple[Episode, ...]
     ideal: Ideal | None
-    partition: Partition
+    partition: WallTimePartition
     incidents: tuple[Incident, ...]
     step_time: float | None
     values: Mapping[str, list[float]]
@@ -142,7 +142,7 @@ def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
     }
 
 
-def goodput_of(history: History, split: Partition) -> float:
+def goodput_of(history: History, split: WallTimePartition) -> float:
     """Goodput of an arm; 0 if the job gave up or timed out: an unfinished result is useless."""
     return 0.0 if history.unfinished else split.goodput
 
@@ -259,7 +259,10 @@ def _time_to_full_rate(
 
 
 def _add_arm(
-    values: dict[str, list[float]], history: History, split: Partition, step_time: float | None
+    values: dict[str, list[float]],
+    history: History,
+    split: WallTimePartition,
+    step_time: float | None,
 ) -> None:
     samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
     if not history.info.observed:

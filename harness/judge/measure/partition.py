@@ -62,7 +62,7 @@ class Ideal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition:
+class WallTimePartition:
     """Wall time by class, in wall-equivalent seconds over all provisioned ranks. ``productive_s``:
     time in surviving steps.
     """
@@ -115,7 +115,9 @@ def ideal_of(
     )
 
 
-def partition(history: History, ideal: Ideal | None, episodes: Sequence[Episode]) -> Partition:
+def partition(
+    history: History, ideal: Ideal | None, episodes: Sequence[Episode]
+) -> WallTimePartition:
     """Split one arm's wall time. Without an ideal, nothing is useful."""
     spent: dict[str, float] = defaultdict(float)
     contexts: dict[str, list[StepRun]] = defaultdict(list)
@@ -145,7 +147,7 @@ def partition(history: History, ideal: Ideal | None, episodes: Sequence[Episode]
     share = info.ranks / (info.ranks + info.spares)
     badput = {name: spent[name] * share for name in CLASSES}
     badput["spare_idle"] = history.wall_s * (1 - share)
-    return Partition(
+    return WallTimePartition(
         wall_s=history.wall_s, useful_s=useful * share, badput=badput, productive_s=productive
     )
 

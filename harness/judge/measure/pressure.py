@@ -69,7 +69,7 @@ class Pressure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Excuse:
+class ExtraCpuWait:
     """How much longer a step waited for a processor than the step it is compared with, in seconds:
     most likely, and at most.
     """
@@ -168,7 +168,7 @@ def _within(spans: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in spans)
 
 
-def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Excuse:
+def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> ExtraCpuWait:
     """How much of a step of ``step_s`` is excused relative to one of ``ideal_s`` under other
     pressure.
 
@@ -180,7 +180,7 @@ def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Exc
     at_once = sorted((ideal.wanting, now.wanting))
     stolen = max(0.0, now.steal - ideal.steal) * step_s
     unsteady = UNSTEADY * ideal.ran * ideal_s * now.wait / ideal.wanting
-    return Excuse(
+    return ExtraCpuWait(
         likely_s=min(step_s, waited / at_once[1] + stolen),
         most_s=min(step_s, MARGIN * (waited / at_once[0] + stolen * now.cpus) + unsteady),
     )

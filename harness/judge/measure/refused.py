@@ -19,7 +19,7 @@ Moment = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class RefusedState:
     """A state of ``process`` with a planted non-finite value, from the step of the injection to the
     step of the failure that named the process. ``held``: the generations between, in which the
     process had not yet taken another state.
@@ -37,7 +37,7 @@ class Refused:
         return within and digest.actor == self.process
 
 
-def refused_states(history: History) -> tuple[Refused, ...]:
+def refused_states(history: History) -> tuple[RefusedState, ...]:
     """All refused states. A rank counts only if it reported holding such a value itself, and only
     until it was first named for a non-finite value: later a sample may be the cause.
     """
@@ -65,7 +65,7 @@ def answered(history: History, failure: Event) -> bool:
     return any(one.number > failure.generation for one in history.worked)
 
 
-def refused_at(states: Sequence[Refused], generation: int, step: int) -> int:
+def refused_at(states: Sequence[RefusedState], generation: int, step: int) -> int:
     """How many processes held a refused state after this step."""
     return len(
         {
@@ -78,7 +78,7 @@ def refused_at(states: Sequence[Refused], generation: int, step: int) -> int:
 
 def _refused(
     history: History, episode: Episode, process: str, named: Sequence[Event]
-) -> Refused | None:
+) -> RefusedState | None:
     injected = episode.injected
     failure = next((one for one in named if injected and injected.time_ns <= one.time_ns), None)
     if injected is None or failure is None or not answered(history, failure):
@@ -92,7 +92,7 @@ def _refused(
     if last not in held:
         return None
     until = (last, failure.step or 0)
-    return Refused(process=process, since=(first, injected.step or 0), until=until, held=held)
+    return RefusedState(process=process, since=(first, injected.step or 0), until=until, held=held)
 
 
 def _not_finite(episode: Episode) -> bool:

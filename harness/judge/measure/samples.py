@@ -19,7 +19,7 @@ from harness.judge.measure.catalogue import METRICS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chances:
+class PossibleValues:
     """How many values a metric of a cell could have. ``values``: incidents or arms, None: not
     counted; ``arms``: planned.
     """
@@ -28,7 +28,9 @@ class Chances:
     arms: int | None = None
 
 
-def chances(name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: bool) -> Chances:
+def chances(
+    name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: bool
+) -> PossibleValues:
     """Possible values of a metric over ``planned`` repeats; ``arms``: incidents of each repeat that
     left a log.
 
@@ -39,12 +41,12 @@ def chances(name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: 
     """
     per = METRICS[name].per
     if per == "checkpoint":
-        return Chances(arms=planned)
+        return PossibleValues(arms=planned)
     if per == "arm":
-        return Chances(values=planned, arms=planned)
+        return PossibleValues(values=planned, arms=planned)
     each = [sum(name != "steps_lost" or i.answered_with is None for i in mine) for mine in arms]
     unseen = max(each, default=int(tried)) * (planned - len(arms))
-    return Chances(values=sum(each) + unseen, arms=planned)
+    return PossibleValues(values=sum(each) + unseen, arms=planned)
 
 
 def per_arm(
@@ -68,7 +70,7 @@ def summarise(
     values: Sequence[float],
     bound: float = 0.0,
     arms: Sequence[int] | None = None,
-    possible: Chances = Chances(),
+    possible: PossibleValues = PossibleValues(),
 ) -> Metric:
     """One metric's values with order statistics. ``arms``: the repeat of each value; None: one
     value per repeat. Raises KeyError for an unknown metric.

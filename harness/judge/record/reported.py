@@ -15,7 +15,7 @@ LAST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unread:
+class UnreadValues:
     """Reported values that could not be read as numbers: how many, and the first."""
 
     count: int
@@ -39,7 +39,7 @@ def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
     return {step: dict(found[step]) for step in sorted(found)}
 
 
-def unread_of(history: History) -> Mapping[str, Unread]:
+def unread_of(history: History) -> Mapping[str, UnreadValues]:
     """Name (``loss``, ``rank``, ``samples``) -> values reported for it that could not be read."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
@@ -47,7 +47,7 @@ def unread_of(history: History) -> Mapping[str, Unread]:
         for name, text in (event.data.get("unread") or {}).items():
             counts[name] += 1
             first.setdefault(name, str(text))
-    return {name: Unread(count=count, example=first[name]) for name, count in counts.items()}
+    return {name: UnreadValues(count=count, example=first[name]) for name, count in counts.items()}
 
 
 def spoilt_since(history: History) -> int | None:

@@ -34,7 +34,7 @@ RATED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lasting:
+class SustainedRecovery:
     """``first``: the step that began the recovery, None: there was no recovery; ``high_water``: the
     highest step before it.
     """
@@ -43,7 +43,7 @@ class Lasting:
     high_water: int
 
 
-def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> Lasting:
+def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> SustainedRecovery:
     """The recovery from a failure of generation ``number``, before which ``mark`` was the highest
     step. ``acting_until_ns``: until when the fault acts.
     """
@@ -57,9 +57,9 @@ def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> L
             continue
         trouble = _trouble(history, run, later, acting_until_ns)
         if trouble is None:
-            return Lasting(first=run, high_water=mark)
+            return SustainedRecovery(first=run, high_water=mark)
         mark = max(mark, *(one.step for one in later if (one.committed_ns or 0) <= trouble))
-    return Lasting(first=None, high_water=mark)
+    return SustainedRecovery(first=None, high_water=mark)
 
 
 class _Crawl:

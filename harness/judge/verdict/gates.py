@@ -16,7 +16,7 @@ from chaos.scenario.model import Cell, SlaCheck
 from chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
 from harness.judge.measure.catalogue import METRICS, MetricDef
 from harness.judge.measure.pressure import TOO_BUSY
-from harness.judge.measure.samples import Chances, median_ci95, per_arm
+from harness.judge.measure.samples import PossibleValues, median_ci95, per_arm
 from harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal[
@@ -54,7 +54,7 @@ def judge_slas(
     missing: str,
     bounds: Mapping[str, float] = MappingProxyType({}),
     owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    possible: Mapping[str, Chances] = MappingProxyType({}),
+    possible: Mapping[str, PossibleValues] = MappingProxyType({}),
 ) -> list[SlaResult]:
     """Judge every SLA clause of a cell. ``missing``: why a metric may have no value, if known;
     ``bounds``: metric -> largest error of its values; ``owners``: metric -> the repeat of each
@@ -76,7 +76,7 @@ def judge_slas(
                     missing,
                     bound=bound,
                     arms=owners.get(metric, ()),
-                    possible=possible.get(metric, Chances()),
+                    possible=possible.get(metric, PossibleValues()),
                 )
             )
     return results
@@ -92,7 +92,7 @@ def judge_sla(
     *,
     bound: float = 0.0,
     arms: Sequence[int] = (),
-    possible: Chances = Chances(),
+    possible: PossibleValues = PossibleValues(),
 ) -> SlaResult:
     """Judge one clause on these arms. What it implies for future arms is up to ``harness.gating``.
 

@@ -24,7 +24,7 @@ from chaos.plugins import load
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.host.rundir import RunDirectory, read_resolved
 from harness.judge.measure.flops import mfu, work_of
-from harness.judge.measure.labels import Named, labels
+from harness.judge.measure.labels import CellIdentity, labels
 from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.judge.measure.reliability import false_alarms, spares_of, survival
 from harness.judge.measure.samples import chances
@@ -63,7 +63,7 @@ def judge(run: RunDirectory) -> Results:
     )
     unread |= senseless
     names = labels(
-        Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params)
+        CellIdentity(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params)
         for c in resolved.cells
     )
     judged = [

@@ -23,7 +23,7 @@ class _Turn:
     next_s: float
 
 
-class Flaps:
+class LinkFlapper:
     """``turned``: called on the thread with the links that have just changed."""
 
     def __init__(self, turned: Callable[[Sequence[Link]], None]) -> None:

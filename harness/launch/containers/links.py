@@ -20,7 +20,7 @@ from typing import Any
 from chaos.fault.targets import LinkShape
 from harness.launch.containers import rules
 from harness.launch.containers.delay_helper import DelayHelper, queue_of
-from harness.launch.containers.flapping import Flaps
+from harness.launch.containers.flapping import LinkFlapper
 from harness.launch.containers.inside import Inside, lacks_tools
 from harness.launch.containers.probes import AT_A_RATE, AT_ANY, Probes
 
@@ -39,7 +39,7 @@ TRIALS = (
         "packet filter by nft",
         "nf_tables",
         ("nft", "-f", "-"),
-        rules.table(rules.Inward(lost={"192.0.2.1": 0.5})),
+        rules.table(rules.IngressRules(lost={"192.0.2.1": 0.5})),
     ),
 )
 BY_QUEUE = "a queue of packets in user space (this kernel has no netem)"
@@ -63,8 +63,8 @@ class _Rules:
     place: NodeAddress
     inside: Inside
     device: str
-    outward: Mapping[str, rules.Outward] = field(default_factory=dict)
-    inward: rules.Inward = field(default_factory=rules.Inward)
+    outward: Mapping[str, rules.EgressRules] = field(default_factory=dict)
+    inward: rules.IngressRules = field(default_factory=rules.IngressRules)
     numbers: dict[str, int] = field(default_factory=dict)
     delayers: dict[str, DelayHelper] = field(default_factory=dict)
     single: bool = False
@@ -86,7 +86,7 @@ class NodeLinks:
         self._in_force: dict[int, _Rules] = {}
         self._lock = threading.RLock()
         self._netem: bool | None = None
-        self._flaps = Flaps(self._turned)
+        self._flaps = LinkFlapper(self._turned)
         self._probes = Probes(self._standing)
 
     # ---- LinkControl
@@ -177,7 +177,7 @@ class NodeLinks:
             and not must
             and not outward
             and not late
-            and inward == rules.Inward()
+            and inward == rules.IngressRules()
         ):
             return
         found = self._standing(node)
@@ -226,11 +226,11 @@ class NodeLinks:
             if int(dst) == node:
                 yield self._address_of(int(src)), shape
 
-    def _inward(self, node: int) -> rules.Inward:
+    def _inward(self, node: int) -> rules.IngressRules:
         blocked = {a for a, shape in self._arriving(node) if shape.blocked}
         down = {self._address_of(int(src)) for src, dst in self._flaps.down() if int(dst) == node}
         out, into = self._isolated.get(node, (False, False))
-        return rules.Inward(
+        return rules.IngressRules(
             blocked=frozenset(blocked | down),
             nothing_in=into,
             nothing_out=out,
@@ -242,12 +242,12 @@ class NodeLinks:
             return {}
         return {address: s for address, s in self._arriving(node) if s.delay_s or s.jitter_s}
 
-    def _outward(self, node: int) -> dict[str, rules.Outward]:
+    def _outward(self, node: int) -> dict[str, rules.EgressRules]:
         found = {}
         for (src, dst), shape in self._shapes.items():
             late = self.has_netem() and (shape.delay_s > 0 or shape.jitter_s > 0)
             if int(src) == node and (shape.bytes_per_s is not None or late):
-                found[self._address_of(int(dst))] = rules.Outward(
+                found[self._address_of(int(dst))] = rules.EgressRules(
                     bytes_per_s=shape.bytes_per_s,
                     delay_s=shape.delay_s if late else 0.0,
                     jitter_s=shape.jitter_s if late else 0.0,

@@ -22,7 +22,7 @@ from harness.host.container_engine import (
     engine_url,
 )
 from harness.undo.containers import RemoveContainers, RemoveNetworks
-from harness.undo.live import FILE, Holder
+from harness.undo.live import FILE, HarnessProcess
 
 
 def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
@@ -48,7 +48,7 @@ def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
     ]
 
 
-def _labels() -> Iterator[tuple[str, tuple[Path, Holder]]]:
+def _labels() -> Iterator[tuple[str, tuple[Path, HarnessProcess]]]:
     client = connect()
     try:
         with asking("list what runs have made"):
@@ -62,7 +62,7 @@ def _labels() -> Iterator[tuple[str, tuple[Path, Holder]]]:
         client.close()
     for labels in made:
         try:
-            holder = Holder.model_validate_json(labels.get(HOLDER_LABEL, ""))
+            holder = HarnessProcess.model_validate_json(labels.get(HOLDER_LABEL, ""))
         except ValidationError:
             continue  # of another version: its harness may be alive
         yield labels[RUN_LABEL], (Path(labels.get(DIRECTORY_LABEL, "/")), holder)

@@ -33,10 +33,10 @@ from harness.launch.containers.network import ContainerNetwork, make_network
 from harness.launch.containers.node_container import NodeContainer, remove
 from harness.launch.containers.sharing import PROPAGATION, SharedDirectory
 from harness.launch.launcher import LinkControl, MachineControl
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.undo.containers import RemoveContainers, RemoveNetworks
 from harness.undo.ledger import Ledger
-from harness.undo.live import Holder
+from harness.undo.live import HarnessProcess
 from harness.undo.records import MARKER
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ class DockerPlatform:
     refuses.
     """
 
-    def __init__(self, wanted: Wanted, settings: Settings) -> None:
+    def __init__(self, wanted: PlatformNeeds, settings: Settings) -> None:
         self.client = connect()
         self.run = os.environ[MARKER]
         self.name = f"chaos-{re.sub(r'[^A-Za-z0-9_.-]', '-', wanted.run.root.name)}-{self.run[-6:]}"
@@ -74,7 +74,7 @@ class DockerPlatform:
         self._labels = {
             RUN_LABEL: self.run,
             DIRECTORY_LABEL: str(wanted.run.root.resolve()),
-            HOLDER_LABEL: Holder.me(self.run).model_dump_json(),
+            HOLDER_LABEL: HarnessProcess.me(self.run).model_dump_json(),
         }
         self._undo = (
             RemoveContainers(engine=engine_url(), run=self.run),

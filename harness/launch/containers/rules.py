@@ -21,7 +21,7 @@ _LOSS_STEPS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outward:
+class EgressRules:
     """Shape of a node's packets to one address at its device: a rate, and with netem a delay."""
 
     bytes_per_s: float | None = None
@@ -30,7 +30,7 @@ class Outward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inward:
+class IngressRules:
     """Rules for packets arriving from given addresses. ``lost``: address -> share; ``late``:
     address -> number of the queue that holds them.
     """
@@ -42,7 +42,7 @@ class Inward:
     nothing_out: bool = False
 
 
-def table(rules: Inward) -> str:
+def table(rules: IngressRules) -> str:
     """Input for ``nft -f -``: replaces all our rules at once."""
     into = ["  drop"] if rules.nothing_in else []
     into += [f"  ip saddr {address} drop" for address in sorted(rules.blocked)]
@@ -95,8 +95,8 @@ def counting(address: str) -> str:
 
 def device(
     name: str,
-    before: Mapping[str, Outward],
-    after: Mapping[str, Outward],
+    before: Mapping[str, EgressRules],
+    after: Mapping[str, EgressRules],
     numbers: Mapping[str, int],
 ) -> Sequence[str]:
     """Input for ``tc -batch -``: moves the device from one state to another; unchanged parts stay.
@@ -118,7 +118,7 @@ def device(
     return said
 
 
-def _class(name: str, address: str, wanted: Outward, number: int, *, new: bool) -> list[str]:
+def _class(name: str, address: str, wanted: EgressRules, number: int, *, new: bool) -> list[str]:
     rate = wanted.bytes_per_s or UNLIMITED
     bits = max(8, int(rate * 8))
     burst = max(LEAST_BURST, int(rate * 0.001))

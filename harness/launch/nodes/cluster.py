@@ -27,7 +27,7 @@ from harness.launch.links.client import LinkProxy
 from harness.launch.memory import in_memory, keepers_for
 from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from harness.launch.nodes.node_keepers import NodeKeepers
-from harness.launch.rank_setup import Desk, rank_config, strategy_of
+from harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
 from harness.launch.requirements import needs_of
 from harness.launch.storage import mount_for
 from harness.launch.stores import StoreKeeper
@@ -44,7 +44,7 @@ from recovery.nodes.coordinator.node_state import (
 )
 from recovery.nodes.coordinator.salvage import gather
 from recovery.nodes.link.clock import boot_id
-from recovery.policy.jobconfig import Net
+from recovery.policy.jobconfig import NetworkAddresses
 from recovery.process import pressure
 from recovery.process.local import start_store
 from recovery.process.starvation import Pulse
@@ -162,17 +162,17 @@ class NodesCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Make the node's agent start a rank; returns its pid there."""
         home = self._session.scratch(node)
-        desk = Desk(
+        environment = RankEnvironment(
             events=home / "events" / self._setup.id,
             logs=home / "logs" / self._setup.id,
             device=device,
             backend=self._backend,
             memory=in_memory(self._setup, self.keepers, node),
-            net=Net(store_host=self._platform.host, address=self.address(node)),
+            net=NetworkAddresses(store_host=self._platform.host, address=self.address(node)),
             door=self._proxy.door if self._proxy is not None else None,
         )
         config = rank_config(
-            self._setup, desk, name=name, role="spare" if role == "spare" else "worker"
+            self._setup, environment, name=name, role="spare" if role == "spare" else "worker"
         )
         log = f"events/{self._setup.id}/{name}.jsonl"
         self._logs[name] = (node, log)
@@ -229,7 +229,7 @@ class NodesCluster:
         """Processor time that it got."""
         return self._fleet.pulse(name)
 
-    def pressures(self) -> Mapping[int, tuple[int, pressure.Reading]]:
+    def pressures(self) -> Mapping[int, tuple[int, pressure.PressureReading]]:
         """Processor pressure of each node, as last reported."""
         return self._fleet.pressures()
 

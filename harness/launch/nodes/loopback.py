@@ -19,7 +19,7 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from harness.host.processes import with_descendants
 from harness.launch.launcher import LinkControl
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.undo.records import KillProcess
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.process.processes import start_time
@@ -31,7 +31,7 @@ SAID_BYTES = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
+class NodeAgentProcess:
     """One agent process of a node."""
 
     process: subprocess.Popen[bytes]
@@ -57,14 +57,14 @@ class LoopbackPlatform:
     )
     host = LOOPBACK
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: PlatformNeeds) -> None:
         if wanted.nodes > MOST:
             raise InfrastructureError(
                 f"{wanted.nodes} nodes: there are addresses for {MOST}", hint="use fewer"
             )
         self._wanted = wanted
         self._logs = wanted.run.root / "nodes"
-        self._lives: dict[int, Life] = {}
+        self._lives: dict[int, NodeAgentProcess] = {}
         self._lock = threading.Lock()  # a lost node starts anew on a separate thread
         self.machines = Machines(self)
 
@@ -98,7 +98,7 @@ class LoopbackPlatform:
                 hint="free memory or processes",
             ) from error
         self._wanted.will(KillProcess.of(process.pid, f"agent of node {node}"))
-        life = Life(
+        life = NodeAgentProcess(
             process=process, pidfd=os.pidfd_open(process.pid), started=start_time(process.pid)
         )
         with self._lock:
@@ -141,7 +141,7 @@ class LoopbackPlatform:
             f"the agent of node {node} stays" for node, life in lives.items() if not _reap(life)
         ]
 
-    def life(self, node: int) -> Life:
+    def life(self, node: int) -> NodeAgentProcess:
         """The node's present agent. Raises ProcessLookupError."""
         with self._lock:
             if node not in self._lives:
@@ -230,7 +230,7 @@ def _unable(what: str) -> OSError:
     )
 
 
-def _reap(life: Life) -> bool:
+def _reap(life: NodeAgentProcess) -> bool:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(life.pidfd, signal.SIGKILL)
     try:

@@ -19,7 +19,7 @@ Will = Callable[[Undo], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PlatformNeeds:
     """What a run needs of its platform. ``nodes``: the maximum over its cells, including spare
     nodes; ``needs``: of all faults of all cells. The run's directory is shared by all nodes, under
     the same path.

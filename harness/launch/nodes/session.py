@@ -17,7 +17,7 @@ from chaos.scenario.model import Cell
 from harness.host.rundir import RunDirectory
 from harness.launch.launcher import ArmSetup, Stopped
 from harness.launch.nodes.cluster import NodesCluster
-from harness.launch.nodes.platform import Platform, Wanted
+from harness.launch.nodes.platform import Platform, PlatformNeeds
 from harness.launch.nodes.renewal import Renewal
 from harness.launch.recipe import recipe
 from harness.launch.requirements import needs_of
@@ -33,7 +33,7 @@ from recovery.process.processes import become_subreaper
 REFUSALS = "refused.log"
 READY_LIMIT_S = 120.0  # for all agents to connect: each imports torch first
 
-Make = Callable[[Wanted], Platform]
+Make = Callable[[PlatformNeeds], Platform]
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
     home = RemoveTree(path=run.root.resolve() / "agents", inside=run.root.resolve())
     record = ledger.will(home)
     most = max(cell.scenario.topology.nodes for cell in cells)
-    platform = make(Wanted(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
+    platform = make(PlatformNeeds(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
     try:
         session = NodesSession(
             platform,

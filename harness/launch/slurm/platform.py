@@ -15,7 +15,7 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from harness.host.slurm_commands import Commands
 from harness.launch.launcher import LinkControl
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.launch.slurm.allocation import Allocation, too_few
 from harness.launch.slurm.step import SlurmStep
 from harness.launch.slurm.watch import AllocationWatch
@@ -36,7 +36,7 @@ class SlurmPlatform:
     emulates = ""
 
     def __init__(
-        self, wanted: Wanted, found: Allocation, slurm: Commands, *, host: str, drain: bool
+        self, wanted: PlatformNeeds, found: Allocation, slurm: Commands, *, host: str, drain: bool
     ) -> None:
         short = too_few(found, wanted.nodes)
         if short:

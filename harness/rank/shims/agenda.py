@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from chaos.fault.base import Fault, Where
 from chaos.fault.build import build
 from chaos.schedule.plan import NEXT_STEP
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 
 HOLD_LIMIT_S = 30.0
 """How long a rank holds for an injector that does not answer; as in ``chaos.beacon``. A live
@@ -121,7 +121,7 @@ class Agenda:
         self._lasting: list[_Lasting] = []
         self._next: list[_Next] = []
         self._acting: Fault | None = None
-        self._wanted = InForce()
+        self._wanted = ActiveEffects()
         self._holds = ""  # the fault that it holds for, until the injector answers
         self._answer: Command | None = None
 

@@ -28,7 +28,7 @@ MOST_DIGITS = 19
 
 
 @dataclass(frozen=True, kw_only=True)
-class Real:
+class ParsedNumber:
     """``value``: None if there is none; ``unread``: the text that was not a number, empty if there
     was none.
     """
@@ -37,18 +37,18 @@ class Real:
     unread: str = ""
 
 
-def real(text: str | None) -> Real:
+def real(text: str | None) -> ParsedNumber:
     """Parse a loss. None or an empty text gives an empty result."""
     if text is None or not text.strip():
-        return Real()
+        return ParsedNumber()
     found = _REAL.fullmatch(text.strip()) if len(text) <= TEXT_LIMIT else None
     if found is None:
-        return Real(unread=text.strip()[:SHOWN])
+        return ParsedNumber(unread=text.strip()[:SHOWN])
     if found["nan"]:
-        return Real(value=math.nan)
+        return ParsedNumber(value=math.nan)
     if found["inf"]:
-        return Real(value=-math.inf if found["sign"] == "-" else math.inf)
-    return Real(value=float(found["plain"].replace(",", "").replace("_", "")))
+        return ParsedNumber(value=-math.inf if found["sign"] == "-" else math.inf)
+    return ParsedNumber(value=float(found["plain"].replace(",", "").replace("_", "")))
 
 
 def whole(text: str | None, limit: int) -> int | None:

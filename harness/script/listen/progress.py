@@ -185,9 +185,9 @@ def parse_beacon(line: str) -> ProgressReport | None:
     )
 
 
-def _given(word: str) -> numbers.Real:
+def _given(word: str) -> numbers.ParsedNumber:
     """A word of the beacon; a dash stands for no value."""
-    return numbers.Real() if word == "-" else numbers.real(word)
+    return numbers.ParsedNumber() if word == "-" else numbers.real(word)
 
 
 def _word(text: str, limit: int) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recovery.process.starvation import Thread, threads_of
+from recovery.process.starvation import ThreadReading, threads_of
 
 WATCH_S = 0.2
 LEAST_S = 0.03
@@ -27,9 +27,9 @@ class _Watched:
     pid: int
     tid: int
     since_ns: int
-    then: Thread
+    then: ThreadReading
     last_ns: int
-    last: Thread
+    last: ThreadReading
 
     def watched_s(self) -> float:
         return (self.last_ns - self.since_ns) / NS
@@ -38,7 +38,7 @@ class _Watched:
 class HangWitness:
     """Watches threads that report a hang. ``threads``: the threads of a process, by id."""
 
-    def __init__(self, threads: Callable[[int], Mapping[int, Thread]] = threads_of) -> None:
+    def __init__(self, threads: Callable[[int], Mapping[int, ThreadReading]] = threads_of) -> None:
         self._threads = threads
         self._watched: list[_Watched] = []
 

@@ -29,7 +29,7 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class ExitedRank:
     """A rank process that exited; exit code and signal are both None if unknown."""
 
     name: str
@@ -95,7 +95,7 @@ class Ranks:
         """Stop waking up for this descriptor."""
         self._poll.unregister(fd)
 
-    def wait(self, timeout_s: float) -> list[Gone]:
+    def wait(self, timeout_s: float) -> list[ExitedRank]:
         """Wait for an exit or another descriptor; returns the processes that exited."""
         ready = {fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)}
         return [
@@ -181,12 +181,12 @@ class Ranks:
         self._poll.register(pidfd, select.POLLIN)
         return rank
 
-    def _end(self, rank: Rank) -> Gone:
+    def _end(self, rank: Rank) -> ExitedRank:
         code, signum = tree.how(tree.wait_status(rank.found.pid, rank.found.started, rank.pidfd))
         self._poll.unregister(rank.pidfd)
         os.close(rank.pidfd)
         rank.pidfd = -1
-        return Gone(name=rank.name, pid=rank.found.pid, exit_code=code, signal=signum)
+        return ExitedRank(name=rank.name, pid=rank.found.pid, exit_code=code, signal=signum)
 
 
 def _hold(pid: int, started: int) -> int | None:

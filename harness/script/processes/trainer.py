@@ -22,7 +22,7 @@ HELPERS = ("multiprocessing", "compile_worker")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ProcessWork:
     """Work of a process and all its descendants. ``written``: bytes, including files; ``ticks``: of
     processor time.
     """
@@ -129,17 +129,19 @@ def _link(path: str) -> str:
         return ""
 
 
-def _all_work(top: int, rows: Mapping[int, ProcessRow]) -> Work:
+def _all_work(top: int, rows: Mapping[int, ProcessRow]) -> ProcessWork:
     """Work of a process and its descendants, as far as it is readable."""
     found, waiting = [], [top]
     while waiting:
         pid = waiting.pop()
-        found.append(_work(pid) or Work(written=0, ticks=0))
+        found.append(_work(pid) or ProcessWork(written=0, ticks=0))
         waiting += [row.pid for row in rows.values() if row.parent == pid]
-    return Work(written=sum(one.written for one in found), ticks=sum(one.ticks for one in found))
+    return ProcessWork(
+        written=sum(one.written for one in found), ticks=sum(one.ticks for one in found)
+    )
 
 
-def _work(pid: int) -> Work | None:
+def _work(pid: int) -> ProcessWork | None:
     """Work of one process; None if it is gone or belongs to another user."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
@@ -148,4 +150,4 @@ def _work(pid: int) -> Work | None:
         return None
     fields = text[text.rfind(")") + 2 :].split()
     written = next((int(line.split()[1]) for line in lines if line.startswith("wchar")), 0)
-    return Work(written=written, ticks=int(fields[11]) + int(fields[12]))
+    return ProcessWork(written=written, ticks=int(fields[11]) + int(fields[12]))

@@ -30,8 +30,8 @@ class StateAcquisition:
         self._order = order
 
     def run(self) -> Generator[float | None, Any, str | None]:
-        """Acquire the state; returns the checkpoint that it comes from, if any. Raises Lost,
-        TrainingError.
+        """Acquire the state; returns the checkpoint that it comes from, if any. Raises
+        SimGenerationLost, TrainingError.
         """
         if self._order.finish:
             yield from self._finish()
@@ -42,7 +42,11 @@ class StateAcquisition:
         that apply the step too.
         """
         job, finish = self._job, self._order.finish
-        mine = job.told if job.told and job.told[0] == finish == job.state.step else None
+        mine = (
+            job.last_applied
+            if job.last_applied and job.last_applied[0] == finish == job.state.step
+            else None
+        )
         self._group.meet(job.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
         outcome = yield None
         job.check()
@@ -53,7 +57,7 @@ class StateAcquisition:
             # the ranks that send it have already parked and saved for it
             done = replace(outcome[1], pause=False, save=False)
             job.attempt.commit(done)
-        job.told = outcome
+        job.last_applied = outcome
 
     def _take(self) -> Generator[float | None, Any, str | None]:
         job, order = self._job, self._order
@@ -93,7 +97,7 @@ class StateAcquisition:
         if receives:
             job.state = job.state.torn()
             # of a step whose outcome may differ on other ranks
-            job.told = job.told if order.finish else None
+            job.last_applied = job.last_applied if order.finish else None
         transfer_ns = job.about(job.config.timings.transfer_ms * MS)
         job.check()
         self._group.meet(job.rank, sent, dict, transfer_ns, among=job.layout.holders(shard))
@@ -107,7 +111,7 @@ class StateAcquisition:
         training starts anew, as in new processes.
         """
         job = self._job
-        found = job.told = None
+        found = job.last_applied = None
         if job.rank == 0:
             yield job.about(job.config.timings.checkpoint_ms * MS)
             newest = job.checkpoints.newest()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.events.log import EventWriter
-from harness.sim.rank.state import Part, Reduced, State, combine, digest
+from harness.sim.rank.state import Reduced, ReduceInput, State, combine, digest
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
 from recovery.data import order
@@ -46,7 +46,7 @@ class Behaviour:
         """The scheduler's learning rate."""
         return lr
 
-    def combine(self, rank: SimRank, parts: dict[int, Part]) -> Reduced:
+    def combine(self, rank: SimRank, parts: dict[int, ReduceInput]) -> Reduced:
         """The all-reduce; ``rank``: the last to enter it."""
         return combine(parts)
 

@@ -20,7 +20,7 @@ from harness.sim.rank.body import SimBody
 from harness.sim.rank.signs import SimSigns
 from harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
 from harness.sim.world.clock import NS_PER_S
-from harness.sim.world.group import Lost
+from harness.sim.world.group import SimGenerationLost
 from harness.sim.world.process import Killed
 from recovery.transport.wire import Extra
 
@@ -79,7 +79,10 @@ class SimFaultAgent(AgentCore):
             process = self._job.process
             delay = process.rng.uniform(0, self._look_ns)
             process.clock.after(
-                delay, partial(process.fail, self._holding, Lost("aborted by the supervisor"))
+                delay,
+                partial(
+                    process.fail, self._holding, SimGenerationLost("aborted by the supervisor")
+                ),
             )
 
     # ---- called by the body

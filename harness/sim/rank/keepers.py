@@ -163,7 +163,7 @@ class SimKeepers:
         return [key for keeper in self._keepers.values() for key in keeper.held]
 
 
-class SimRemembering:
+class SimMemoryCheckpointer:
     """One rank's in-memory checkpoints, as in ``recovery.checkpoint.memory_checkpointer``."""
 
     def __init__(self, keepers: SimKeepers, node: int, job: SimRank) -> None:

@@ -14,12 +14,12 @@ from chaos.events.log import EventWriter, Kind
 from harness.sim.rank.acquire_state import StateAcquisition
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.faults import SimFaultAgent, TrainingError
-from harness.sim.rank.keepers import SimRemembering
+from harness.sim.rank.keepers import SimMemoryCheckpointer
 from harness.sim.rank.saves import SimSaves
 from harness.sim.rank.state import Reduced, State
 from harness.sim.rank.step import Attempt, NonFinite
 from harness.sim.world.clock import NS_PER_S
-from harness.sim.world.group import Group, Lost
+from harness.sim.world.group import Group, SimGenerationLost
 from harness.sim.world.process import Body, Process
 from harness.sim.world.settings import MS, RankConfig
 from recovery.policy.layout import Layout
@@ -68,14 +68,14 @@ class SimRank:
         self.layout = Layout(world=1)
         self.member = Membership(SupervisorOrders(), steps=config.steps)
         # the last step applied, with its outcome, which other ranks may lack
-        self.told: tuple[int, Reduced] | None = None
+        self.last_applied: tuple[int, Reduced] | None = None
         self.group: Group | None = None
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
         self.attempt: Attempt | None = None
         self.checkpoints = SimSaves(self)
         self.pausing = False
-        self.memory: SimRemembering | None = None
+        self.memory: SimMemoryCheckpointer | None = None
         self.collectives = self.examine = 0
         self.skip: Mapping[int, int] = {}
         self._group_of = group_of
@@ -122,7 +122,7 @@ class SimRank:
     def commit(self, number: int, reduced: Reduced, lr: float) -> None:
         """Apply the gradients of a step."""
         self.state = self.state.applied(reduced, lr)
-        self.told = (number, reduced)
+        self.last_applied = (number, reduced)
         self.member.holding.applied()
 
     def _order(self, message: Order) -> None:
@@ -166,9 +166,9 @@ class SimRank:
         return ns * (1 + self.config.timings.jitter * self.process.rng.uniform(-1, 1))
 
     def check(self) -> None:
-        """Raise Lost if the supervisor aborted this generation."""
+        """Raise SimGenerationLost if the supervisor aborted this generation."""
         if self.member.lost:
-            raise Lost("aborted by the supervisor")
+            raise SimGenerationLost("aborted by the supervisor")
 
     def _running(self) -> Generator[float | None, Any, bool]:
         while True:
@@ -184,9 +184,9 @@ class SimRank:
             if isinstance(order, Join):
                 yield from self._join(order)
             elif isinstance(order, LeaveOut):
-                self.member.hears(order)
+                self.member.note_exclusions(order)
             elif isinstance(order, Abort):
-                if self.member.leaves(order):
+                if self.member.must_park(order):
                     self._park("aborted")
             elif self.behaviour.stops(self):
                 self.leave()
@@ -220,7 +220,7 @@ class SimRank:
                 self._park("pause")
             else:
                 yield from self._evaluate()
-        except Lost as error:
+        except SimGenerationLost as error:
             self._park_lost(error)
         except NonFinite as error:
             blamed = self.behaviour.blamed(self, list(error.blamed))
@@ -273,7 +273,7 @@ class SimRank:
             self.write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
             name = yield from StateAcquisition(self, group, order).run()
             self.check()
-        except Lost as error:
+        except SimGenerationLost as error:
             self._park_lost(error)
             return
         self.member.begins(self.state.step)
@@ -296,7 +296,7 @@ class SimRank:
             )
         self.layout, self._shard = layout, shard
 
-    def _park_lost(self, error: Lost) -> None:
+    def _park_lost(self, error: SimGenerationLost) -> None:
         self._park(self.member.why_lost(), error=str(error))
 
     def _park(

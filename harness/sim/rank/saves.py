@@ -20,7 +20,7 @@ from recovery.checkpoint.files.custody import Custody, agreement, writers
 from recovery.checkpoint.files.fence import Fenced
 from recovery.checkpoint.files.saving import Saving
 from recovery.policy.doubts import Doubt
-from recovery.policy.interval import Timetable
+from recovery.policy.interval import SaveSchedule
 from recovery.transport.atomic_rename import remove
 from recovery.transport.wire import Join
 
@@ -32,7 +32,7 @@ JOB = "simulated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class WrittenPart:
     """A part that one rank has written, or why it could not."""
 
     state: State
@@ -47,7 +47,7 @@ class SimSaves:
         self._job = job
         directory, clock = job.config.checkpoint_dir, job.process.clock
         self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
-        self.timetable = Timetable(
+        self.timetable = SaveSchedule(
             job.config.checkpoint_every,
             mtbf_s=job.config.checkpoint_mtbf_s,
             now_s=clock.now_ns / 1e9,
@@ -115,15 +115,15 @@ class SimSaves:
         """This rank's part of a save begins; returns the time in seconds."""
         return self._saving.begin(step, whole=False)
 
-    def part(self) -> Part:
+    def part(self) -> WrittenPart:
         """This rank's part, as if it were written."""
-        return Part(state=self._job.state)
+        return WrittenPart(state=self._job.state)
 
-    def write_part(self, step: int, since_s: float) -> Part:
+    def write_part(self, step: int, since_s: float) -> WrittenPart:
         """Write the part that another rank commits, and report the result."""
         outcome = self._saving.tried(step, self._try_part, since_s=since_s)
         self._saving.report(outcome, whole=False)
-        return Part(state=self._job.state, error=outcome.error)
+        return WrittenPart(state=self._job.state, error=outcome.error)
 
     def _try_part(self) -> None:
         job = self._job
@@ -147,7 +147,7 @@ class SimSaves:
                 stream.write(half)
                 stream.flush()
 
-    def commit(self, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
+    def commit(self, step: int, parts: Mapping[int, WrittenPart], since_s: float) -> bool:
         """Write it, and delete checkpoints beyond retention; False if it failed. ``parts``: of all
         ranks that save, by rank; if all ranks hold the same, rank 0's is the whole state.
         """
@@ -171,7 +171,7 @@ class SimSaves:
         )
         return True
 
-    def _write(self, step: int, parts: Mapping[int, Part]) -> tuple[Checkpoint, int]:
+    def _write(self, step: int, parts: Mapping[int, WrittenPart]) -> tuple[Checkpoint, int]:
         job = self._job
         for rank, part in parts.items():
             if part.error:

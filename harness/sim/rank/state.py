@@ -45,7 +45,7 @@ def learning_rate(scheduler_step: int, steps: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ReduceInput:
     """One rank's input to the all-reduce, for its last micro-batch; ``before``: loss and gradient
     of the earlier ones. ``bad``: not finite; ``huge``: finite, but too large to be squared.
     """
@@ -60,7 +60,7 @@ class Part:
     huge: bool = False
 
 
-def after_each_other(parts: Sequence[Part]) -> Part:
+def after_each_other(parts: Sequence[ReduceInput]) -> ReduceInput:
     """Combine several micro-batches of one rank."""
     before = tuple((part.loss_sum, part.gradient) for part in parts[:-1])
     count, bad = sum(part.count for part in parts), any(part.bad for part in parts)
@@ -92,7 +92,7 @@ class Reduced:
         return not self.blamed and math.isfinite(self.grad_norm)
 
 
-def combine(parts: dict[int, Part]) -> Reduced:
+def combine(parts: dict[int, ReduceInput]) -> Reduced:
     """Sum over the ranks in their order, or over the micro-batches in theirs, which gives
     the same.
     """
@@ -150,7 +150,7 @@ class State:
 
     def part(
         self, samples: list[int], random_word: bytes, *, pause: bool, others: Sequence[State] = ()
-    ) -> Part:
+    ) -> ReduceInput:
         """This rank's share of the batch, forward and backward. ``others``: all shards, in order,
         if there are several.
         """
@@ -161,7 +161,9 @@ class State:
         loss = sum(level + sample_noise(sample) for sample in samples) + 1e-9 * uniform(gradient)
         if bad:
             loss = float("nan")
-        return Part(loss_sum=loss, count=len(samples), pause=pause, gradient=gradient, bad=bad)
+        return ReduceInput(
+            loss_sum=loss, count=len(samples), pause=pause, gradient=gradient, bad=bad
+        )
 
     def applied(self, reduced: Reduced, lr: float) -> State:
         """The state one step later."""

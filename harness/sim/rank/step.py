@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from chaos.events.log import Kind
 from harness.sim.rank.faults import TrainingError
 from harness.sim.rank.state import (
-    Part,
     Reduced,
+    ReduceInput,
     State,
     after_each_other,
     digest,
@@ -62,7 +62,7 @@ class Attempt:
         self.seed = self._usual_seed  # of the step's random numbers
         # values of optimizer state that a fault changed, to be applied by the optimizer
         self._late: list[list[float]] = []
-        self.part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
+        self.part = ReduceInput(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
         self._job = job
         self._phase = "data"
         self._since_ns = job.process.clock.now_ns
@@ -70,7 +70,7 @@ class Attempt:
         self._wire_bytes = 0
 
     def run(self) -> Sleeping:
-        """The whole step. Raises Lost and NonFinite."""
+        """The whole step. Raises SimGenerationLost and NonFinite."""
         job, number = self._job, self.number
         timings = job.config.timings
         job.mark.begin(job.generation, number)
@@ -143,7 +143,7 @@ class Attempt:
             self._job.state = replace(state, optimizer=digest(state.optimizer, values))
             self._late.append(values)
 
-    def _compute(self, micros: Sequence[MicroBatch], shards: Sequence[State]) -> Part:
+    def _compute(self, micros: Sequence[MicroBatch], shards: Sequence[State]) -> ReduceInput:
         """Forward and backward of each micro-batch."""
         job, done, parts = self._job, 0, []
         for micro in micros:

@@ -17,7 +17,7 @@ ABORT_MS = 2.0
 BLOCKED_LOOK_MS = 5
 
 
-class Lost(Exception):
+class SimGenerationLost(Exception):
     """This generation cannot continue: a peer is gone, a link broke, or the supervisor
     aborted it.
     """
@@ -202,4 +202,4 @@ class Group:
     def _break(self, rank: int, waiter: _Waiter, why: str) -> None:
         if self._waiting.get(rank) is waiter:
             del self._waiting[rank]
-            waiter.process.fail(waiter.ticket, Lost(why))
+            waiter.process.fail(waiter.ticket, SimGenerationLost(why))

@@ -6,19 +6,19 @@ from pathlib import Path
 
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint, Origin
-from recovery.checkpoint.files.fence import Fence
+from recovery.checkpoint.files.fence import CheckpointFence
 from recovery.checkpoint.files.retention import aside_in
 from recovery.policy.doubts import Doubt, in_doubt
 
 
-class Choosing:
+class CheckpointChooser:
     """``job``: its name, "" if it has none; ``fresh``: it was to begin with initial values, so that
     earlier checkpoints never count; ``fence``: of its directory, None: it has none.
 
     ``doubts``: what may hold a corrupted state, whether it is set aside or not.
     """
 
-    def __init__(self, *, job: str, fresh: bool, fence: Fence | None) -> None:
+    def __init__(self, *, job: str, fresh: bool, fence: CheckpointFence | None) -> None:
         self.doubts: tuple[Doubt, ...] = ()
         self._job = job
         self._fresh = fresh

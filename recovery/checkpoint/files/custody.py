@@ -15,10 +15,10 @@ from typing import Any
 from chaos.events.log import Kind
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
-from recovery.checkpoint.files.choosing import Choosing
-from recovery.checkpoint.files.fence import Fence, Fenced
+from recovery.checkpoint.files.choosing import CheckpointChooser
+from recovery.checkpoint.files.fence import CheckpointFence, Fenced
 from recovery.checkpoint.files.retention import Agreement
-from recovery.checkpoint.files.saving import Saving, Write
+from recovery.checkpoint.files.saving import Saving, WriteRankEvent
 from recovery.policy.doubts import Doubt
 from recovery.policy.layout import Layout
 from recovery.transport.wire import SetAside, Unrecoverable
@@ -39,12 +39,12 @@ class Custody:
         job: str,
         fresh: bool,
         saving: Saving,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[Any], object],
         forget: Callable[[Sequence[Doubt]], bool] = lambda _: True,
     ) -> None:
-        self.fence = Fence(directory, job) if directory is not None else None
-        self.choosing = Choosing(job=job, fresh=fresh, fence=self.fence)
+        self.fence = CheckpointFence(directory, job) if directory is not None else None
+        self.choosing = CheckpointChooser(job=job, fresh=fresh, fence=self.fence)
         self._directory = directory
         self._saving = saving
         self._write = write

@@ -37,7 +37,7 @@ class Fenced(ChaosError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Right:
+class WriteRight:
     """Content of the file. ``past``: jobs whose right is over."""
 
     epoch: int
@@ -46,7 +46,7 @@ class Right:
     past: tuple[str, ...] = ()
 
 
-class Fence:
+class CheckpointFence:
     """The right of one process. ``job``: the same for all processes of a job, "" for a job without
     a name, which is taken for a new one whenever its generation is not newer.
 
@@ -56,7 +56,7 @@ class Fence:
     def __init__(self, directory: Path, job: str) -> None:
         self._directory = directory
         self._job = job
-        self._mine: Right | None = None
+        self._mine: WriteRight | None = None
         self._changed = threading.Condition()
         self._suspended = False
         self.tenure = 0  # counts how often this process stopped writing
@@ -78,12 +78,18 @@ class Fence:
             now = self._read()
             self._refuse_if_past(now, generation)
             if now is None:
-                mine = Right(epoch=1 + self._newest_epoch(), generation=generation, job=self._job)
+                mine = WriteRight(
+                    epoch=1 + self._newest_epoch(), generation=generation, job=self._job
+                )
             elif now.job == self._job and (self._job or now.generation < generation):
-                mine = Right(epoch=now.epoch, generation=generation, job=now.job, past=now.past)
+                mine = WriteRight(
+                    epoch=now.epoch, generation=generation, job=now.job, past=now.past
+                )
             else:
                 past = (*now.past, *([now.job] if now.job else []))[-MOST_PAST:]
-                mine = Right(epoch=now.epoch + 1, generation=generation, job=self._job, past=past)
+                mine = WriteRight(
+                    epoch=now.epoch + 1, generation=generation, job=self._job, past=past
+                )
             self._write(mine)
         self._have(mine)
 
@@ -172,18 +178,18 @@ class Fence:
         elif (now.epoch, now.generation, now.job) != (mine.epoch, mine.generation, mine.job):
             raise self._refusal(now, mine.generation)
 
-    def _have(self, mine: Right | None) -> None:
+    def _have(self, mine: WriteRight | None) -> None:
         with self._changed:
             self._mine, self._suspended = mine, False
             self._changed.notify_all()
 
-    def _refuse_if_past(self, now: Right | None, generation: int) -> None:
+    def _refuse_if_past(self, now: WriteRight | None, generation: int) -> None:
         if now is None or not self._job:
             return
         if self._job in now.past or (now.job == self._job and now.generation > generation):
             raise self._refusal(now, generation)
 
-    def _refusal(self, now: Right, generation: int) -> Fenced:
+    def _refusal(self, now: WriteRight, generation: int) -> Fenced:
         who = "another job" if now.job != self._job else f"generation {now.generation}"
         return Fenced(
             f"{who} writes checkpoints in {self._directory} now, generation {generation} may not",
@@ -194,12 +200,12 @@ class Fence:
         origins = map(checkpoints.origin_of, checkpoints.newest_first(self._directory))
         return max((origin.epoch for origin in origins if origin is not None), default=0)
 
-    def _read(self) -> Right | None:
+    def _read(self) -> WriteRight | None:
         """None: the file is missing, or is not a fence file."""
         try:
             raw = json.loads((self._directory / FENCE).read_bytes())
             past = tuple(str(job) for job in raw["past"])
-            return Right(
+            return WriteRight(
                 epoch=int(raw["epoch"]),
                 generation=int(raw["generation"]),
                 job=str(raw["job"]),
@@ -210,7 +216,7 @@ class Fence:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def _write(self, right: Right) -> None:
+    def _write(self, right: WriteRight) -> None:
         """Write the file whole or not at all. It is not synced: after a loss of power no older
         writer is left.
         """

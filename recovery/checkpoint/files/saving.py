@@ -20,7 +20,7 @@ from recovery.checkpoint.files.retention import prune, set_aside
 from recovery.transport.wire import CheckpointNote
 
 
-class Write(Protocol):
+class WriteRankEvent(Protocol):
     """Writes an event of the rank that saves."""
 
     def __call__(self, kind: Kind, /, **data: Any) -> None: ...
@@ -38,7 +38,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SaveOutcome:
     """How a save ended. ``saved``: the checkpoint and its bytes, or None and ``error`` says why;
     ``seconds``: it took; ``blocked_s``: training was held up.
     """
@@ -57,7 +57,7 @@ class Saving:
     def __init__(
         self,
         *,
-        write: Write,
+        write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         clock_s: Callable[[], float],
     ) -> None:
@@ -101,7 +101,7 @@ class Saving:
         since_s: float,
         passes: tuple[type[BaseException], ...] = (),
         blocked_s: float | None = None,
-    ) -> Outcome:
+    ) -> SaveOutcome:
         """As ``attempt``, without a report: safe on any thread. ``blocked_s``: None where training
         waited for all of it.
         """
@@ -114,9 +114,11 @@ class Saving:
             error = f"{type(problem).__name__}: {first_line(problem)}"
         seconds = self._clock_s() - since_s
         blocked_s = seconds if blocked_s is None else blocked_s
-        return Outcome(step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error)
+        return SaveOutcome(
+            step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error
+        )
 
-    def report(self, outcome: Outcome, *, whole: bool = True) -> None:
+    def report(self, outcome: SaveOutcome, *, whole: bool = True) -> None:
         """Report how a save ended, and what retention did after it. ``whole``: see ``begin``."""
         step, name = outcome.step, name_of(outcome.step)
         if not whole:

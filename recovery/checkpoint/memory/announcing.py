@@ -36,7 +36,7 @@ def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         start, size = start + size, size * 2
 
 
-class Line:
+class NoteSender:
     """Sends notes to one keeper, on a thread of its own, in order. ``told``: called with its
     answer, or with the error and the undelivered notes.
     """
@@ -141,7 +141,7 @@ class Announcer:
         self._peers = peers
         self._heard = heard
         self._failed = failed
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, NoteSender] = {}
         self._closed = False
         self._lock = threading.Lock()
 
@@ -174,7 +174,7 @@ class Announcer:
                 done.set_result(None)
                 return done
             if node not in self._lines:
-                self._lines[node] = Line(node, self._peers, self._told)
+                self._lines[node] = NoteSender(node, self._peers, self._told)
             return self._lines[node].say(note)
 
     def _told(self, node: int, notes: list[Note], outcome: Kept | Exception) -> None:

@@ -55,7 +55,7 @@ class Key(_Strict):
         return f"step {self.step} of generation {self.generation}{part}"
 
 
-class Part(_Strict):
+class TensorPart(_Strict):
     """One tensor, or this shard's part of it. ``shape``: of the whole tensor; ``start``, ``sizes``:
     of the part in it, by dimension; ``offset``: of its bytes.
     """
@@ -81,7 +81,7 @@ class Header(_Strict):
     bytes: int = Field(ge=0)
     piece_bytes: int = Field(default=PIECE_BYTES, ge=1)
     sums: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     scalars: dict[str, Any]
     seat: str
     buffer: int = Field(ge=0)

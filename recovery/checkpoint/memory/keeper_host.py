@@ -52,7 +52,7 @@ class KeeperHost(Protocol):
         """End all keepers; returns what could not be removed, as ``Children.close``."""
 
 
-class Here:
+class LocalKeeperHost:
     """All nodes are this machine. ``fork``: starts a process that becomes ``be_keeper`` of a
     configuration; ``log``: directory for keepers' output, None: the supervisor's output. The caller
     must be a child subreaper.

@@ -27,7 +27,7 @@ class Refusal(Exception):
 
 
 @dataclass(kw_only=True)
-class Entry:
+class HeldPart:
     """A part that is held. ``copy``: of another node's part; ``size``: of the file, bytes;
     ``readers``: transfers that read it now.
     """
@@ -50,7 +50,7 @@ class KeeperStore:
         self._job = job
         self._limit_bytes = limit_bytes
         self._keep = keep
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, HeldPart] = {}
         self._others: dict[int, tuple[Key, ...]] = {}
         self._doubts: tuple[Doubt, ...] = ()
         self._released: dict[str, list[int]] = {}
@@ -65,7 +65,7 @@ class KeeperStore:
             self._check(header, fd, size)
             self._make_room(header.key, size)
             old = self._entries.pop(header.key, None)
-            self._entries[header.key] = Entry(header=header, fd=fd, size=size, copy=copy)
+            self._entries[header.key] = HeldPart(header=header, fd=fd, size=size, copy=copy)
             if old is not None:
                 self._drop(old)
             self._retain()
@@ -126,7 +126,7 @@ class KeeperStore:
             return sum(entry.size for entry in self._entries.values())
 
     @contextmanager
-    def lent(self, key: Key) -> Iterator[Entry | None]:
+    def lent(self, key: Key) -> Iterator[HeldPart | None]:
         """An entry whose buffer is not reused as long as the block lasts; None: it is not here."""
         with self._lock:
             entry = self._entries.get(key)
@@ -181,7 +181,7 @@ class KeeperStore:
             del self._entries[entry.header.key]
             self._drop(entry)
 
-    def _spare_for(self, key: Key, size: int) -> list[Entry]:
+    def _spare_for(self, key: Key, size: int) -> list[HeldPart]:
         """Older checkpoints that have to go for a new part; empty if there is room. Raises
         Refusal.
         """
@@ -224,12 +224,12 @@ class KeeperStore:
         for key in [key for key in self._entries if key.moment < oldest]:
             self._drop(self._entries.pop(key))
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: HeldPart) -> None:
         entry.dropped = True
         if not entry.readers:
             self._let_go(entry)
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: HeldPart) -> None:
         os.close(entry.fd)
         if not entry.copy:
             released = self._released

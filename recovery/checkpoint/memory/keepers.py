@@ -17,7 +17,7 @@ from chaos.errors import InfrastructureError
 from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
 from recovery.checkpoint.memory.keeper_host import KeeperHost
 from recovery.checkpoint.memory.peers import Address
-from recovery.process.local import Exited, Said
+from recovery.process.local import Exited, MessageReceived
 from recovery.transport.wire import Extra
 
 START_LIMIT_S = 30.0
@@ -26,7 +26,7 @@ MAX_KEEPERS = 1000  # of one node; beyond, the node goes without
 KEPT_GONE = 64  # keepers that have ended; a node has only one after the other
 
 
-class Started(BaseModel):
+class KeeperStarted(BaseModel):
     """A keeper was started."""
 
     model_config = ConfigDict(frozen=True)
@@ -58,7 +58,7 @@ class Keepers:
         self._gone: deque[str] = deque()
         self._lacking: set[int] = set()  # nodes without one, as soon as they take one
         self._ports: dict[str, int] = {}
-        self._news: list[Started | Exited] = []
+        self._news: list[KeeperStarted | Exited] = []
         try:
             for node in range(nodes):
                 self._start(node)
@@ -99,7 +99,7 @@ class Keepers:
         """The process state as the kernel reports it."""
         return self._keeper_host.os_state(process)
 
-    def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
+    def look(self, timeout_s: float = 0.0) -> list[KeeperStarted | Exited]:
         """Starts and exits since the last call; a keeper that ended is replaced by one that begins
         empty.
         """
@@ -114,7 +114,7 @@ class Keepers:
                 if wanted and self._count < MAX_KEEPERS * self._nodes:
                     self._lacking.add(node)
             elif (
-                isinstance(report, Said)
+                isinstance(report, MessageReceived)
                 and isinstance(report.message, Extra)
                 and report.message.topic == TOPIC
             ):
@@ -174,7 +174,7 @@ class Keepers:
             return  # its node is lost, and lacks a keeper until it is back
         self._lacking.discard(node)
         self._pids[process], self._node_of[process], self._keeper[node] = pid, node, process
-        self._news.append(Started(process=process, pid=pid, node=node))
+        self._news.append(KeeperStarted(process=process, pid=pid, node=node))
 
     def _peers(self) -> dict[int, Address]:
         return {
@@ -201,7 +201,7 @@ class Keepers:
             if lost := [node for node in lacking if node not in self._keeper]:
                 raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
             for report in self._keeper_host.wait(0.1):
-                if isinstance(report, Said):
+                if isinstance(report, MessageReceived):
                     self._ports[report.process] = int(report.message.payload["port"])
                 elif isinstance(report, Exited):
                     raise InfrastructureError(

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from recovery.checkpoint.memory import protocol
 from recovery.checkpoint.memory.files import MemoryFile, create, populate
 from recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
-from recovery.checkpoint.memory.keeper_store import Entry
+from recovery.checkpoint.memory.keeper_store import HeldPart
 from recovery.checkpoint.memory.protocol import (
     Ask,
     Fetch,
@@ -96,7 +96,7 @@ class Peers:
                 held[node] = answer
         return held, lost
 
-    def put(self, node: int, entry: Entry, note: Note) -> Kept:
+    def put(self, node: int, entry: HeldPart, note: Note) -> Kept:
         """Send a copy, and report what is held here. Raises ProtocolError when it is refused,
         OSError.
         """

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from recovery.checkpoint.memory.header import VERSION, Header, Key
 from recovery.transport import auth
-from recovery.transport.auth import Unproven
+from recovery.transport.auth import AuthenticationFailed
 
 MAX_MESSAGE = 64 << 20
 HELLO_LIMIT_S = 5.0
@@ -214,7 +214,7 @@ def same_user(sock: socket.socket) -> bool:
 def _prove(side: Callable[..., bytes], sock: socket.socket, token: bytes) -> None:
     try:
         side(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
-    except Unproven as error:
+    except AuthenticationFailed as error:
         raise ProtocolError(str(error)) from error
 
 

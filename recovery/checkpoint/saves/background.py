@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.saving import Outcome
+from recovery.checkpoint.files.saving import SaveOutcome
 from recovery.checkpoint.saves.chunks import Chunk
 from recovery.state import strides
 from recovery.state.strides import Progress, quiet
@@ -106,12 +106,12 @@ def _memory(size: int, *, pinned: bool, progress: Progress) -> Tensor:
     return memory
 
 
-class Background:
+class BackgroundWorker:
     """Runs one piece of work at a time on a separate thread. Used by one thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: SaveOutcome | None = None
         self._moves = 0
 
     def moved(self) -> None:
@@ -132,7 +132,7 @@ class Background:
         """Whether work is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, work: Callable[[], Outcome]) -> None:
+    def start(self, work: Callable[[], SaveOutcome]) -> None:
         """Begin; the outcome of earlier work must have been taken."""
 
         def run() -> None:
@@ -156,7 +156,7 @@ class Background:
             self._thread.join(timeout=min(LOOK_S, until_s - now_s))
         return True
 
-    def take(self) -> Outcome | None:
+    def take(self) -> SaveOutcome | None:
         """How the work ended: once, and None before it has."""
         if self._thread is None or self.busy:
             return None

@@ -28,7 +28,7 @@ Known = Callable[[int, str], Piece | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CheckpointPart:
     """What one rank wrote. ``tensors``: name -> {"dtype", "shape", "chunks": [{"at", "size",
     "offset"}]}, the offset being that in the stream of pieces; ``delta``: how many checkpoints on
     from the last full one this is.
@@ -55,7 +55,7 @@ def write_part(
     known: Known | None = None,
     delta: int = 0,
     progress: Progress = quiet,
-) -> Part:
+) -> CheckpointPart:
     """Write and sync ``chunks``; ``tensors``: dtype and shape of every tensor of the state;
     ``known``: finds bytes that are stored already; ``progress``: called, by any thread, at least
     every 32 MB that are copied, checked or written.
@@ -79,7 +79,7 @@ def write_part(
     for chunk, offset in zip(chunks, offsets, strict=True):
         place = {"at": list(chunk.at), "size": list(chunk.size), "offset": offset}
         table[chunk.name]["chunks"].append(place)
-    return Part(file=path.name, stream=stream, tensors=table, delta=delta)
+    return CheckpointPart(file=path.name, stream=stream, tensors=table, delta=delta)
 
 
 def _together(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:

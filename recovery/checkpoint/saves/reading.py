@@ -79,7 +79,7 @@ class _Stream:
         return found
 
 
-class Reading:
+class ChunkRestore:
     """The restore of some chunks from one checkpoint, in three steps: construction (compares names,
     types and shapes), ``verify``, ``load``. ``progress``: called meanwhile. Raises
     CorruptCheckpoint and CheckpointMismatch.

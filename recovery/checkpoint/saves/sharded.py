@@ -19,14 +19,14 @@ from typing import Any
 from recovery.checkpoint.files import pieces
 from recovery.checkpoint.files.checkpoints import Disk, write_durably
 from recovery.checkpoint.files.pieces import Piece
-from recovery.checkpoint.saves.part import Part, file_of
+from recovery.checkpoint.saves.part import CheckpointPart, file_of
 
 LOOK_S = 0.005
 STILL_S = 0.25
 SHOW_S = 1.0
 
 
-def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
+def announce(staging: Path, writer: int, part: CheckpointPart, *, disk: Disk) -> None:
     """Leave the record of a part that is written and synced. Raises OSError."""
     record = {
         "file": part.file,
@@ -42,7 +42,7 @@ def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
     hidden.rename(staging / _record(writer))
 
 
-class Shown:
+class PartProgress:
     """Progress with a part, which the waiting writer 0 can see as well: the file's time is set, at
     most once in SHOW_S. A part does not grow while it is hashed, synced, or the same as before.
     Called by any thread.
@@ -81,10 +81,10 @@ def gather(
     check: Callable[[], None],
     note_of: Callable[[int], Path],
     still: Callable[[], None] = lambda: None,
-) -> list[Part]:
+) -> list[CheckpointPart]:
     """Wait for the parts of the other writers (1 and up), and read them; the records are removed.
-    ``timeout_s``: without a change of the part (see ``Shown``); ``note_of``: where a writer reports
-    that it gave up; ``still``: called repeatedly, raises when waiting has become pointless.
+    ``timeout_s``: without a change of the part (see ``PartProgress``); ``note_of``: where a writer
+    reports that it gave up; ``still``: called repeatedly, raises when waiting has become pointless.
 
     Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` and ``still``
     raise.
@@ -114,7 +114,7 @@ def gather(
     return parts
 
 
-def merge(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
+def merge(parts: Sequence[CheckpointPart]) -> tuple[dict[str, Any], dict[str, list[Piece]]]:
     """The manifest's facts and the streams of all parts. Raises RuntimeError when they do not make
     one whole state.
     """
@@ -137,12 +137,12 @@ def merge(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, list[Piece]]
     return facts, {part.file: part.stream for part in parts}
 
 
-def _read(path: Path) -> Part:
+def _read(path: Path) -> CheckpointPart:
     raw: Mapping[str, Any] = json.loads(path.read_bytes())
     record = raw["record"]
     if raw["self"] != pieces.checksum(json.dumps(record).encode()):
         raise RuntimeError(f"{path.name} does not match its own checksum")
-    return Part(
+    return CheckpointPart(
         file=record["file"],
         stream=pieces.parse(record["pieces"]),
         tensors=record["tensors"],

@@ -26,10 +26,10 @@ from recovery.nodes.agent.dialer import Dialer
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.files import refuse_shared
-from recovery.nodes.link.handshake import Refused
+from recovery.nodes.link.handshake import ProtocolViolation
 from recovery.nodes.link.link import FULL, Link, Post
 from recovery.process import processes
-from recovery.process.node import Recipe
+from recovery.process.node import LaunchRecipe
 from recovery.process.output import say
 
 IDLE_BEAT_S = 0.5  # with no processes
@@ -60,14 +60,14 @@ class AgentConfig:
     address: str
     token: bytes
     scratch: Path
-    recipe: Recipe
+    recipe: LaunchRecipe
     lease_s: float = LEASE_S
     coordinator_boot: str = ""
     devices: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-class Agent:
+class NodeAgent:
     """Call ``run`` on the main thread of a process of its own. Raises InfrastructureError, and
     ScenarioError where its scratch directory is its coordinator's.
     """
@@ -284,12 +284,12 @@ class Agent:
                 if isinstance(parcel.frame, protocol.Welcome):
                     self._be_welcomed(parcel.frame)
                 elif not self._welcome and not isinstance(parcel.frame, protocol.Fence):
-                    raise Refused(f"{parcel.frame.type} before a welcome")
+                    raise ProtocolViolation(f"{parcel.frame.type} before a welcome")
                 if self._link is None:
                     return
                 if self._post.accept(parcel):
                     self._do(parcel.frame)
-        except (Refused, OSError) as error:
+        except (ProtocolViolation, OSError) as error:
             self._lose(str(error))
 
     def _be_welcomed(self, welcome: protocol.Welcome) -> None:
@@ -336,7 +336,9 @@ class Agent:
             for process, message in tell.messages():
                 self._processes.tell(process, message)
         except ValidationError as error:
-            raise Refused(f"not a message for a process: {error.errors()[0]['msg']}") from error
+            raise ProtocolViolation(
+                f"not a message for a process: {error.errors()[0]['msg']}"
+            ) from error
 
     def _answer(self, ping: protocol.Ping) -> None:
         received_ns = time.monotonic_ns()

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from chaos.errors import InfrastructureError
 from recovery.nodes.link import protocol
-from recovery.nodes.link.files import Tail
+from recovery.nodes.link.files import FileTail
 from recovery.nodes.link.link import Post
 from recovery.nodes.link.protocol import MarkWords
 from recovery.process.forkserver import ForkServer
-from recovery.process.local import Dying, Exited, Report, Said
-from recovery.process.node import Node, Recipe
+from recovery.process.local import Dying, Exited, MessageReceived, Report
+from recovery.process.node import LaunchRecipe, Node
 from recovery.transport.progress_counters import PHASES, Mark
 from recovery.transport.wire import Message
 
@@ -38,12 +38,18 @@ class AgentProcesses:
     """
 
     def __init__(
-        self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path, *, named: bool = False
+        self,
+        server: ForkServer,
+        recipe: LaunchRecipe,
+        post: Post,
+        scratch: Path,
+        *,
+        named: bool = False,
     ) -> None:
         self._node = Node(server, recipe, named=named)
         self._post = post
         self._scratch = scratch
-        self._tails: dict[str, list[Tail]] = {}
+        self._tails: dict[str, list[FileTail]] = {}
         self._ranks: set[str] = set()
         self._spoken: set[str] = set()
         self._deaf: set[str] = set()
@@ -60,7 +66,7 @@ class AgentProcesses:
 
     def tell_of(self, report: Report) -> None:
         """Turn a report into a message; an exit comes after everything that the process wrote."""
-        if isinstance(report, Said):
+        if isinstance(report, MessageReceived):
             self._spoken.add(report.process)
             self._post.add(protocol.Heard(process=report.process, message=report.message))
         elif isinstance(report, Dying):
@@ -117,11 +123,11 @@ class AgentProcesses:
             config = json.loads(start.config)
             config["parent"] = os.getpid()
             log = self._place(start.log) if start.log else None
-            files = [Tail(log, start.log, whole_lines=True)] if log else []
+            files = [FileTail(log, start.log, whole_lines=True)] if log else []
             output = config.get("log")
             if output and Path(output).is_relative_to(self._scratch):
                 name = str(Path(output).relative_to(self._scratch))
-                files.append(Tail(self._place(name), name, whole_lines=False))
+                files.append(FileTail(self._place(name), name, whole_lines=False))
             data = json.dumps(config, separators=(",", ":")).encode()
             pid = self._node.start(start.process, data, mode=start.mode, log=log, waiting=waiting)
         except (InfrastructureError, OSError, ValueError, TypeError) as error:

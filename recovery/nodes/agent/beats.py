@@ -12,7 +12,7 @@ from recovery.nodes.agent.agent_processes import AgentProcesses
 from recovery.nodes.link import protocol
 from recovery.nodes.link.protocol import MarkWords
 from recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
-from recovery.process.pressure import Reader
+from recovery.process.pressure import PressureReader
 
 BEAT_S = 0.05
 QUIET_BEAT_S = 0.1  # after a longer pause the coordinator treats its information as stale
@@ -56,7 +56,7 @@ class PressureWatch:
     """How short of CPU the ranks of the node are, read every PRESSURE_EVERY_S."""
 
     def __init__(self) -> None:
-        self._reader = Reader()
+        self._reader = PressureReader()
         self._due_s = 0.0
 
     def due(self, pids: Mapping[str, int], now_s: float) -> protocol.Pressed | None:

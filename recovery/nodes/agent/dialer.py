@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import Unproven
+from recovery.nodes.link.handshake import AuthenticationFailed
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import FROM_COORDINATOR
 
@@ -77,7 +77,7 @@ class Dialer:
             started_s = time.monotonic()
             try:
                 link = self._connect()
-            except (Unproven, OSError) as error:
+            except (AuthenticationFailed, OSError) as error:
                 self._tell(str(error) or type(error).__name__)
             else:
                 self._said = ""

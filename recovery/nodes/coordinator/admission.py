@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.listener import Listener
+from recovery.nodes.coordinator.listener import AgentListener
 from recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeState
 from recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from recovery.nodes.link import protocol
@@ -52,7 +52,7 @@ class Admission:
         self._heard = heard
         self._id = secrets.token_hex(8)
         self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
-        self._listener: Listener | None = None
+        self._listener: AgentListener | None = None
         self._open()
 
     @property
@@ -87,7 +87,7 @@ class Admission:
 
     def _open(self) -> None:
         try:
-            self._listener = Listener(self.address, self._token, refused=self.refuse)
+            self._listener = AgentListener(self.address, self._token, refused=self.refuse)
         except OSError as error:
             raise InfrastructureError(
                 f"cannot listen for the nodes' agents at {self.address[0]}: {error.strerror}",
@@ -110,7 +110,7 @@ class Admission:
                 link, hello, f"node {hello.node} has an agent already, at {state.hello.address}"
             )
         elif known and state is not None:
-            if not state.lost and state.told:
+            if not state.lost and state.reported_dying:
                 self._give_up(
                     state.node, "its connection was lost, and its processes counted as dead"
                 )

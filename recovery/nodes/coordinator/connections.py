@@ -27,9 +27,9 @@ from recovery.nodes.coordinator.node_state import (
 from recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
-from recovery.nodes.link.handshake import Refused
+from recovery.nodes.link.handshake import ProtocolViolation
 from recovery.nodes.link.link import Closed
-from recovery.process.pressure import Reading
+from recovery.process.pressure import PressureReading
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
@@ -215,7 +215,7 @@ class Connections:
                 state.silent_ns, state.asked = self._clock_ns(), False
                 if state.post.accept(parcel):
                     self._handle(state, parcel.frame)
-        except Refused as error:
+        except ProtocolViolation as error:
             self._admission.refuse(f"node {state.node} at {state.hello.address}: {error}")
             self._miss(state, "reset")
         except OSError as error:
@@ -276,7 +276,7 @@ class Connections:
         it.
         """
         for process in self._processes.of(state.node):
-            state.told = True
+            state.reported_dying = True
             self._processes.warn_of(process)
 
     def _handle(self, state: NodeState, frame: Any) -> None:
@@ -301,7 +301,7 @@ class Connections:
             case protocol.Pressed():
                 read_ns = state.known_ns(frame.time_ns, self._clock_ns(), self._boot)
                 if read_ns is not None:
-                    reading = Reading(
+                    reading = PressureReading(
                         cpus=frame.cpus,
                         some_s=frame.some_s,
                         steal_s=frame.steal_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
-from recovery.nodes.coordinator.node_state import Remote
+from recovery.nodes.coordinator.node_state import RemoteProcess
 from recovery.transport.wire import Parked
 
 
@@ -22,21 +22,23 @@ class DataPath:
             self._failed_ns[node] = now_ns
 
     @staticmethod
-    def trains(node: int, processes: Iterable[Remote]) -> bool:
+    def trains(node: int, processes: Iterable[RemoteProcess]) -> bool:
         """Whether a node has ranks in the newest generation."""
         living = [p for p in processes if not p.gone and p.mark.generation]
         newest = max((p.mark.generation for p in living), default=0)
         return any(p.node == node and p.mark.generation == newest for p in living)
 
     @staticmethod
-    def pace(node: int, processes: Iterable[Remote]) -> int:
+    def pace(node: int, processes: Iterable[RemoteProcess]) -> int:
         """The furthest step that a rank of another node has committed in the newest generation."""
         living = [p for p in processes if not p.gone]
         newest = max((p.mark.generation for p in living), default=0)
         elsewhere = (p for p in living if p.node != node and p.mark.generation == newest)
         return max((p.mark.committed for p in elsewhere), default=0)
 
-    def since(self, node: int, ended_ns: int, pace: int, processes: Iterable[Remote]) -> Data:
+    def since(
+        self, node: int, ended_ns: int, pace: int, processes: Iterable[RemoteProcess]
+    ) -> Data:
         """What was seen since the connection of a node ended, when ``pace`` had the given value. No
         rank commits a step without that node's ranks.
         """

@@ -31,7 +31,7 @@ from recovery.nodes.coordinator.node_state import (
 )
 from recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from recovery.nodes.link import protocol
-from recovery.process.pressure import Reading
+from recovery.process.pressure import PressureReading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, Mark
 from recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
@@ -235,7 +235,7 @@ class Fleet:
         """How much CPU time it got, by the last report."""
         return process.pulse if (process := self._processes.known(name)) is not None else Pulse()
 
-    def pressures(self) -> Mapping[int, tuple[int, Reading]]:
+    def pressures(self) -> Mapping[int, tuple[int, PressureReading]]:
         """Node -> its last reading of CPU pressure, and when that was made, on our clock."""
         return {
             node: state.pressed

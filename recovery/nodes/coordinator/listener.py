@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import LIMIT_S, Refused, Unproven
+from recovery.nodes.link.handshake import LIMIT_S, AuthenticationFailed, ProtocolViolation
 from recovery.nodes.link.link import Link, Parcel, await_parcel
 from recovery.nodes.link.protocol import FROM_AGENT, Hello
 
@@ -23,7 +23,7 @@ STRANGERS = 64
 CLOSE_LIMIT_S = 2 * LIMIT_S
 
 
-class Listener:
+class AgentListener:
     """``address``: to listen at, port 0 for any; ``refused``: called with the address of a rejected
     agent and the reason. ``fileno`` is readable once ``enter`` has a connection. Raises OSError.
     """
@@ -91,10 +91,10 @@ class Listener:
             link = Link(sock, handshake.admit(sock, self._token), FROM_AGENT)
             parcel = await_parcel(link, limit_s=LIMIT_S)
             if not isinstance(parcel.frame, Hello):
-                raise Refused(f"{parcel.frame.type} before it said who it is")
+                raise ProtocolViolation(f"{parcel.frame.type} before it said who it is")
             self._entered.put((link, parcel))
             os.eventfd_write(self._fd, 1)
-        except (Unproven, Refused, OSError) as error:
+        except (AuthenticationFailed, ProtocolViolation, OSError) as error:
             self._refused(f"{peer}: {error or type(error).__name__}")
             sock.close()
         finally:

@@ -12,8 +12,8 @@ from recovery.nodes.coordinator.outbox import Outbox
 from recovery.nodes.link.clock import ClockWatch, Offset
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import Hello, MarkWords
-from recovery.process.local import Dying, Exited, Said
-from recovery.process.pressure import Reading
+from recovery.process.local import Dying, Exited, MessageReceived
+from recovery.process.pressure import PressureReading
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER, PHASES, Mark
 
@@ -87,7 +87,7 @@ class NotKept:
 
 
 NodeEvent = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
-FleetReport = Said | Dying | Exited | NodeEvent
+FleetReport = MessageReceived | Dying | Exited | NodeEvent
 
 
 class NodeGone(InfrastructureError):
@@ -100,9 +100,10 @@ class NodeGone(InfrastructureError):
 
 
 @dataclass(kw_only=True)
-class Remote:
+class RemoteProcess:
     """One process of a node. ``state``: the kernel's letter; ``pulse``: how much CPU time it got;
-    ``pid`` 0: it is being started; ``error``: why it was not; ``told``: reported as dying.
+    ``pid`` 0: it is being started; ``error``: why it was not; ``reported_dying``: a
+    ``Dying`` was reported.
     """
 
     name: str
@@ -113,7 +114,7 @@ class Remote:
     state: str = "R"
     pulse: Pulse = field(default_factory=Pulse)
     gone: bool = False
-    told: bool = False
+    reported_dying: bool = False
 
 
 @dataclass(kw_only=True)
@@ -133,13 +134,13 @@ class NodeState:
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
     beat_ns: int = 0
-    pressed: tuple[int, Reading] | None = None
+    pressed: tuple[int, PressureReading] | None = None
     left_ns: int = 0
     how: How = ""
     pace: int = 0
     asked: bool = False
     wanted_ns: int = 0
-    told: bool = False
+    reported_dying: bool = False
     lost: str = ""
     ping_due_ns: int = 0
     pings: int = 0

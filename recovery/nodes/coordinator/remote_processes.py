@@ -9,12 +9,12 @@ from typing import Any
 
 from recovery.nodes.coordinator.datapath import DataPath
 from recovery.nodes.coordinator.loss import Data
-from recovery.nodes.coordinator.node_state import FleetReport, NodeState, NotKept, Remote
+from recovery.nodes.coordinator.node_state import FleetReport, NodeState, NotKept, RemoteProcess
 from recovery.nodes.link import protocol
 from recovery.nodes.link.clock import boot_id
 from recovery.nodes.link.files import land
-from recovery.nodes.link.handshake import Refused
-from recovery.process.local import Dying, Exited, Said
+from recovery.nodes.link.handshake import ProtocolViolation
+from recovery.process.local import Dying, Exited, MessageReceived
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark
 
@@ -35,8 +35,8 @@ class RemoteProcesses:
         self._boot = boot_id()
         self._directory: Path | None = None
         self._unkept: set[str] = set()
-        self._living: dict[str, Remote] = {}  # or being started
-        self._gone: dict[str, Remote] = {}  # the oldest first
+        self._living: dict[str, RemoteProcess] = {}  # or being started
+        self._gone: dict[str, RemoteProcess] = {}  # the oldest first
         self._paths = DataPath()
         self.inherited = False
 
@@ -44,7 +44,9 @@ class RemoteProcesses:
         """Forget all of them; files of the processes to come are written below ``directory``."""
         self._living.clear()
         self._gone.clear()
-        self._reports[:] = [r for r in self._reports if not isinstance(r, Said | Dying | Exited)]
+        self._reports[:] = [
+            r for r in self._reports if not isinstance(r, MessageReceived | Dying | Exited)
+        ]
         self._directory = directory
         self._unkept.clear()
 
@@ -55,20 +57,20 @@ class RemoteProcesses:
         for name, (node, pid) in processes.items():
             self.add(name, node, pid)
 
-    def add(self, name: str, node: int, pid: int = 0) -> Remote:
+    def add(self, name: str, node: int, pid: int = 0) -> RemoteProcess:
         """Add one that is being started, or lives."""
-        process = self._living[name] = Remote(name=name, node=node, pid=pid)
+        process = self._living[name] = RemoteProcess(name=name, node=node, pid=pid)
         return process
 
-    def living(self, name: str) -> Remote | None:
+    def living(self, name: str) -> RemoteProcess | None:
         """A process whose exit has not been reported yet."""
         return self._living.get(name)
 
-    def known(self, name: str) -> Remote | None:
+    def known(self, name: str) -> RemoteProcess | None:
         """A process that lives, or was among the last to end."""
         return self._living.get(name) or self._gone.get(name)
 
-    def of(self, node: int) -> list[Remote]:
+    def of(self, node: int) -> list[RemoteProcess]:
         """The processes of a node that were started and have not ended."""
         return [p for p in self._living.values() if p.node == node and p.pid]
 
@@ -81,13 +83,13 @@ class RemoteProcesses:
         for process in self.of(node):
             self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
-    def warn_of(self, process: Remote) -> None:
+    def warn_of(self, process: RemoteProcess) -> None:
         """It will have ended in a moment."""
-        if not process.told:
-            process.told = True
+        if not process.reported_dying:
+            process.reported_dying = True
             self._reports.append(Dying(process=process.name))
 
-    def forget(self, process: Remote) -> None:
+    def forget(self, process: RemoteProcess) -> None:
         """It has exited."""
         process.gone = True
         self._living.pop(process.name, None)
@@ -100,7 +102,7 @@ class RemoteProcesses:
     # ---- messages of agents
 
     def handle(self, state: NodeState, frame: Any) -> None:
-        """Handle a message about a process, from the agent of its node. Raises Refused."""
+        """Handle a message about a process, from its node's agent. Raises ProtocolViolation."""
         match frame:
             case protocol.Beat():
                 self._beat(state, frame)
@@ -111,13 +113,13 @@ class RemoteProcesses:
                 if process is not None and process.node == state.node:
                     self._handle_one(state, process, frame)
 
-    def _handle_one(self, state: NodeState, process: Remote, frame: Any) -> None:
+    def _handle_one(self, state: NodeState, process: RemoteProcess, frame: Any) -> None:
         match frame:
             case protocol.Started():
                 process.pid, process.error = frame.pid, frame.error
             case protocol.Heard():
                 self._paths.heard(state.node, frame.message, self._clock_ns())
-                self._reports.append(Said(process=process.name, message=frame.message))
+                self._reports.append(MessageReceived(process=process.name, message=frame.message))
             case protocol.Sinking():
                 self.warn_of(process)
             case protocol.Ended():
@@ -141,7 +143,7 @@ class RemoteProcesses:
         try:
             return state.mark(words, self._clock_ns(), self._boot)
         except IndexError as error:
-            raise Refused(f"a mark of an unknown phase: {words}") from error
+            raise ProtocolViolation(f"a mark of an unknown phase: {words}") from error
 
     def _land(self, state: NodeState, lines: protocol.Lines) -> None:
         owner = self.known(Path(lines.file).stem)
@@ -158,9 +160,9 @@ class RemoteProcesses:
             self._reports.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
 
     def _end(
-        self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int
+        self, process: RemoteProcess, *, exit_code: int | None, signum: int | None, time_ns: int
     ) -> None:
-        process.told = True
+        process.reported_dying = True
         self.forget(process)
         self._reports.append(
             Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)

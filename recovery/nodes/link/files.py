@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from chaos.errors import ScenarioError
-from recovery.nodes.link.handshake import Refused
+from recovery.nodes.link.handshake import ProtocolViolation
 from recovery.nodes.link.link import Lazy
 from recovery.nodes.link.protocol import Lines
 
@@ -34,7 +34,7 @@ def refuse_shared(scratch: Path) -> None:
         )
 
 
-class Tail:
+class FileTail:
     """One growing file. ``name``: as in ``Lines.file``; ``whole_lines``: send no part of a line."""
 
     def __init__(self, path: Path, name: str, *, whole_lines: bool) -> None:
@@ -77,12 +77,12 @@ def _read(path: Path, name: str, offset: int, length: int) -> Lines:
 
 
 def land(directory: Path, lines: Lines) -> None:
-    """Write bytes at their offset; writing them twice changes nothing. Raises Refused for a place
-    outside of ``directory``, OSError.
+    """Write bytes at their offset; writing them twice changes nothing. Raises ProtocolViolation for
+    a place outside of ``directory``, OSError.
     """
     path = PurePosixPath(lines.file)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise Refused(f"a file outside of the run's directory: {lines.file!r}")
+        raise ProtocolViolation(f"a file outside of the run's directory: {lines.file!r}")
     target = directory / path
     target.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -91,7 +91,7 @@ def land(directory: Path, lines: Lines) -> None:
         try:
             data = lines.text.encode(_ENCODING)
         except UnicodeEncodeError as error:
-            raise Refused(f"bytes of {lines.file!r} that are none") from error
+            raise ProtocolViolation(f"bytes of {lines.file!r} that are none") from error
         # After a gap nothing is written: the file stays a prefix of what the process wrote, and
         # shows that it is one.
         while data and at <= os.fstat(fd).st_size:

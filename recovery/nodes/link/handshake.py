@@ -14,15 +14,25 @@ from dataclasses import dataclass
 
 from recovery.nodes.link.protocol import MAX_LINE, VERSION
 from recovery.transport import auth
-from recovery.transport.auth import LIMIT_S, Unproven
+from recovery.transport.auth import LIMIT_S, AuthenticationFailed
 
-__all__ = ["LIMIT_S", "Keys", "Refused", "Seal", "Unproven", "admit", "enter", "opened", "sealed"]
+__all__ = [
+    "LIMIT_S",
+    "AuthenticationFailed",
+    "Keys",
+    "ProtocolViolation",
+    "Seal",
+    "admit",
+    "enter",
+    "opened",
+    "sealed",
+]
 
 CODE = 32  # hexadecimal digits of each line's code: 128 bits
 MAX_HEAD = CODE + 24  # of a line: the code, its number, two spaces, the end
 
 
-class Refused(Exception):
+class ProtocolViolation(Exception):
     """What came is not a line of the other side, or not the next one: the connection is
     unusable.
     """
@@ -37,16 +47,16 @@ class Keys:
 
 
 def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """Authenticate as the coordinator; see ``recovery.transport.auth.admit``. Raises Unproven,
-    OSError.
+    """Authenticate as the coordinator; see ``recovery.transport.auth.admit``. Raises
+    AuthenticationFailed, OSError.
     """
     key = auth.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
 
 
 def enter(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises Unproven,
-    OSError.
+    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises
+    AuthenticationFailed, OSError.
     """
     key = auth.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))
@@ -65,7 +75,7 @@ class Seal:
         return sealed(self._key, self._number, body)
 
     def open(self, line: bytes) -> bytes:
-        """The body of the next line, without its end. Raises Refused."""
+        """The body of the next line, without its end. Raises ProtocolViolation."""
         body = opened(self._key, self._number + 1, line)
         self._number += 1
         return body
@@ -78,17 +88,19 @@ def sealed(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def opened(key: bytes, number: int, line: bytes) -> bytes:
-    """The body of the line that has this number. Raises Refused."""
+    """The body of the line that has this number. Raises ProtocolViolation."""
     code, space, text = line.partition(b" ")
     if not space or not hmac.compare_digest(code, _code(key, text)):
-        raise Refused("a line without a valid code: forged, damaged, or of another connection")
+        raise ProtocolViolation(
+            "a line without a valid code: forged, damaged, or of another connection"
+        )
     count, _, body = text.partition(b" ")
     if count != b"%d" % number:
-        raise Refused(
+        raise ProtocolViolation(
             f"line {count.decode()} came where {number} was due: repeated or out of order"
         )
     if len(body) > MAX_LINE:
-        raise Refused(f"a line of {len(body)} bytes, over {MAX_LINE}")
+        raise ProtocolViolation(f"a line of {len(body)} bytes, over {MAX_LINE}")
     return body
 
 

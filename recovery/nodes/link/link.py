@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from recovery.nodes.link.handshake import MAX_HEAD, Keys, Refused, Seal
+from recovery.nodes.link.handshake import MAX_HEAD, Keys, ProtocolViolation, Seal
 from recovery.nodes.link.protocol import MAX_LINE, Frame
 
 CHUNK = 1 << 18
@@ -92,7 +92,7 @@ class Link:
             del self._out[:count]
 
     def take(self) -> list[Parcel]:
-        """Received frames. Raises Refused, OSError (Closed: the other side closed)."""
+        """Received frames. Raises ProtocolViolation, OSError (Closed: the other side closed)."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -111,7 +111,7 @@ class Link:
             parcels.append(self._open(line))
         self._looked = len(self._in)
         if self._looked > LONGEST:
-            raise Refused(f"a line over {MAX_LINE} bytes")
+            raise ProtocolViolation(f"a line over {MAX_LINE} bytes")
         return parcels
 
     def reset(self) -> None:
@@ -136,9 +136,9 @@ class Link:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise Refused(f"not a message: {where}: {first['msg']}") from error
+            raise ProtocolViolation(f"not a message: {where}: {first['msg']}") from error
         except ValueError as error:
-            raise Refused(f"not a message: {error}") from error
+            raise ProtocolViolation(f"not a message: {error}") from error
 
 
 Lazy = Callable[[], Frame]
@@ -211,18 +211,20 @@ class Post:
         self._unsent, self.received = len(self._kept), 0
 
     def accept(self, parcel: Parcel) -> bool:
-        """Whether a parcel is new. Raises Refused when an earlier one is missing."""
+        """Whether a parcel is new. Raises ProtocolViolation when an earlier one is missing."""
         self.confirmed(parcel.got)
         if parcel.number > self.received + 1:
-            raise Refused(f"message {parcel.number} came where {self.received + 1} was due")
+            raise ProtocolViolation(
+                f"message {parcel.number} came where {self.received + 1} was due"
+            )
         new = parcel.number in (0, self.received + 1)
         self.received = max(self.received, parcel.number)
         return new
 
 
 def await_parcel(link: Link, *, limit_s: float) -> Parcel:
-    """The first parcel of a connection, which is read alone. Raises Refused, OSError (TimeoutError:
-    it did not come).
+    """The first parcel of a connection, which is read alone. Raises ProtocolViolation, OSError
+    (TimeoutError: it did not come).
     """
     until_s = time.monotonic() + limit_s
     poll = select.poll()
@@ -230,6 +232,6 @@ def await_parcel(link: Link, *, limit_s: float) -> Parcel:
     while (left_s := until_s - time.monotonic()) > 0:
         if poll.poll(left_s * 1000) and (parcels := link.take()):
             if len(parcels) > 1:
-                raise Refused("more than one message before an answer")
+                raise ProtocolViolation("more than one message before an answer")
             return parcels[0]
     raise TimeoutError("the other side did not say in time what it is")

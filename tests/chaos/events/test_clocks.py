@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.events.clocks import Clocks, Machine, Measurement
+from chaos.events.clocks import ClockMeasurement, Clocks, Machine
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 from chaos.scenario.model import SlaCheck
 from harness.judge.measure.measure import METRICS, measure
@@ -96,7 +96,7 @@ def test_the_truth_is_within_the_bound_and_time_runs_forwards(
     for number, error in enumerate(errors):
         at = (5_000 + number * 10_000) * MS
         machine.measured.append(
-            Measurement(time_ns=at, offset_ns=clock.at(at) - at + error, bound_ns=200_000)
+            ClockMeasurement(time_ns=at, offset_ns=clock.at(at) - at + error, bound_ns=200_000)
         )
     assert machine.problems() == []
     seen = []
@@ -109,7 +109,7 @@ def test_the_truth_is_within_the_bound_and_time_runs_forwards(
 
 def test_the_bound_grows_with_the_distance_from_a_measurement() -> None:
     machine = Machine(0, "h")
-    machine.measured.append(Measurement(time_ns=0, offset_ns=0, bound_ns=1000))
+    machine.measured.append(ClockMeasurement(time_ns=0, offset_ns=0, bound_ns=1000))
     assert machine.offset_ns(0) == (0, 1000)
     assert machine.offset_ns(10**10) == (0, 1000 + 2_000_000)
 
@@ -117,7 +117,7 @@ def test_the_bound_grows_with_the_distance_from_a_measurement() -> None:
 def test_the_corrected_clock_does_not_jump_from_one_measurement_to_the_next() -> None:
     machine = Machine(0, "h")
     for at, offset in ((0, 0), (10**10, 1_000_000)):
-        machine.measured.append(Measurement(time_ns=at, offset_ns=offset, bound_ns=1_000_000))
+        machine.measured.append(ClockMeasurement(time_ns=at, offset_ns=offset, bound_ns=1_000_000))
     last = machine.measured[-1].node_ns
     assert [machine.offset_ns(at)[0] for at in (0, last // 2, last - 1, last)] == [
         0,

@@ -20,9 +20,9 @@ from harness.judge.measure.measure import measure
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.results import Results
 from harness.launchers.sim import Sim
-from harness.script.points import Did, PointRequest, Points
+from harness.script.points import PointDone, PointRequest, Points
 from harness.script.processes.hang_witness import HangWitness
-from recovery.process.starvation import Pulse, Thread
+from recovery.process.starvation import Pulse, ThreadReading
 from tests.harness.script.test_point_broker import Arm, planned
 from tests.harness.script.test_points import at, done, heard, points  # noqa: F401 - a fixture
 from tests.harness.script.test_script_points import play
@@ -63,7 +63,7 @@ def test_a_script_hangs_as_it_is_told_and_says_so_before(
     assert result == [None]
     if word != "hang":
         (said,) = heard(points)
-        assert said == Did(
+        assert said == PointDone(
             connection=asked.connection, step=7, what="hang", before=thread.native_id, after=None
         )
 
@@ -71,13 +71,15 @@ def test_a_script_hangs_as_it_is_told_and_says_so_before(
 def test_a_script_is_told_how_and_for_how_long_and_watched_from_outside() -> None:
     arm = Arm(planned("rank-hang", (7, "forward"), how="spin", hold_s=90))
     arm.agents._standing = HangWitness(
-        lambda pid: {pid: Thread(ready=True, ran_s=arm.now / S, queued_s=0.0)}
+        lambda pid: {pid: ThreadReading(ready=True, ran_s=arm.now / S, queued_s=0.0)}
     )
     arm.arm("w1", ("hit", 7, "forward"))
     arm.ask(1, 101, 7, "forward")
     arm.go("w1", act=True, fault="hit", occurrence=0, params={"how": "spin", "hold_s": 90.0})
     assert arm.wire.answers == [(1, "hang spin 90")]
-    arm.wire.said.append(Did(connection=1, step=7, what="hang", before=float("inf"), after=None))
+    arm.wire.said.append(
+        PointDone(connection=1, step=7, what="hang", before=float("inf"), after=None)
+    )
     arm.hear()
     assert [seen["evidence"] for seen in arm.effects] == [{"script": "hang", "before": "inf"}]
     arm.now = S // 10
@@ -126,15 +128,15 @@ def test_the_word_of_a_script_is_not_enough(
 
 
 def test_a_thread_that_is_gone_says_nothing_and_one_of_another_namespace_is_the_main_one() -> None:
-    threads: dict[int, Thread] = {5: Thread(ready=False, ran_s=1.0, queued_s=0.5)}
+    threads: dict[int, ThreadReading] = {5: ThreadReading(ready=False, ran_s=1.0, queued_s=0.5)}
 
-    def of(pid: int) -> Mapping[int, Thread]:
+    def of(pid: int) -> Mapping[int, ThreadReading]:
         return threads
 
     standing = HangWitness(of)
     standing.watch(("f", 0, 7), pid=5, tid=77, now_ns=0)
     standing.watch(("g", 0, 7), pid=6, tid=77, now_ns=0)
-    threads = {5: Thread(ready=False, ran_s=1.1, queued_s=0.5)}
+    threads = {5: ThreadReading(ready=False, ran_s=1.1, queued_s=0.5)}
     assert standing.seen(S) == [(("f", 0, 7), {"watched_s": 1.0, "ran_s": 0.1, "queued_s": 0.0})]
     standing.watch(("f", 0, 8), pid=5, tid=5, now_ns=S)
     threads = {}
@@ -143,11 +145,11 @@ def test_a_thread_that_is_gone_says_nothing_and_one_of_another_namespace_is_the_
 
 def test_a_thread_that_is_killed_soon_was_seen_until_then() -> None:
     """A stack with a short hang timeout kills it before it was watched for the usual time."""
-    ran = Thread(ready=True, ran_s=1.0, queued_s=0.0)
+    ran = ThreadReading(ready=True, ran_s=1.0, queued_s=0.0)
     threads = {5: ran}
     standing = HangWitness(lambda pid: threads)
     standing.watch(("f", 0, 7), pid=5, tid=5, now_ns=0)
-    threads = {5: Thread(ready=True, ran_s=1.05, queued_s=0.01)}
+    threads = {5: ThreadReading(ready=True, ran_s=1.05, queued_s=0.01)}
     assert standing.seen(S // 20) == []
     threads = {}
     assert standing.seen(S // 10) == [

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from chaos.errors import ScenarioError
 from chaos.loading import cautions
-from chaos.loading.interpolate import Names, interpolate
+from chaos.loading.interpolate import ReferenceScope, interpolate
 from chaos.loading.load import LoadedScenario, load
 from chaos.loading.matrix import expand, value_name
 from chaos.loading.overrides import of_option
-from chaos.scenario.model import CheckpointTarget, StepsDuration
+from chaos.scenario.model import CheckpointTargetSpec, StepsDuration
 from tests.support.fake_catalogue import CATALOGUE
 
 GOOD = """\
@@ -118,7 +118,7 @@ sla:"""
     assert (faults[1].at.time, faults[1].duration) == (0.5, 2.0)
     assert faults[1].params == {"factor": 2, "grace_s": 60.0}
     assert faults[2].duration == StepsDuration(steps=20)
-    assert faults[3].target.checkpoint == CheckpointTarget(step=20)
+    assert faults[3].target.checkpoint == CheckpointTargetSpec(step=20)
 
 
 def test_vars_and_environment(write: Any) -> None:
@@ -908,13 +908,13 @@ _VALUES = st.recursive(
 
 @given(_VALUES)
 def test_interpolation_leaves_all_else_alone(tree: Any) -> None:
-    resolved = interpolate(tree, Names(matrix={}, vars={}, env={}))
+    resolved = interpolate(tree, ReferenceScope(matrix={}, vars={}, env={}))
     assert resolved.tree == tree and not resolved.problems
 
 
 @given(_VALUES)
 def test_a_whole_reference_keeps_value_and_type(value: Any) -> None:
-    names = Names(matrix={"x": (value, ("matrix", "x", 0))}, vars={}, env={})
+    names = ReferenceScope(matrix={"x": (value, ("matrix", "x", 0))}, vars={}, env={})
     resolved = interpolate({"a": ["${matrix.x}"]}, names)
     assert resolved.tree == {"a": [value]} and type(resolved.tree["a"][0]) is type(value)
     assert resolved.origin(("a", 0, "deep")) == ("matrix", "x", 0, "deep")
@@ -922,7 +922,7 @@ def test_a_whole_reference_keeps_value_and_type(value: Any) -> None:
 
 @given(st.text())
 def test_no_text_breaks_interpolation(text: str) -> None:
-    names = Names(matrix={}, vars={}, env={})
+    names = ReferenceScope(matrix={}, vars={}, env={})
     for broken in ("${" + text, "${" + text + "}"):
         # no name is known here, so only an environment reference with a default can stand
         assert interpolate(broken, names).problems or "env:" in broken

@@ -16,7 +16,7 @@ from chaos.loading.load import load
 from chaos.planning.planview import when_text
 from chaos.scenario.fault import FaultSpec
 from chaos.schedule.plan import plan
-from chaos.schedule.targeting import Traits
+from chaos.schedule.targeting import FaultTraits
 from tests.support.fake_catalogue import CATALOGUE
 
 KILL = "{id: kill, kind: process-kill, at: {step: 57}}"
@@ -245,6 +245,6 @@ def test_the_plan_of_a_fault_that_never_comes_says_never() -> None:
         {"id": "f", "kind": "k", "at": {"mtbf": 1e12}, "duration": 2.0}
     )
     (planned,) = plan(
-        [fault], seed=1, ranks=2, spares=0, traits=lambda _: Traits(where=Where.PROCESS)
+        [fault], seed=1, ranks=2, spares=0, traits=lambda _: FaultTraits(where=Where.PROCESS)
     )
     assert when_text(planned) == "never"

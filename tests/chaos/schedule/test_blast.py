@@ -23,7 +23,7 @@ from chaos.schedule.blast import (
     refusal,
 )
 from chaos.schedule.plan import plan
-from chaos.schedule.targeting import Traits
+from chaos.schedule.targeting import FaultTraits
 
 
 def refused(
@@ -112,7 +112,12 @@ def test_nodes_that_a_fault_touches() -> None:
             {"id": "f", "kind": "k", "at": {"step": 1}, "target": target}
         )
         (planned,) = plan(
-            [fault], seed=1, ranks=4, spares=2, traits=lambda _: Traits(where=where), topology=place
+            [fault],
+            seed=1,
+            ranks=4,
+            spares=2,
+            traits=lambda _: FaultTraits(where=where),
+            topology=place,
         )
         return nodes_hit(planned, where, place)
 
@@ -131,7 +136,7 @@ def test_a_lost_node_takes_its_ranks() -> None:
         seed=1,
         ranks=4,
         spares=0,
-        traits=lambda _: Traits(where=Where.NODE),
+        traits=lambda _: FaultTraits(where=Where.NODE),
         topology=place,
     )
     assert ranks_hit(planned, Where.NODE, place) == {2, 3}

@@ -19,7 +19,7 @@ from chaos.schedule.plan import (
     plan,
     repeat_seed,
 )
-from chaos.schedule.targeting import Traits
+from chaos.schedule.targeting import FaultTraits
 from chaos.schedule.trigger import Trigger
 
 
@@ -31,7 +31,7 @@ def planned(
     *faults: FaultSpec, seed: int = 1, ranks: int = 4, spares: int = 0, phases: tuple[str, ...] = ()
 ) -> Any:
     return plan(
-        faults, seed=seed, ranks=ranks, spares=spares, traits=lambda _: Traits(phases=phases)
+        faults, seed=seed, ranks=ranks, spares=spares, traits=lambda _: FaultTraits(phases=phases)
     )
 
 

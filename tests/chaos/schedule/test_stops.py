@@ -9,7 +9,7 @@ import pytest
 from chaos.events.log import Event, Kind
 from chaos.scenario.sla import ClauseError, parse_stop
 from chaos.scenario.steady import parse_steady
-from chaos.schedule.stops import Facts, Tally, to_stop
+from chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
 
 
 def stop(*rules: str, **seen: Any) -> str | None:
@@ -20,7 +20,7 @@ def stop(*rules: str, **seen: Any) -> str | None:
         "failures": 0,
         "nonfinite": False,
     }
-    return to_stop([parse_stop(rule) for rule in rules], Facts(**{**facts, **seen}))
+    return to_stop([parse_stop(rule) for rule in rules], JobSnapshot(**{**facts, **seen}))
 
 
 def test_each_condition_holds_only_beyond_its_limit() -> None:
@@ -51,7 +51,7 @@ def failure(cause: str) -> Event:
 
 
 def test_failures_are_counted() -> None:
-    tally = Tally()
+    tally = FailureTally()
     tally.observe(failure("exit"))
     assert (tally.failures, tally.nonfinite) == (1, False)
     tally.observe(failure("nonfinite"))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind, read_actor
-from harness.arm.job import Accounts, Introduction, Vitals
+from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
 from harness.arm.loop import ArmLoop
 from harness.arm.timers import Timers
-from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.launch.launcher import ArmSetup
 from harness.launch.workload import DataInfo
+from recovery.supervise.supervision import StopFlag
 from tests.support.search.simulate import cell_of
 
 SECOND = 1_000_000_000
@@ -43,8 +43,8 @@ class FakeJob:
     def over(self) -> bool:
         return bool(self.outcome)
 
-    def introduce(self) -> Introduction:
-        return Introduction(
+    def introduce(self) -> OpeningFacts:
+        return OpeningFacts(
             process={"pid": 1, "host": "here", "wall_ns": 1},
             spares=0,
             facts={"order": {"seed": 0, "samples": 0}},
@@ -84,9 +84,9 @@ class FakeJob:
     def release(self) -> None:
         self.calls.append("release")
 
-    def account(self) -> Accounts:
+    def account(self) -> ClosingFacts:
         left: dict[str, list[object]] = {"processes": [], "ports": [], "shared_memory": []}
-        return Accounts(leftovers=left, finished={"committed_step": self.committed})
+        return ClosingFacts(leftovers=left, finished={"committed_step": self.committed})
 
 
 class FakeFaults:

@@ -17,8 +17,8 @@ from chaos.scenario.topology import Topology
 from harness.arm.roster import PATIENCE_S, Roster
 from harness.launch.launcher import Exited, Leftovers
 from recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
-from recovery.checkpoint.memory.keepers import Keepers, Started
-from recovery.process.local import Report, Said
+from recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
+from recovery.process.local import MessageReceived, Report
 from recovery.transport.wire import Extra, Message
 
 SECOND = 1_000_000_000
@@ -148,7 +148,9 @@ class FakeKeeperHost:
             raise ConnectionError("gone")
         self.started.append(config)
         payload = {"port": 1000 + len(self.started)}
-        self.reports.append(Said(process=process, message=Extra(topic=TOPIC, payload=payload)))
+        self.reports.append(
+            MessageReceived(process=process, message=Extra(topic=TOPIC, payload=payload))
+        )
         return len(self.started)
 
     def alive(self, process: str) -> bool:
@@ -181,7 +183,7 @@ def lose(keeper_host: FakeKeeperHost, process: str) -> None:
 
 
 def starts(keepers: Keepers) -> list[tuple[str, int]]:
-    return [(news.process, news.node) for news in keepers.look() if isinstance(news, Started)]
+    return [(news.process, news.node) for news in keepers.look() if isinstance(news, KeeperStarted)]
 
 
 def test_keepers_listen_at_their_nodes_addresses_and_know_each_other_by_them() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
 from harness.compare.result.model import Trial
-from harness.compare.result.trials import Source, trial_of
+from harness.compare.result.trials import TrialSource, trial_of
 from harness.script.listen.progress import ProgressReport
 from tests.harness.script.test_script_observer import Job, S
 
@@ -94,7 +94,7 @@ def trial(log: Log, *, beside: int = 0, ideal: Log | None = None) -> Trial:
     """As a comparison judges it."""
     bare = control()
     return trial_of(
-        Source(
+        TrialSource(
             label="x",
             family="kill",
             seed=1,
@@ -200,7 +200,7 @@ def test_a_control_that_failed_is_said() -> None:
     broken = Fleet()
     broken.reach(1, 20)
     made = trial_of(
-        Source(
+        TrialSource(
             label="x",
             family="kill",
             seed=1,

@@ -17,7 +17,13 @@ from chaos.loading.load import load
 from harness.compare import prepare
 from harness.compare.environments.stack import CommonJob, Drive, Stack
 from harness.compare.plan import scenario
-from harness.compare.plan.directory import Directory, Plan, Played, differences, refuse_other
+from harness.compare.plan.directory import (
+    ComparisonPlan,
+    Directory,
+    PlayedArm,
+    differences,
+    refuse_other,
+)
 from harness.compare.plan.plan import (
     Arm,
     Family,
@@ -104,7 +110,7 @@ def asked(directory: Path, **more: object) -> CompareOptions:
     return CompareOptions(**{**given, **more})  # type: ignore[arg-type]
 
 
-def planned(directory: Path, **more: object) -> Plan:
+def planned(directory: Path, **more: object) -> ComparisonPlan:
     """Its plan."""
     return prepare.prepare(asked(directory, **more), STACKS, build_catalogue()).plan
 
@@ -236,7 +242,7 @@ def test_a_plan_says_what_each_stack_is(tmp_path: Path) -> None:
     assert tuned.chosen == {"--wait": 1, "where": "x"}
     assert tuned.ranks_beside == 1
     assert planned(tmp_path).reference == "tunable default", "the first built-in one"
-    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    assert ComparisonPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_the_reference_must_take_part(tmp_path: Path) -> None:
@@ -313,11 +319,13 @@ def test_another_version_of_the_code_is_not_mixed_in_unnoticed(tmp_path: Path) -
     ) == ["cores (2 then, 4 now)", "versions (torch 1 then, torch 2 now)"]
 
 
-def played(arm: Arm, directory: Directory, *, usable: bool = True, seconds: float = 3.0) -> Played:
+def played(
+    arm: Arm, directory: Directory, *, usable: bool = True, seconds: float = 3.0
+) -> PlayedArm:
     """A line about an arm, and its run's directory."""
     run = directory.runs / arm.id
     run.mkdir(parents=True, exist_ok=True)
-    return Played(
+    return PlayedArm(
         arm=arm,
         run=f"runs/{arm.id}",
         usable=usable,

@@ -21,7 +21,7 @@ from chaos.errors import LogError, ScenarioError
 from harness.compare import prepare
 from harness.compare.environments import environments, tuned
 from harness.compare.environments.stack import ROOT, CommonJob, Drive, Stack, Value, Way
-from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
 from harness.compare.plan.plan import Arm, entrants
 from harness.compare.plan.quiet import BUSY, busy_share
 from harness.compare.prepare import CompareOptions, as_planned
@@ -90,7 +90,7 @@ class Peer(Base):
 STACKS: dict[str, type[Stack]] = {"ours": Ours, "our-spare": OurSpare, "peer": Peer}
 
 
-def planned(directory: Path, fault: str = KILL, **more: object) -> Plan:
+def planned(directory: Path, fault: str = KILL, **more: object) -> ComparisonPlan:
     path = directory / "family.yaml"
     path.write_text(FAMILY.format(name="family", fault=fault))
     given: dict[str, object] = {
@@ -215,7 +215,7 @@ def test_the_closed_division_says_every_rule_that_a_plan_breaks(tmp_path: Path) 
         assert words in said
 
 
-def plan_of(tmp_path: Path, **provenance: object) -> Plan:
+def plan_of(tmp_path: Path, **provenance: object) -> ComparisonPlan:
     plan = planned(tmp_path, repeat=6, same=True)
     return plan.model_copy(
         update={"provenance": {"commit": "abc", "slowest_lookup_s": 0.0, **provenance}}
@@ -241,9 +241,9 @@ def test_code_that_is_no_commit_and_a_slow_name_server_break_a_rule(
     assert words in said
 
 
-def played(label: str, busy: float | None) -> Played:
+def played(label: str, busy: float | None) -> PlayedArm:
     arm = Arm(label=label, family="family", like="family", seed=7)
-    return Played(
+    return PlayedArm(
         arm=arm, run="runs/x", usable=True, verdict="pass", seconds=1.0, finished="now", busy=busy
     )
 
@@ -437,7 +437,7 @@ def comparison(tmp_path: Path, run: Path) -> Directory:
         shutil.copytree(
             (run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1"
         )
-        one = Played(
+        one = PlayedArm(
             arm=arm,
             run=f"runs/{arm.id}/1",
             usable=True,

@@ -23,7 +23,7 @@ from chaos.cli import invoke
 from chaos.commands import _say
 from chaos.errors import LogError
 from chaos.events.log import read_actor
-from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
 from harness.compare.plan.plan import Arm
 from harness.compare.result import archive
 from harness.host.rundir import RunDirectory
@@ -127,7 +127,7 @@ def prepare(root: Path) -> Place:
     invoke(["gate", str(place.run.root), "-q"])
     invoke(["baseline", "save", str(place.run.root), "-o", str(root / "baseline.json")])
     arm = Arm(label="ours", family="kill", like="kill", seed=1)
-    plan = Plan(
+    plan = ComparisonPlan(
         name="c",
         started="now",
         argv=["compare"],
@@ -148,10 +148,14 @@ def prepare(root: Path) -> Place:
     place.comparison.scenario(arm).write_text("name: x\n")
     shutil.copytree(place.run.root, place.comparison.runs / "ours" / "1")
     place.comparison.add(
-        Played(arm=arm, run="runs/ours/1", usable=True, verdict="pass", seconds=1.0, finished="now")
+        PlayedArm(
+            arm=arm, run="runs/ours/1", usable=True, verdict="pass", seconds=1.0, finished="now"
+        )
     )
     archive.pack(place.comparison, root / "packed.tar.xz")
-    gone = live.Holder.me("0123456789").model_copy(update={"pid": 2**22 - 1, "start_time": 1})
+    gone = live.HarnessProcess.me("0123456789").model_copy(
+        update={"pid": 2**22 - 1, "start_time": 1}
+    )
     (place.run.root / live.FILE).write_text(json.dumps(gone.model_dump()))
     (place.run.root / "made").mkdir()
     Ledger(place.run.ledger).will(RemoveTree(path=place.run.root / "made", inside=place.run.root))

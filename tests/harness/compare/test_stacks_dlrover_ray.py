@@ -129,10 +129,10 @@ def test_a_launcher_refuses_an_environment_without_a_job(module: str, tmp_path: 
 LAUNCH = """
     import sys
     from pathlib import Path
-    from harness.peers.launching import Launcher
+    from harness.peers.launching import PeerLauncher
 
     def main():
-        with Launcher([Path(sys.argv[1])]) as launcher:
+        with PeerLauncher([Path(sys.argv[1])]) as launcher:
             return launcher.wait(launcher.start([sys.executable, sys.argv[2], sys.argv[3]], {}))
 
     sys.exit(main())

@@ -227,7 +227,7 @@ def test_ranks_that_do_not_end_with_the_others_are_killed(
     (tmp_path / "rank.py").write_text(textwrap.dedent(RANK))
     code = (
         "import sys; from harness.peers import supervise; supervise.LINGER_S ="
-        " 0.2\nsys.exit(supervise.Supervisor([sys.executable, *sys.argv[1:]],"
+        " 0.2\nsys.exit(supervise.PeerSupervisor([sys.executable, *sys.argv[1:]],"
         " supervise.rank_environments(2)).run())"
     )
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "FATES": "0 wait"}

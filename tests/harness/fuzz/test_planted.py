@@ -11,7 +11,7 @@ import pytest
 from benchmarks.planted import PAGE, RESULTS, merged, read, table
 from chaos.cli import build_catalogue
 from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import Player
+from harness.fuzz.play.play import SimPlayer
 from tests.support.search.planted import PLANTED, sought
 
 LEAST = 30
@@ -116,9 +116,11 @@ def test_a_planted_defect_is_found(name: str) -> None:
 )
 def test_a_scenario_made_for_it_shows_it(name: str) -> None:
     planted, catalogue = PLANTED[name], build_catalogue()
-    assert find_in(tree(name), Player(catalogue=catalogue).play(tree(name))) is None
+    assert find_in(tree(name), SimPlayer(catalogue=catalogue).play(tree(name))) is None
     with planted.planted():
-        player = Player(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
+        player = SimPlayer(
+            catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead
+        )  # type: ignore[arg-type]
         assert find_in(tree(name), player.play(tree(name))) is not None
 
 

@@ -28,7 +28,7 @@ from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.draw.values import params_of
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import find_in, plain, unsteady
-from harness.fuzz.play.play import Played, Player, judged, kinds, simulated, strategies
+from harness.fuzz.play.play import PlayResult, SimPlayer, judged, kinds, simulated, strategies
 from harness.fuzz.search import Search
 from harness.judge.results import Finding
 from harness.sim.rank.behaviour import Behaviour
@@ -149,25 +149,28 @@ def tree_of(*faults: Mapping[str, Any], **more: Any) -> draw.Tree:
 KILL = {"id": "f0", "kind": "process-kill", "at": {"step": 12}, "target": {"rank": 2}}
 
 
-def said(verdict: str, witness: str, name: str = "faulted: membership") -> Played:
-    return Played(findings={name: Finding(verdict=verdict, witness=witness)})  # type: ignore[arg-type]
+def said(verdict: str, witness: str, name: str = "faulted: membership") -> PlayResult:
+    return PlayResult(findings={name: Finding(verdict=verdict, witness=witness)})  # type: ignore[arg-type]
 
 
 def test_a_good_run_is_no_find() -> None:
     tree = tree_of(KILL)
-    played = Player(catalogue=CATALOGUE).play(tree)
+    played = SimPlayer(catalogue=CATALOGUE).play(tree)
     assert (played.refused, played.crash, find_in(tree, played)) == ("", "", None)
     assert dict(played.outcomes) == {"control": "completed", "faulted": "completed"}
     assert ("hit", "training", "process-kill", "data") in played.reached
-    assert unsteady(played, Player(catalogue=CATALOGUE).play(tree)) is None
+    assert unsteady(played, SimPlayer(catalogue=CATALOGUE).play(tree)) is None
 
 
 @pytest.mark.parametrize(
     ("played", "key"),
     [
-        (Played(refused="no such kind"), None),
-        (Played(crash="Traceback", place="KeyError in a/b.py c"), "crash: KeyError in a/b.py c"),
-        (Played(left=("a cgroup",)), "left behind"),
+        (PlayResult(refused="no such kind"), None),
+        (
+            PlayResult(crash="Traceback", place="KeyError in a/b.py c"),
+            "crash: KeyError in a/b.py c",
+        ),
+        (PlayResult(left=("a cgroup",)), "left behind"),
         (said("fail", "w3 commits 12 twice"), "faulted: membership fail: P commits # twice"),
         (said("inconclusive", "who knows"), "faulted: membership inconclusive: who knows"),
         (
@@ -192,14 +195,14 @@ def test_a_good_run_is_no_find() -> None:
         ),
     ],
 )
-def test_what_counts_as_a_defect(played: Played, key: str | None) -> None:
+def test_what_counts_as_a_defect(played: PlayResult, key: str | None) -> None:
     found = find_in(tree_of(KILL), played)
     assert (found.key if found else None) == key
 
 
 def test_two_logs_of_one_seed_are_a_defect() -> None:
-    assert unsteady(Played(digest="a"), Played(digest="b")) is not None
-    assert unsteady(Played(digest="a"), Played(digest="a")) is None
+    assert unsteady(PlayResult(digest="a"), PlayResult(digest="b")) is not None
+    assert unsteady(PlayResult(digest="a"), PlayResult(digest="a")) is None
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,7 @@ def test_giving_up_is_right_where_all_that_was_saved_is_in_doubt(
     desync = {"id": "f0", "kind": "replica-desync", "at": {"step": step}, "target": {"rank": 1}}
     tree = tree_of(desync, recovery={"strategy": "checkpoint-restart"})
     tree["workload"] |= {"ranks": 2, "verify_every": 5, "checkpoint": {"every": 2}}
-    played = Player(catalogue=CATALOGUE, strategy=strategy).play(tree)
+    played = SimPlayer(catalogue=CATALOGUE, strategy=strategy).play(tree)
     assert (played.outcomes["faulted"] == "gave-up") == (step == 3 or found)
     assert (find_in(tree, played) is not None) == found
 
@@ -276,7 +279,7 @@ class Explodes(Behaviour):
 
 def test_a_traceback_is_a_find_with_its_place() -> None:
     tree = tree_of(KILL)
-    found = find_in(tree, Player(catalogue=CATALOGUE, behaviour=Explodes).play(tree))
+    found = find_in(tree, SimPlayer(catalogue=CATALOGUE, behaviour=Explodes).play(tree))
     assert (
         found is not None
         and found.key
@@ -328,14 +331,14 @@ def test_what_was_found_once_is_mended(path: Path) -> None:
     tree = YAML(typ="safe", pure=True).load(path)
     assert (tree["name"], tree["description"][:8]) == (path.stem, "Showed: ")
     twin = simulated(tree)  # what was found for real has to be whole there too
-    played = Player(catalogue=CATALOGUE).play(twin)
+    played = SimPlayer(catalogue=CATALOGUE).play(twin)
     found = find_in(twin, played)
     assert (played.refused, found and found.text) == ("", None)
 
 
 def test_that_nobody_was_there_to_be_hit_is_a_reason_where_the_log_shows_it() -> None:
     tree = YAML(typ="safe", pure=True).load(FOLDER / "hit-where-others-had-left-nobody.yaml")
-    played = Player(catalogue=CATALOGUE).play(tree)
+    played = SimPlayer(catalogue=CATALOGUE).play(tree)
     log = played.logs["faulted"]
     tape = Tape.of({name: actor.events for name, actor in log.actors.items()})
     tape.drop(tape.find(Kind.PROCESS_EXITED, process="w2"))
@@ -357,7 +360,7 @@ def test_a_fault_that_was_due_before_another_took_its_target_is_missing(
     name: str, phase: str, missed: bool
 ) -> None:
     tree = YAML(typ="safe", pure=True).load(FOLDER / f"{name}.yaml")
-    played = Player(catalogue=CATALOGUE).play(tree)
+    played = SimPlayer(catalogue=CATALOGUE).play(tree)
     tape = Tape.of({actor: log.events for actor, log in played.logs["faulted"].actors.items()})
     (planned,) = tape.find(Kind.FAULT_PLANNED, fault="f1")
     planned.data["at"]["points"] = [[step, phase] for step, _ in planned.data["at"]["points"]]
@@ -373,7 +376,7 @@ def test_a_fault_that_was_due_before_another_took_its_target_is_missing(
 def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Search:
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
     search = Search(
-        world=world, player=Player(catalogue=CATALOGUE, behaviour=behaviour), seed="planted"
+        world=world, player=SimPlayer(catalogue=CATALOGUE, behaviour=behaviour), seed="planted"
     )  # type: ignore[arg-type]
     for _ in range(most):
         if search.step() is not None:
@@ -415,9 +418,9 @@ def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
         asked: list[Any] = []
 
         class Broken:
-            def play(self, tree: Mapping[str, Any]) -> Played:
+            def play(self, tree: Mapping[str, Any]) -> PlayResult:
                 asked.append(tree)
-                return Played(crash="it broke", place="here")
+                return PlayResult(crash="it broke", place="here")
 
         search = Search(world=WORLD, player=Broken(), seed="late", until_s=until_s)
         assert search.step() is not None

@@ -19,11 +19,11 @@ from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
 from harness.fuzz.play import child, leftovers, real
-from harness.fuzz.play.child import Child
-from harness.fuzz.play.leftovers import MARK, Before, clean, left_by, marked
+from harness.fuzz.play.child import ChildProgram
+from harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by, marked
 from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import Played
-from harness.fuzz.play.real import Ended, RealPlayer, findings_of, played_of
+from harness.fuzz.play.play import PlayResult
+from harness.fuzz.play.real import RealPlayer, RunExit, findings_of, played_of
 from harness.host import processes
 from harness.host.processes import start_time
 from harness.host.rundir import RunDirectory
@@ -58,24 +58,24 @@ def test_what_this_machine_cannot_play_is_refused_and_no_find() -> None:
 @pytest.mark.parametrize(
     ("ended", "key"),
     [
-        (Ended(code=2, said="no such kind"), None),
-        (Ended(code=7, said="skipped"), None),
+        (RunExit(code=2, said="no such kind"), None),
+        (RunExit(code=7, said="skipped"), None),
         (
-            Ended(code=2, said="no such kind", left=("process 7 chaos",)),
+            RunExit(code=2, said="no such kind", left=("process 7 chaos",)),
             "crash: exit code 2: no such kind",
         ),
-        (Ended(code=0, said="pass"), "crash: exit code 0: pass"),
+        (RunExit(code=0, said="pass"), "crash: exit code 0: pass"),
         (
-            Ended(code=4, said="cannot write /tmp/x/7: no"),
+            RunExit(code=4, said="cannot write /tmp/x/7: no"),
             "crash: exit code 4: cannot write PATH no",
         ),
-        (Ended(code=-11, said=""), "crash: exit code -11: "),
-        (Ended(code=4, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
-        (Ended(code=1, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
-        (Ended(code=143, said="", overdue=True), "crash: no end"),
+        (RunExit(code=-11, said=""), "crash: exit code -11: "),
+        (RunExit(code=4, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
+        (RunExit(code=1, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
+        (RunExit(code=143, said="", overdue=True), "crash: no end"),
     ],
 )
-def test_how_it_ended_counts(ended: Ended, key: str | None) -> None:
+def test_how_it_ended_counts(ended: RunExit, key: str | None) -> None:
     found = find_in(tree_of("local"), played_of(ended, None, {}))
     assert (found.key if found else None) == key
 
@@ -107,16 +107,16 @@ def test_a_verdict_that_no_checker_explains_and_an_arm_that_is_missing_are_findi
 @pytest.mark.parametrize(
     ("ended", "key"),
     [
-        (Ended(code=0, said=""), None),
-        (Ended(code=0, said="", left=("mount of /x",)), "left behind"),
-        (Ended(code=5, said=""), "left behind"),
-        (Ended(code=9, said=""), "crash: exit code 9: goodput is #"),
-        (Ended(code=0, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
-        (Ended(code=0, said="", overdue=True), "crash: no end"),
+        (RunExit(code=0, said=""), None),
+        (RunExit(code=0, said="", left=("mount of /x",)), "left behind"),
+        (RunExit(code=5, said=""), "left behind"),
+        (RunExit(code=9, said=""), "crash: exit code 9: goodput is #"),
+        (RunExit(code=0, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
+        (RunExit(code=0, said="", overdue=True), "crash: no end"),
     ],
 )
 def test_one_in_which_all_passes_is_none_if_nothing_else_is_wrong(
-    ended: Ended, key: str | None, monkeypatch: pytest.MonkeyPatch
+    ended: RunExit, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS)
@@ -132,7 +132,7 @@ def test_a_traceback_of_an_agent_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     run = RunDirectory(tmp_path)
     (tmp_path / "nodes").mkdir()
     (tmp_path / "nodes" / "n1.log").write_text(TRACE)
-    found = find_in(tree_of("agents"), played_of(Ended(code=0, said=""), run, {}))
+    found = find_in(tree_of("agents"), played_of(RunExit(code=0, said=""), run, {}))
     assert found is not None and found.key == "crash: KeyError in harness/run/runner.py _play"
 
 
@@ -154,7 +154,7 @@ def test_a_traceback_of_an_agent_is_one(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_busy_machine_excuses_a_real_run_alone(
     witness: str, launcher: str, verdict: Any, excused: bool
 ) -> None:
-    played = Played(findings={"faulted: liveness": Finding(verdict=verdict, witness=witness)})
+    played = PlayResult(findings={"faulted: liveness": Finding(verdict=verdict, witness=witness)})
     assert (find_in(tree_of(launcher), played) is None) == excused
 
 
@@ -162,7 +162,7 @@ def test_a_busy_machine_excuses_a_real_run_alone(
 
 
 def test_what_a_run_left_is_seen_and_ended(tmp_path: Path) -> None:
-    before = Before.now("a-token", start_time(os.getpid()))
+    before = MachineBefore.now("a-token", start_time(os.getpid()))
     env = {**os.environ, MARK: "a-token"}
     with subprocess.Popen(["sleep", str(LIMIT_S)], env=env, start_new_session=True) as stays:
         assert left_by(before, None, tmp_path, set()) == (f"process {stays.pid} sleep {LIMIT_S}",)
@@ -222,7 +222,7 @@ def test_what_the_machine_shows_to_be_left_is_told(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = Before.now("a-token", start_time(os.getpid()))
+    before = MachineBefore.now("a-token", start_time(os.getpid()))
     assert left_by(before, machine.run, machine.place, {77}) == ()
     leave, said = LEFT[what]
     leave(machine)
@@ -234,7 +234,7 @@ def test_what_others_do_meanwhile_is_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = Before.now("a-token", start_time(os.getpid()))
+    before = MachineBefore.now("a-token", start_time(os.getpid()))
     (tmp_path / "cpu" / "chaos-2026-01-01-5-a.faulted-78-w0").mkdir()
     (tmp_path / "shm" / "torch_78_1").touch()
     (tmp_path / "net" / "veth0").mkdir()
@@ -247,7 +247,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_group(
 ) -> None:
     monkeypatch.setattr(child, "END_LIMIT_S", 0.2)
     script = "trap '' TERM; sleep 60 & echo $!; wait"
-    with Child(["sh", "-c", script], env=os.environ, output=tmp_path / "output") as one:
+    with ChildProgram(["sh", "-c", script], env=os.environ, output=tmp_path / "output") as one:
         until_s = time.monotonic() + LIMIT_S
         while not one.said and time.monotonic() < until_s:
             one.await_end(0.01)
@@ -299,7 +299,7 @@ def test_what_is_expected_and_does_not_come_is_a_find() -> None:
 @pytest.mark.real
 @pytest.mark.long
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
-    before = Before.now("none", start_time(os.getpid()))
+    before = MachineBefore.now("none", start_time(os.getpid()))
     played = RealPlayer(catalogue=CATALOGUE, root=tmp_path, longest_s=2.0).play(tree_of("local"))
     assert (played.place, played.left) == ("no end", ())
     assert left_by(before, None, tmp_path, set()) == () and not list(tmp_path.iterdir())
@@ -347,7 +347,7 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
         env=env,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    before = Before.now("none", start_time(search.pid))
+    before = MachineBefore.now("none", start_time(search.pid))
     try:
         until_s = time.monotonic() + LIMIT_S
         while not playing(search.pid) and time.monotonic() < until_s:

@@ -17,12 +17,12 @@ from chaos.events.log import Kind, Log
 from harness.fuzz.draw.draw import Dice, World
 from harness.fuzz.judge import changes as changing
 from harness.fuzz.judge import neutral
-from harness.fuzz.judge.bench import Base, Bench, Looked, base_of, stored
+from harness.fuzz.judge.bench import BaseRun, JudgeBench, JudgeView, base_of, stored
 from harness.fuzz.judge.claims import Claims, alike, altered, backwards
-from harness.fuzz.judge.judge import ENDING, JudgeSearch, Unseen, replayed
-from harness.fuzz.judge.lines import ARMS, Change, changed
+from harness.fuzz.judge.judge import ENDING, JudgeFind, JudgeSearch, replayed
+from harness.fuzz.judge.lines import ARMS, LogEdit, changed
 from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import Player, kinds, strategies
+from harness.fuzz.play.play import SimPlayer, kinds, strategies
 from harness.judge.evidence.evidence import Evidence, failed, passed
 from harness.judge.results import Finding
 from harness.judge.verdict.judge import judge
@@ -52,9 +52,9 @@ TREE: dict[str, Any] = {
 
 
 @cache
-def base() -> Base:
+def base() -> BaseRun:
     """A run in which everything passes."""
-    found = base_of(TREE, Player(catalogue=CATALOGUE).play(TREE))
+    found = base_of(TREE, SimPlayer(catalogue=CATALOGUE).play(TREE))
     assert found is not None
     return found
 
@@ -63,12 +63,12 @@ def faulted() -> Log:
     return base().logs["faulted"]
 
 
-def look(*changes: Change, whole: bool = False) -> Looked:
-    return Bench().look(base(), changes, whole=whole)
+def look(*changes: LogEdit, whole: bool = False) -> JudgeView:
+    return JudgeBench().look(base(), changes, whole=whole)
 
 
-def one_of(kind: Kind, nth: int = 0, **more: Any) -> Change:
-    return Change(kind=kind, nth=nth, **more)
+def one_of(kind: Kind, nth: int = 0, **more: Any) -> LogEdit:
+    return LogEdit(kind=kind, nth=nth, **more)
 
 
 # ---- changing
@@ -76,7 +76,7 @@ def one_of(kind: Kind, nth: int = 0, **more: Any) -> Change:
 
 def test_a_log_without_changes_is_itself_and_one_with_vain_ones_equals_it() -> None:
     assert changed(faulted(), []) is faulted()
-    vain = Change(do="move", kind=COMMIT, actor="nobody", by=5)
+    vain = LogEdit(do="move", kind=COMMIT, actor="nobody", by=5)
     assert changed(faulted(), [vain]).events == faulted().events
     assert look(vain).same
 
@@ -86,7 +86,7 @@ def test_a_log_without_changes_is_itself_and_one_with_vain_ones_equals_it() -> N
     [
         (one_of(COMMIT, do="drop"), -1),
         (one_of(COMMIT, do="double"), 1),
-        (Change(do="drop", kind=TAKEN, step=3), -3),
+        (LogEdit(do="drop", kind=TAKEN, step=3), -3),
         (one_of(COMMIT, do="move", by=1.5), 0),
         (one_of(COMMIT, do="actor", by="orchestrator"), 0),
         (one_of(COMMIT, do="step", by=1), 0),
@@ -95,11 +95,11 @@ def test_a_log_without_changes_is_itself_and_one_with_vain_ones_equals_it() -> N
         (one_of(TAKEN, do="data", path=("samples",), how="shorten"), 0),
         (one_of(TAKEN, do="data", path=("samples", 0), how="add", by=1), 0),
         (one_of(EXIT, do="data", path=("expected",), how="flip"), 0),
-        (Change(kind=EXIT, do="data", how="swap", by=("w0", "w1")), 0),
+        (LogEdit(kind=EXIT, do="data", how="swap", by=("w0", "w1")), 0),
     ],
-    ids=lambda value: value.about if isinstance(value, Change) else str(value),
+    ids=lambda value: value.about if isinstance(value, LogEdit) else str(value),
 )
-def test_what_is_changed_is_in_order_and_numbered_again(change: Change, count: int) -> None:
+def test_what_is_changed_is_in_order_and_numbered_again(change: LogEdit, count: int) -> None:
     before = [event.to_line() for event in faulted().events]
     made = changed(faulted(), [change])
     assert len(made.events) == len(before) + count and made.events != faulted().events
@@ -116,7 +116,7 @@ def test_changes_are_read_back_as_they_were_written() -> None:
     dice = Dice(rng=random.Random(3))
     for _ in range(200):
         for change in changing.draw(dice, dict(base().logs)):
-            assert Change.model_validate(change.plain()) == change
+            assert LogEdit.model_validate(change.plain()) == change
 
 
 def test_every_change_and_every_kind_of_line_is_drawn() -> None:
@@ -161,7 +161,7 @@ def test_the_judge_sees_the_run_as_it_is_and_what_is_wrong_with_it(tmp_path: Pat
 
 
 def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Bench().neutral(base()) is None
+    assert JudgeBench().neutral(base()) is None
 
     def early(evidence: Evidence) -> Finding:
         return (
@@ -172,12 +172,12 @@ def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setitem(harness.judge.checkers._ALL, "liveness", early)
-        found = Bench().neutral(base())
+        found = JudgeBench().neutral(base())
         assert found is not None and found.key.startswith("not alike: all times later: ")
     monkeypatch.setitem(
         neutral.WRITTEN, "wrong", lambda line: line.replace('"exit_code":0', '"exit_code":1')
     )  # type: ignore[arg-type]
-    found = Bench().neutral(base())
+    found = JudgeBench().neutral(base())
     assert found is not None and found.key == "not alike: wrong"
 
 
@@ -194,7 +194,9 @@ def lenient(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def searched(most: int, seed: str = "planted") -> JudgeSearch:
-    search = JudgeSearch(world=WORLD, player=Player(catalogue=CATALOGUE), bench=Bench(), seed=seed)
+    search = JudgeSearch(
+        world=WORLD, player=SimPlayer(catalogue=CATALOGUE), bench=JudgeBench(), seed=seed
+    )
     for _ in range(most):
         if search.step() is not None:
             break
@@ -233,19 +235,19 @@ def test_a_find_is_kept_as_a_file_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     swap = one_of(TAKEN, do="data", path=("samples", 0), how="add", by=1)
-    kept = Unseen(
+    kept = JudgeFind(
         find=Find(key="k", text="samples_lost was 0"), tree=TREE, changes=(swap,), plays=0
     )
     ((name, content),) = kept.files().items()
     (tmp_path / name).write_bytes(content)
-    player = Player(catalogue=CATALOGUE)
-    assert name.endswith(ENDING) and replayed(tmp_path / name, player, Bench()) is None
+    player = SimPlayer(catalogue=CATALOGUE)
+    assert name.endswith(ENDING) and replayed(tmp_path / name, player, JudgeBench()) is None
     lenient(monkeypatch, "sample-accounting")
-    again = replayed(tmp_path / name, player, Bench())
+    again = replayed(tmp_path / name, player, JudgeBench())
     assert again is not None and again.key.startswith("unseen")
 
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_was_unseen_once_is_seen(path: Path) -> None:
-    found = replayed(path, Player(catalogue=CATALOGUE), Bench())
+    found = replayed(path, SimPlayer(catalogue=CATALOGUE), JudgeBench())
     assert found is None, found.text

@@ -32,13 +32,20 @@ from harness.fuzz.loader.loader import (
     smallest,
     whole,
 )
-from harness.fuzz.loader.reading import GOOD, MOST_CPU_S, MOST_GROWN, Read, Reader, find_in
+from harness.fuzz.loader.reading import (
+    GOOD,
+    MOST_CPU_S,
+    MOST_GROWN,
+    ReadResult,
+    ScenarioReader,
+    find_in,
+)
 from harness.fuzz.loader.spoil import OF_TREES, fresh, spoilt, text_of
 from harness.fuzz.play.play import kinds, strategies
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
-READER = Reader(catalogue=CATALOGUE)
+READER = ScenarioReader(catalogue=CATALOGUE)
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 REGRESSIONS = sorted(FOLDER.glob(f"*{ENDING}"))
 PATH = "/x/scenario.yaml"
@@ -82,8 +89,8 @@ def test_most_of_what_is_not_spoilt_loads() -> None:
 # ---- judging
 
 
-def refused(*lines: str) -> Read:
-    return Read(path=PATH, said="\n".join(lines))
+def refused(*lines: str) -> ReadResult:
+    return ReadResult(path=PATH, said="\n".join(lines))
 
 
 ONE = "1 error; nothing was started"
@@ -92,7 +99,7 @@ ONE = "1 error; nothing was started"
 @pytest.mark.parametrize(
     ("read", "key"),
     [
-        (Read(path=PATH), None),
+        (ReadResult(path=PATH), None),
         (
             refused(
                 f"{PATH}:1:2: ranks must be at least 1, not 0", "  ranks: 0", "         ^", ONE
@@ -100,17 +107,17 @@ ONE = "1 error; nothing was started"
             None,
         ),
         (
-            Read(path=PATH, crash="Traceback", place="KeyError in a/b.py c"),
+            ReadResult(path=PATH, crash="Traceback", place="KeyError in a/b.py c"),
             "crash: KeyError in a/b.py c",
         ),
         (
-            Read(path=PATH, cautions=(f"{PATH}:1:2: warning: \x1b[2J",)),
+            ReadResult(path=PATH, cautions=(f"{PATH}:1:2: warning: \x1b[2J",)),
             "characters that are not to be seen: scenario.yaml:#:#: warning: \x1b[#J",
         ),
-        (Read(path=PATH, warned="OddWarning: line 1"), "a warning of Python's: OddWarning"),
-        (Read(path=PATH, other="it differs"), "not the same twice: it differs"),
-        (Read(path=PATH, cpu_s=MOST_CPU_S + 0.1), "too slow: it loads"),
-        (Read(path=PATH, grown=MOST_GROWN + 1), "too much memory: it loads"),
+        (ReadResult(path=PATH, warned="OddWarning: line 1"), "a warning of Python's: OddWarning"),
+        (ReadResult(path=PATH, other="it differs"), "not the same twice: it differs"),
+        (ReadResult(path=PATH, cpu_s=MOST_CPU_S + 0.1), "too slow: it loads"),
+        (ReadResult(path=PATH, grown=MOST_GROWN + 1), "too much memory: it loads"),
         (
             refused(f"{PATH}:1:2: {'x' * 2000}", ONE),
             f"more than 2000 characters for an error: scenario.yaml:#:#: {'x' * 60}",
@@ -126,7 +133,7 @@ ONE = "1 error; nothing was started"
         ),
     ],
 )
-def test_what_counts_as_a_defect(read: Read, key: str | None) -> None:
+def test_what_counts_as_a_defect(read: ReadResult, key: str | None) -> None:
     found = find_in(read)
     assert (found.key[:100] if found else None) == (key and key[:100])
 

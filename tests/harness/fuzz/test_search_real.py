@@ -23,14 +23,14 @@ from harness.fuzz.draw.draw import Dice
 from harness.fuzz.draw.regressions import write
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import Played
-from harness.fuzz.search import Found
-from harness.fuzz.worker import ToldToEnd, world_of
-from harness.fuzz.workers import UNSTEADY, Tally, _Ears
+from harness.fuzz.play.play import PlayResult
+from harness.fuzz.search import ShrunkFind
+from harness.fuzz.worker import WorkerStopped, world_of
+from harness.fuzz.workers import UNSTEADY, SearchTally, _Ears
 from tests.support.search.fuzzed import KILL, fails, tree_of
 
 CATALOGUE = build_catalogue()
-GOOD = Played()
+GOOD = PlayResult()
 TWICE = "w3 commits 12 twice"
 BAD, OTHER = fails(TWICE), fails("nobody knows rank 2")
 KEY = "faulted: membership fail: P commits # twice"
@@ -42,11 +42,13 @@ class Plays:
     scenario.
     """
 
-    def __init__(self, *row: Played, by: Callable[[draw.Tree], Played] | None = None) -> None:
+    def __init__(
+        self, *row: PlayResult, by: Callable[[draw.Tree], PlayResult] | None = None
+    ) -> None:
         self.row, self.by = row, by
         self.trees: list[Any] = []
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         self.trees.append(tree)
         return self.by(dict(tree)) if self.by else self.row[min(len(self.trees), len(self.row)) - 1]
 
@@ -58,7 +60,7 @@ class Searched:
         self, player: Plays, simulator: Plays | None = None, until_s: float = math.inf
     ) -> None:
         self.player, self.simulator = player, simulator or Plays(GOOD)
-        self.told: list[Found] = []
+        self.told: list[ShrunkFind] = []
         self.search = RealSearch(
             world=world_of("local"),
             player=player,
@@ -68,7 +70,7 @@ class Searched:
             until_s=until_s,
         )
 
-    def step(self) -> Found | None:
+    def step(self) -> ShrunkFind | None:
         return self.search.step()
 
 
@@ -84,7 +86,7 @@ class Searched:
     ],
 )
 def test_what_shows_twice_in_three_plays_is_found(
-    row: tuple[Played, ...], key: str, how: str
+    row: tuple[PlayResult, ...], key: str, how: str
 ) -> None:
     searched = Searched(Plays(*row))
     found = searched.step()
@@ -94,7 +96,7 @@ def test_what_shows_twice_in_three_plays_is_found(
 
 
 @pytest.mark.parametrize("row", [(BAD, GOOD), (BAD, OTHER, GOOD)])
-def test_what_shows_once_is_told_and_no_find(row: tuple[Played, ...]) -> None:
+def test_what_shows_once_is_told_and_no_find(row: tuple[PlayResult, ...]) -> None:
     searched = Searched(Plays(*row))
     assert searched.step() is None and not searched.search.finds
     (once,) = searched.told
@@ -117,10 +119,10 @@ def test_what_was_looked_for_in_vain_is_not_looked_for_for_ever() -> None:
         (GOOD, "green on the simulator"),
         (BAD, "the same on the simulator"),
         (OTHER, f"on the simulator {OTHER_KEY!r}"),
-        (Played(refused="no"), "which the simulator refuses"),
+        (PlayResult(refused="no"), "which the simulator refuses"),
     ],
 )
-def test_each_find_is_set_beside_the_simulator(simulated: Played, said: str) -> None:
+def test_each_find_is_set_beside_the_simulator(simulated: PlayResult, said: str) -> None:
     searched = Searched(Plays(BAD, BAD, GOOD), Plays(simulated))
     found = searched.step()
     assert found is not None and f", {said}: faulted: membership fail" in found.find.text
@@ -138,7 +140,7 @@ def test_it_is_told_before_it_is_made_small_with_few_plays() -> None:
 def test_a_smaller_one_that_does_not_show_it_again_is_not_taken() -> None:
     shown: list[draw.Tree] = []
 
-    def by(tree: draw.Tree) -> Played:
+    def by(tree: draw.Tree) -> PlayResult:
         first = not shown or tree == shown[0] or tree not in shown
         shown.append(tree)
         return BAD if first else GOOD
@@ -155,14 +157,14 @@ def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
 def test_whoever_is_told_to_end_tells_what_was_seen() -> None:
     seen = []
 
-    def by(tree: draw.Tree) -> Played:
+    def by(tree: draw.Tree) -> PlayResult:
         if seen:
-            raise ToldToEnd
+            raise WorkerStopped
         seen.append(tree)
         return BAD
 
     searched = Searched(Plays(by=by))
-    with pytest.raises(ToldToEnd):
+    with pytest.raises(WorkerStopped):
         searched.step()
     assert [(one.find.key, one.steady) for one in searched.told] == [(KEY, False)]
 
@@ -180,14 +182,14 @@ def test_a_find_of_a_real_run_says_so_in_its_file(tmp_path: Path) -> None:
 
 def message_of(tree: draw.Tree, *, steady: bool = True) -> dict[str, Any]:
     """As a worker tells it."""
-    found = Found(find=Find(key=KEY, text=TWICE), tree=tree, first=tree, plays=3)
+    found = ShrunkFind(find=Find(key=KEY, text=TWICE), tree=tree, first=tree, plays=3)
     files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
     return {"find": KEY, "files": files, "steady": steady}
 
 
 def test_files_follow_what_is_told(tmp_path: Path) -> None:
     said: list[str] = []
-    ears = _Ears(workers={}, tally=Tally(), into=tmp_path, tell=said.append, began=0.0)
+    ears = _Ears(workers={}, tally=SearchTally(), into=tmp_path, tell=said.append, began=0.0)
     message = message_of(tree_of("local"), steady=False)
     ears._hear(0, message)
     assert [path.parent for path in tmp_path.rglob("*.yaml")] == [tmp_path / UNSTEADY]

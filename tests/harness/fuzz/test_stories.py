@@ -15,10 +15,18 @@ import pytest
 
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from harness.fuzz.draw.draw import Dice, Tree, World
-from harness.fuzz.draw.stories import MENDING, NEEDS, STORIES, Beat, Story, groups, told
+from harness.fuzz.draw.stories import (
+    MENDING,
+    NEEDS,
+    STORIES,
+    Story,
+    StoryFault,
+    groups,
+    scenario_from_stories,
+)
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.draw.variations import WAYS, varied
-from harness.fuzz.play.play import Played, kinds, strategies
+from harness.fuzz.play.play import PlayResult, kinds, strategies
 from harness.fuzz.search import Search
 from harness.fuzz.worker import world_of
 from tests.support.search.fuzzed import assert_all_drawn, refusals
@@ -29,20 +37,21 @@ EVENTS = {"noticed": "recovery_started"}
 DIGEST = """
 import hashlib, json, random
 from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.draw.stories import told
+from harness.fuzz.draw.stories import scenario_from_stories
 from harness.fuzz.play.play import kinds, strategies
 dice, world = Dice(rng=random.Random(1)), World(kinds=kinds(), strategies=strategies())
-print(hashlib.sha256(json.dumps([told(dice, world) for _ in range(50)]).encode()).hexdigest())
+drawn = [scenario_from_stories(dice, world) for _ in range(50)]
+print(hashlib.sha256(json.dumps(drawn).encode()).hexdigest())
 """
 
 
 def trees(count: int, stories: Sequence[Story] = STORIES, world: World = WORLD) -> list[Tree]:
     dice = Dice(rng=random.Random(1))
-    return [told(dice, world, stories) for _ in range(count)]
+    return [scenario_from_stories(dice, world, stories) for _ in range(count)]
 
 
-def story(*beats: Beat, needs: tuple[str, ...] = ()) -> tuple[Story]:
-    return (Story(name="a story", beats=beats, needs=needs),)
+def story(*faults: StoryFault, needs: tuple[str, ...] = ()) -> tuple[Story]:
+    return (Story(name="a story", faults=faults, needs=needs),)
 
 
 def test_one_seed_tells_the_same_whatever_the_process() -> None:
@@ -61,7 +70,7 @@ def test_one_seed_tells_the_same_whatever_the_process() -> None:
 
 def test_every_story_is_told_and_names_what_there_is() -> None:
     there = {"same"}.union(*(groups(kind) for kind in kinds().values()))
-    assert {word for one in STORIES for beat in one.beats for word in beat.what} <= there
+    assert {word for one in STORIES for fault in one.faults for word in fault.what} <= there
     assert {need for one in STORIES for need in one.needs} <= set(NEEDS)
     said = {name for tree in trees(200) for name in tree["description"].split("; ")}
     assert said == {one.name for one in STORIES}
@@ -75,7 +84,9 @@ def test_most_of_what_is_told_can_be_played(world: World, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("word", sorted(set(MENDING)))
 def test_a_second_failure_strikes_while_the_first_is_mended(word: str) -> None:
-    for tree in trees(20, story(Beat(what=("loss",)), Beat(what=("loss",), when=(word,)))):
+    for tree in trees(
+        20, story(StoryFault(what=("loss",)), StoryFault(what=("loss",), when=(word,)))
+    ):
         first, second, *_ = tree["faults"]
         assert "step" in first["at"] and second["at"]["event"] == EVENTS.get(word, word)
 
@@ -85,7 +96,7 @@ def test_who_is_hit_stands_beside_who_was_hit_before() -> None:
     world = World(kinds=kill, strategies=strategies())
     for who, same in (("same", True), ("another", False)):
         met = 0
-        for tree in trees(60, story(Beat(), Beat(when=("soon",), who=(who,))), world):
+        for tree in trees(60, story(StoryFault(), StoryFault(when=("soon",), who=(who,))), world):
             first, second = (fault["target"].get("rank") for fault in tree["faults"][:2])
             if (
                 first is not None
@@ -130,10 +141,10 @@ class Nowhere:
     def __init__(self) -> None:
         self.trees: list[Mapping[str, Any]] = []
 
-    def play(self, tree: Mapping[str, Any]) -> Played:
+    def play(self, tree: Mapping[str, Any]) -> PlayResult:
         """Note it."""
         self.trees.append(tree)
-        return Played(reached=frozenset({("hit", str(len(self.trees) // 4))}))
+        return PlayResult(reached=frozenset({("hit", str(len(self.trees) // 4))}))
 
 
 def test_a_search_still_draws_every_feature_of_the_format() -> None:

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from chaos.cli import build_catalogue
 from chaos.events.log import Kind
 from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import Played, Player
+from harness.fuzz.play.play import PlayResult, SimPlayer
 from harness.fuzz.play.uncompared import uncompared
 from tests.mutations.tape import Tape
 
@@ -27,9 +27,9 @@ DISCARDED = "changed-state-discarded-before-replicas-were-compared"
 
 
 @cache
-def played(name: str) -> tuple[dict[str, Any], Played]:
+def played(name: str) -> tuple[dict[str, Any], PlayResult]:
     tree = YAML(typ="safe", pure=True).load(FOLDER / f"{name}.yaml")
-    return tree, Player(catalogue=build_catalogue()).play(tree)
+    return tree, SimPlayer(catalogue=build_catalogue()).play(tree)
 
 
 def excused(name: str, change: Callable[[Tape], None] = lambda _: None, **workload: Any) -> bool:

@@ -16,14 +16,14 @@ import pytest
 
 from harness.gating.baseline import Baseline, BaselineCell
 from harness.gating.bounds import LEVEL, next_beyond, values_to_predict
-from harness.gating.clauses import Decision, decide
-from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
-from harness.gating.looks import Look, Looks
+from harness.gating.clauses import ClauseDecision, decide
+from harness.gating.gate import BaselineComparison, GateResult, as_text, gate, gated, write
+from harness.gating.looks import InterimLook, Looks
 from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
 from harness.host.rundir import RunDirectory
 from harness.judge.figures import Metric
 from harness.judge.measure.measure import METRICS, median_ci95, summarise
-from harness.judge.measure.samples import Chances, per_arm
+from harness.judge.measure.samples import PossibleValues, per_arm
 from harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
 
 FINE = Finding(verdict="pass", witness="fine")
@@ -53,7 +53,7 @@ def decided(
     level: float = 0.05,
     clock: float = 0.0,
     metric: str = "recovery_time",
-) -> Decision:
+) -> ClauseDecision:
     return decide(sla(clause, values, metric), level, clock_bound=clock)
 
 
@@ -365,7 +365,7 @@ def test_what_it_decided_is_kept_with_its_infinities(tmp_path: Path) -> None:
 
 def against(
     now: Sequence[float], then: Sequence[float], name: str = "recovery_time", level: float = 0.05
-) -> Decision:
+) -> ClauseDecision:
     return compare(metric(now, name), metric(then, name), tolerance_of(METRICS[name].unit), level)
 
 
@@ -401,7 +401,10 @@ def test_clocks_of_both_count() -> None:
 
 def test_an_open_comparison_says_how_many_on_both_sides() -> None:
     results = run_of({"default": {"recovery_time": [1.5, 1.6]}}, repeats=2)
-    found = gate(results, Against(baseline=baseline_of({"default": {"recovery_time": [1.0, 1.1]}})))
+    found = gate(
+        results,
+        BaselineComparison(baseline=baseline_of({"default": {"recovery_time": [1.0, 1.1]}})),
+    )
     (clause,) = found.clauses
     assert clause.verdict == "inconclusive" and clause.repeats is not None
     assert f"--repeat {clause.repeats} here and in the baseline" in clause.detail
@@ -410,7 +413,9 @@ def test_an_open_comparison_says_how_many_on_both_sides() -> None:
 
 def test_cells_of_one_side_only_are_said() -> None:
     results = run_of({"new": {"recovery_time": [1.0]}})
-    found = gate(results, Against(baseline=baseline_of({"old": {"recovery_time": [1.0]}})))
+    found = gate(
+        results, BaselineComparison(baseline=baseline_of({"old": {"recovery_time": [1.0]}}))
+    )
     assert found.warnings == [
         "new is not in the baseline: save a new one",
         "old of the baseline did not run",
@@ -463,7 +468,8 @@ def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(n: int) ->
     for _ in range(200):
         now, then = ({cell: noisy(rng, n) for cell in ("a", "b", "c")} for _ in range(2))
         found = gate(
-            run_of(now, repeats=n), Against(baseline=baseline_of(then), tolerances=nothing)
+            run_of(now, repeats=n),
+            BaselineComparison(baseline=baseline_of(then), tolerances=nothing),
         )
         red += found.verdict == "fail"
     assert red <= allowed(200)
@@ -487,7 +493,7 @@ def extended(rng: random.Random, planned: int) -> str:
     looks = Looks(planned=planned)
     for n in (6, 12, 18):
         values += [rng.lognormvariate(0, 0.5) for _ in range(6)]
-        seen = [*looks.looks, Look(arms={"default": list(range(n))})]
+        seen = [*looks.looks, InterimLook(arms={"default": list(range(n))})]
         looks = looks.model_copy(update={"looks": seen if planned > 1 else seen[-1:]})
         found = gate(run_of({"default": {}}, [sla("median <= 1s", values)], repeats=n), None, looks)
         if found.verdict != "inconclusive":
@@ -508,7 +514,10 @@ def test_twice_as_slow_is_red() -> None:
     rng, red = random.Random(9), 0
     for _ in range(50):
         now, then = {"a": noisy(rng, 15, slow=2.0)}, {"a": noisy(rng, 15)}
-        red += gate(run_of(now, repeats=15), Against(baseline=baseline_of(then))).verdict == "fail"
+        red += (
+            gate(run_of(now, repeats=15), BaselineComparison(baseline=baseline_of(then))).verdict
+            == "fail"
+        )
     assert red >= 45
 
 
@@ -562,7 +571,7 @@ def test_a_clause_says_of_how_many_arms_it_knows() -> None:
     assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "mean < 1s"}), 0.05).detail
     blurred = decide(partial.model_copy(update={"clause": "max < 1s"}), 0.05, clock_bound=0.5)
     assert "n=5 of 6" in blurred.detail
-    few = Chances(values=7, arms=6)
+    few = PossibleValues(values=7, arms=6)
     now = summarise("recovery_time", [0.4] * 5, possible=few)
     then = summarise("recovery_time", [0.3] * 5, possible=few)
     assert compare(now, then, tolerance_of("s", None), 0.05).detail.count("(n=5 of 6)") == 2

@@ -20,7 +20,7 @@ from chaos.scenario.model import BlastRadius, FaultSpec
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import traits_of
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 from harness.host.rundir import RunDirectory
 from harness.inject.injector import Injector
 from harness.undo.ledger import Ledger
@@ -60,7 +60,7 @@ class FakeScene:
         self.story: list[tuple[str, Any]] = []
         self.hear: Callable[[Event], None] = lambda event: None
         self.ledger = FakeLedger(self.story)
-        self.in_force = InForce()
+        self.in_force = ActiveEffects()
 
     def now_ns(self) -> int:
         return self.now

@@ -24,7 +24,7 @@ from harness.host.rundir import RunDirectory
 from harness.inject.injector import Injector
 from harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE
 from harness.launch.launcher import ArmSetup
-from harness.launch.rank_setup import Desk, rank_config
+from harness.launch.rank_setup import RankEnvironment, rank_config
 from harness.launch.recipe import recipe
 from harness.launch.workload import DataInfo
 from harness.rank.fault_agent import FaultAgent
@@ -515,7 +515,7 @@ def test_a_rank_is_told_at_its_birth_which_faults_may_act_in_it(arm: Any, tmp_pa
     setup = ArmSetup(
         id=arm, cell=cell, repeat=0, arm=arm, seed=1, run=RunDirectory(tmp_path), data=data
     )
-    desk = Desk(events=tmp_path, logs=tmp_path, device="cpu:0", backend="gloo")
-    config = rank_config(setup, desk, name="w0", role="worker")
+    environment = RankEnvironment(events=tmp_path, logs=tmp_path, device="cpu:0", backend="gloo")
+    config = rank_config(setup, environment, name="w0", role="worker")
     assert config.faults == (("disk-full", "straggler") if arm == "faulted" else ())
     assert {"chaos.faults.disk_full", "chaos.faults.straggler"} <= set(recipe([cell]).modules)

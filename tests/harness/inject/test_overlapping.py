@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Kind
 from chaos.fault.targets import LinkShape
-from harness.arm.in_force import InForce
+from harness.arm.in_force import ActiveEffects
 from harness.inject.sites.link import link_aim
 from tests.harness.launch.nodes.test_machines import FakeScene
 from tests.support.search.simulate import Played, cell_of, play
@@ -69,7 +69,7 @@ def test_a_disk_that_two_faults_have_takes_nothing_until_both_are_over(
 
 
 def test_what_is_wanted_of_one_thing_by_several() -> None:
-    of = InForce()
+    of = ActiveEffects()
     assert of.begin("slow", "w1", "a", 2) == [2]
     assert of.begin("slow", "w1", "b", 3) == [2, 3]
     assert of.begin("slow", "w1", "a", 4) == [3, 4], "the newest is last, and nobody is in it twice"
@@ -97,9 +97,9 @@ def test_links_between_nodes_do_what_all_faults_want_of_them() -> None:
 def test_what_a_process_writes_is_looked_for_once_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[Tail] = []
-    read = Tail.read
-    monkeypatch.setattr(Tail, "read", lambda tail: looks.append(tail) or read(tail))  # type: ignore[func-returns-value]
+    looks: list[EventLogTail] = []
+    read = EventLogTail.read
+    monkeypatch.setattr(EventLogTail, "read", lambda tail: looks.append(tail) or read(tail))  # type: ignore[func-returns-value]
 
     def looked(name: str, count: int) -> int:
         """Nobody sees an effect of a slow disk where nothing is saved."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chaos.events.log import Event, Kind
-from harness.launch.devices import Board, on_node, slots, torch_name
+from harness.launch.devices import DeviceBoard, on_node, slots, torch_name
 from recovery import run as run_module
 from tests.harness.run.test_real import run
 from tests.support.arms import judged
@@ -20,7 +20,7 @@ LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 
 
 
 def test_a_replacement_gets_the_lost_process_s_device_unless_that_is_refused() -> None:
-    board = Board(lambda node: slots(3))
+    board = DeviceBoard(lambda node: slots(3))
     living = ["w0", "w1", "w2"]
     assert [board.assign(name, living[:index]) for index, name in enumerate(living)] == slots(3)
     assert board.assign("w3", ["w0", "w2"]) == "cpu:1"
@@ -32,7 +32,7 @@ def test_a_replacement_gets_the_lost_process_s_device_unless_that_is_refused() -
 
 
 def test_the_last_device_cannot_be_lost() -> None:
-    board = Board(lambda node: ["cuda:0"])
+    board = DeviceBoard(lambda node: ["cuda:0"])
     board.assign("w0", [])
     with pytest.raises(RuntimeError, match="last device"):
         board.refuse("w0")
@@ -41,7 +41,7 @@ def test_the_last_device_cannot_be_lost() -> None:
 
 
 def test_each_node_has_devices_of_its_own() -> None:
-    board = Board(lambda node: [on_node("cuda:0", node)], range(2))
+    board = DeviceBoard(lambda node: [on_node("cuda:0", node)], range(2))
     assert board.assign("w0", [], 0) == "cuda:0@n0"
     assert board.assign("w1", ["w0"], 1) == "cuda:0@n1"
     assert board.refuse("w0") == "cuda:0@n0"

@@ -27,7 +27,13 @@ from harness.launch.links.route import Router
 from harness.launch.links.shaping import RTO_S, Pacer
 from harness.sim.world.clock import Clock
 from harness.sim.world.links import SimLinks
-from recovery.collectives.dialing import RedirectingStore, Roll, address_of, published, redirected
+from recovery.collectives.dialing import (
+    RankNames,
+    RedirectingStore,
+    address_of,
+    published,
+    redirected,
+)
 from recovery.collectives.group import gloo_device
 
 LINK = ("a", "b")
@@ -159,7 +165,7 @@ def test_ranks_listen_at_addresses_that_grow_with_them_above_the_proxys() -> Non
 
 def test_ranks_find_the_names_of_their_peers_in_the_store() -> None:
     store = dist.HashStore()
-    rolls = [Roll(store, rank, name) for rank, name in enumerate("wxyz")]
+    rolls = [RankNames(store, rank, name) for rank, name in enumerate("wxyz")]
     dial = rolls[0].by_rank(lambda name, at: (name, at[1]), range(1, 4, 2))
     assert [dial(place, ("h", 5)) for place in (0, 1)] == [("x", 5), ("z", 5)]
 

@@ -16,7 +16,7 @@ from harness.rank.fault_agent import FaultAgent
 from harness.rank.shims import agenda
 from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall, Wait
 from harness.sim.rank.faults import SimFaultAgent, TrainingError
-from harness.sim.rank.state import Part, State
+from harness.sim.rank.state import ReduceInput, State
 from harness.sim.world.clock import Clock
 from harness.sim.world.process import Process
 from recovery.transport.wire import Extra
@@ -341,7 +341,7 @@ class Simulated:
         self.rank, self.generation, self.started_ns = 2, 1, 0
         self.config = SimpleNamespace(global_batch=8, samples=64, seed=1, wall_ns=0)
         self.state = State.initial(1)
-        part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
+        part = ReduceInput(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
         self.attempt = SimpleNamespace(part=part, corrupted=lambda *_: None)
         self.clock = Clock()
         self.process = Process(name="w2", role="worker", pid=1, clock=self.clock, seed="1")

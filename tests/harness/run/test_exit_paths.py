@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from harness.arm.watching import StopFlag
 from harness.host import processes
 from harness.host.rundir import RunDirectory
 from harness.inject.injector import Injector
@@ -26,6 +25,7 @@ from harness.run import heal, interrupts
 from harness.undo import live
 from harness.undo.ledger import read_open
 from harness.undo.records import MARKER, KillProcess, RemoveTree
+from recovery.supervise.supervision import StopFlag
 from tests.support.running import chaos_run
 
 DEADLINE_S = 120.0
@@ -175,7 +175,7 @@ def test_the_second_time_heals_and_ends_the_process(tmp_path: Path, number: int,
     if child == 0:
         os.dup2(writer, 2)
         signal.signal(number, signal.SIG_DFL)  # these tests may have been started with nohup
-        with interrupts.noted(StopFlag(), run), heal.guarded(run) as ledger:
+        with interrupts.stop_on_signal(StopFlag(), run), heal.guarded(run) as ledger:
             sleeper = subprocess.Popen(["sleep", "600"])
             ledger.will(KillProcess.of(sleeper.pid, "sleeper"))
             ledger.will(RemoveTree(path=run.root / "made", inside=run.root))
@@ -195,7 +195,7 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         stop = StopFlag()
-        with interrupts.noted(stop, RunDirectory(tmp_path)):
+        with interrupts.stop_on_signal(stop, RunDirectory(tmp_path)):
             signal.raise_signal(signal.SIGHUP)
         assert stop.signum == 0
     finally:

@@ -19,7 +19,7 @@ import pytest
 from chaos import disk
 from chaos.errors import InfrastructureError, LogError
 from chaos.events import writer as events
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.judge.checkers import check
 from harness.judge.evidence.evidence import failed, passed
@@ -229,7 +229,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.soak
 def test_a_job_on_a_full_disk_trains_on_and_recovers(small_disk: Path) -> None:
     job = Running(small_disk, "--ranks", "2", "--spares", "1", "--logs", small_disk / "logs", JOB)
-    tail = Tail(job.events / "orchestrator.jsonl")
+    tail = EventLogTail(job.events / "orchestrator.jsonl")
     seen = []
 
     def count(kind: Kind) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 from harness.judge.results import Results
 from tests.support.running import LIMIT_S, ROOT, supervised
@@ -50,7 +50,9 @@ def restored(tmp_path: Path, strategy: str) -> list[str]:
     """Where the state of a strategy's generations came from, the first left out."""
     (arm,) = (tmp_path / "runs" / "sharded" / "latest" / "events").glob(f"*{strategy}*faulted")
     started = [
-        e for e in Tail(arm / "orchestrator.jsonl").read() if e.kind is Kind.GENERATION_STARTED
+        e
+        for e in EventLogTail(arm / "orchestrator.jsonl").read()
+        if e.kind is Kind.GENERATION_STARTED
     ]
     return [e.data["state"] for e in started[1:]]
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 from harness.judge.results import Results
 
@@ -133,7 +133,9 @@ def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_p
     (restored,) = {i.restored_step for i in results.faults if i.fault == "kill"}
     assert restored == 8
     log = (tmp_path / "runs/real/latest/events/default.r0.faulted").glob("*.jsonl")
-    refused = [e for path in log for e in Tail(path).read() if e.kind is Kind.CHECKPOINT_REFUSED]
+    refused = [
+        e for path in log for e in EventLogTail(path).read() if e.kind is Kind.CHECKPOINT_REFUSED
+    ]
     assert [e.data["checkpoint"] for e in refused] == ["step-00000016"]
     assert "has checksum" in refused[0].data["reason"]
 
@@ -169,7 +171,7 @@ def final_digest(folder: Path) -> dict[str, Any]:
     digests = [
         e
         for p in paths
-        for e in Tail(p).read()
+        for e in EventLogTail(p).read()
         if e.kind is Kind.STATE_DIGEST and e.data["rank"] == 0
     ]
     last = max(digests, key=lambda e: e.step or 0)
@@ -288,7 +290,7 @@ class Harness:
                 e
                 for name in ("orchestrator", "w0")
                 for f in folders
-                for e in Tail(f / f"{name}.jsonl").read()
+                for e in EventLogTail(f / f"{name}.jsonl").read()
             ]
         pids = [e.data["pid"] for e in events if e.kind is Kind.PROCESS_SPAWNED]
         self.pidfds = [os.pidfd_open(pid) for pid in [*pids, *children_of(self.process.pid)]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 from harness.judge.results import Results
 
@@ -26,7 +26,7 @@ def run(name: str, folder: Path, *options: str) -> tuple[int, Results, list[Even
     latest = folder / name / "latest"
     results = Results.model_validate_json((latest / "results.json").read_text())
     (log,) = latest.glob("events/*faulted/orchestrator.jsonl")
-    return code, results, Tail(log).read()
+    return code, results, EventLogTail(log).read()
 
 
 def landed(events: list[Event], fault: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_healthy_rank_declared_dead_commits_nothing_more(tmp_path: Path) -> No
     assert code == 0, results.reason
     blamed = next(e for e in events if e.kind is Kind.FAILURE_DETECTED)
     (log,) = tmp_path.glob(f"lost-heartbeat/latest/events/*faulted/{blamed.data['process']}.jsonl")
-    own = [e for e in Tail(log).read() if e.kind is Kind.STEP_COMMITTED]
+    own = [e for e in EventLogTail(log).read() if e.kind is Kind.STEP_COMMITTED]
     assert any(e.time_ns < blamed.time_ns for e in own)
     ready = next(
         e for e in events if e.kind is Kind.GENERATION_READY and e.time_ns > blamed.time_ns

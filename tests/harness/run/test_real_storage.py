@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
@@ -31,7 +31,7 @@ KILL = "{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 44, phase: 
 def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
     """Of the faulted arm, in order."""
     paths = (tmp_path / "runs/real/latest/events/default.r0.faulted").glob("*.jsonl")
-    found = [event for path in paths for event in Tail(path).read() if event.kind in kinds]
+    found = [event for path in paths for event in EventLogTail(path).read() if event.kind in kinds]
     return sorted(found, key=lambda event: event.time_ns)
 
 
@@ -266,7 +266,7 @@ def wait_for_event(folder: Path, kind: Kind, process: subprocess.Popen[bytes]) -
     deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
     while True:
         paths = (folder / "runs").glob("real/*/events/*/*.jsonl")
-        if any(event.kind is kind for path in paths for event in Tail(path).read()):
+        if any(event.kind is kind for path in paths for event in EventLogTail(path).read()):
             return
         assert time.monotonic() < deadline and process.poll() is None, os.listdir(folder)
         pause.wait(0.05)

@@ -15,7 +15,7 @@ from chaos.schedule.plan import PlannedFault
 from harness.inject.injector import Injector
 from harness.script.listen.observer import Observer
 from harness.script.point_broker import STRANGER_S, PointBroker, places
-from harness.script.points import Did, Disconnected, PointRequest, Points
+from harness.script.points import Disconnected, PointDone, PointRequest, Points
 from harness.script.processes.ranks import Ranks
 from recovery.transport.wire import Extra
 
@@ -27,14 +27,14 @@ class Wire(Points):
     """What processes say, as the test wants it, and what they are answered."""
 
     def __init__(self) -> None:
-        self.said: list[PointRequest | Did | Disconnected] = []
+        self.said: list[PointRequest | PointDone | Disconnected] = []
         self.answers: list[tuple[int, str]] = []
         self.armed: set[tuple[int, str]] = set()
 
     def arm(self, armed: Any) -> None:
         self.armed = set(armed)
 
-    def listen(self) -> list[PointRequest | Did | Disconnected]:
+    def listen(self) -> list[PointRequest | PointDone | Disconnected]:
         said, self.said = self.said, []
         return said
 
@@ -49,7 +49,7 @@ class Arm:
 
     def __init__(self, *planned: PlannedFault) -> None:
         self.wire, self.now = Wire(), 0
-        self.agents = PointBroker(planned, KINDS, self.wire)
+        self.broker = PointBroker(planned, KINDS, self.wire)
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.effects: list[dict[str, Any]] = []
         self.errors: list[str] = []
@@ -80,10 +80,10 @@ class Arm:
         points = [
             {"fault": fault, "step": step, "phase": phase, "seed": 1} for fault, step, phase in rows
         ]
-        self.agents.take(process, Extra(topic="arm", payload={"points": points, "standing": []}))
+        self.broker.take(process, Extra(topic="arm", payload={"points": points, "standing": []}))
 
     def go(self, process: str, act: bool = False, **payload: Any) -> None:
-        self.agents.take(process, Extra(topic="go", payload={"act": act, **payload}))
+        self.broker.take(process, Extra(topic="go", payload={"act": act, **payload}))
 
     def ask(self, connection: int, pid: int, step: int, name: str) -> None:
         self.wire.said.append(
@@ -93,7 +93,7 @@ class Arm:
 
     def hear(self) -> None:
         whole = cast("Any", self)
-        self.agents.hear(
+        self.broker.hear(
             cast("Injector", whole),
             cast("Observer", whole),
             cast("Ranks", whole),
@@ -148,8 +148,8 @@ def test_only_who_is_meant_holds_and_only_for_what_is_left() -> None:
         ("at_point", {"process": "w1", "fault": "hit", "step": 7, "phase": "backward"})
     ]
     assert arm.wire.answers == [(1, "go")]
-    assert arm.agents.due(99, 0) == []  # it is not reached from outside as well
-    arm.agents.injected(arm.record(Kind.FAULT_INJECTED, step=7, fault="hit"))
+    assert arm.broker.due(99, 0) == []  # it is not reached from outside as well
+    arm.broker.injected(arm.record(Kind.FAULT_INJECTED, step=7, fault="hit"))
     assert arm.wire.armed == set()
     arm.go("w1")
     assert arm.wire.answers[-1] == (2, "go")
@@ -186,11 +186,11 @@ def test_who_holds_when_a_new_generation_begins_is_asked_for_again() -> None:
     arm = Arm(planned("process-kill", (7, "backward")))
     arm.arm("w1", ("hit", 7, "backward"))
     arm.ask(1, 101, 7, "backward")
-    arm.agents.forget()
+    arm.broker.forget()
     arm.arm("w1", ("hit", 7, "backward"))
     arm.hear()
     assert len(arm.heard) == 2
-    arm.agents.forget()
+    arm.broker.forget()
     arm.arm("w1")  # it fired at somebody else meanwhile
     arm.hear()
     assert arm.wire.answers == [(1, "go")]
@@ -210,16 +210,16 @@ def test_an_order_that_comes_too_late_is_said_to_be_missed() -> None:
 def test_a_script_is_believed_only_what_it_was_asked_for() -> None:
     arm = Arm(planned("tensor-corrupt", (7, "data")))
     arm.arm("w1", ("hit", 7, "collective"))
-    did = Did(connection=1, step=7, what="nan", before=0.25, after=float("nan"))
+    did = PointDone(connection=1, step=7, what="nan", before=0.25, after=float("nan"))
     arm.wire.said.append(did)
     arm.ask(1, 101, 7, "gradient")
     assert not arm.effects
     arm.go("w1", act=True, fault="hit", occurrence=0, params={})
     assert arm.wire.answers == [(1, "nan")]
-    wrong = Did(connection=1, step=8, what="nan", before=None, after=None)
+    wrong = PointDone(connection=1, step=8, what="nan", before=None, after=None)
     arm.wire.said += [
         wrong,
-        Did(connection=2, step=7, what="nan", before=None, after=None),
+        PointDone(connection=2, step=7, what="nan", before=None, after=None),
         did,
         did,
     ]

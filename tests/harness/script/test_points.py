@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos import beacon
-from harness.script.points import LINE_LIMIT, Did, Disconnected, PointRequest, Points, parse
+from harness.script.points import LINE_LIMIT, Disconnected, PointDone, PointRequest, Points, parse
 
 COST_LIMIT_S = 20e-6
 DEADLINE_S = 20.0
@@ -37,9 +37,9 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
     beacon._LOADED.clear()
 
 
-def heard(points: Points, count: int = 1) -> list[PointRequest | Did | Disconnected]:
+def heard(points: Points, count: int = 1) -> list[PointRequest | PointDone | Disconnected]:
     """What is said, once it is so much."""
-    found: list[PointRequest | Did | Disconnected] = []
+    found: list[PointRequest | PointDone | Disconnected] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"heard only {found}"
@@ -130,7 +130,9 @@ def test_what_it_raises_is_announced_first(points: Points) -> None:
     done(thread)
     assert type(result[0]) is RuntimeError and str(result[0]) == "injected by chaos: out of luck"
     (said,) = heard(points)
-    assert said == Did(connection=asked.connection, step=7, what="raise", before=None, after=None)
+    assert said == PointDone(
+        connection=asked.connection, step=7, what="raise", before=None, after=None
+    )
 
 
 def test_what_was_done_is_told_with_its_numbers(points: Points) -> None:
@@ -143,7 +145,7 @@ def test_what_was_done_is_told_with_its_numbers(points: Points) -> None:
     beacon.did("nan", 8, before=0.5, after=float("nan"))
     beacon.did("nan", cast("int", object()), after=cast("float", "x"))  # never raises
     (said,) = heard(points)
-    assert isinstance(said, Did) and said.before == 0.5 and math.isnan(said.after or 0.0)
+    assert isinstance(said, PointDone) and said.before == 0.5 and math.isnan(said.after or 0.0)
 
 
 def test_without_a_harness_nobody_holds_for_long_or_twice(

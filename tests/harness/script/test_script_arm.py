@@ -14,11 +14,11 @@ from chaos.events.log import Kind
 from harness.arm.command_checkpoints import newest
 from harness.script.listen.listening import CommandListener
 from harness.script.listen.progress import ProgressReport
-from harness.script.processes.ranks import Gone
+from harness.script.processes.ranks import ExitedRank
 from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
 
-LOST = Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
+LOST = ExitedRank(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
 
 
 class Replaced:
@@ -26,10 +26,10 @@ class Replaced:
 
     world = 2
 
-    def __init__(self, unseen: list[Gone]) -> None:
+    def __init__(self, unseen: list[ExitedRank]) -> None:
         self.unseen = unseen
 
-    def wait(self, timeout_s: float) -> list[Gone]:
+    def wait(self, timeout_s: float) -> list[ExitedRank]:
         return self.unseen
 
     name_of = None
@@ -81,7 +81,7 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
         "ranks": Replaced(unseen),
         "roll": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
         "listener": listener,
-        "agents": SimpleNamespace(forget=lambda: None),
+        "broker": SimpleNamespace(forget=lambda: None),
         "injector": SimpleNamespace(
             arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
         ),

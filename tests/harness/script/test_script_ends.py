@@ -15,7 +15,7 @@ from harness.judge.measure.measure import measure
 from harness.script.arm import ScriptArm
 from harness.script.attempts import Attempts
 from harness.script.processes.command import CommandEnded
-from harness.script.processes.ranks import Gone
+from harness.script.processes.ranks import ExitedRank
 from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
 from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
@@ -105,7 +105,7 @@ class Closing:
         self.ended = ended
         self._news = [[gone("w1", 1)], [gone("w0", None, signal.SIGKILL)]]
 
-    def wait(self, timeout_s: float) -> list[Gone]:
+    def wait(self, timeout_s: float) -> list[ExitedRank]:
         return self._news.pop(0) if self._news else []
 
     def look(self) -> None:
@@ -127,13 +127,13 @@ class Closing:
         return 0
 
 
-def gone(name: str, code: int | None, signum: int | None = None) -> Gone:
-    return Gone(name=name, pid=3, exit_code=code, signal=signum)
+def gone(name: str, code: int | None, signum: int | None = None) -> ExitedRank:
+    return ExitedRank(name=name, pid=3, exit_code=code, signal=signum)
 
 
 def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
     spec: Any = SimpleNamespace(ranks=2)
-    unused: dict[str, Any] = dict.fromkeys(("roll", "agents", "injector", "leftovers"))
+    unused: dict[str, Any] = dict.fromkeys(("roll", "broker", "injector", "leftovers"))
     return RankWatch(
         spec,
         ranks=ranks,
@@ -188,7 +188,7 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
     arm._spec = SimpleNamespace(
         restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
     )
-    arm._agents, arm._injector = SimpleNamespace(hear=lambda *_: None), None
+    arm._broker, arm._injector = SimpleNamespace(hear=lambda *_: None), None
     arm._listener, arm._ranks = listener, SimpleNamespace(wait=lambda _: [])
     arm._watch = watch_of(done, arm._ranks, listener)
     arm._attempts = SimpleNamespace(

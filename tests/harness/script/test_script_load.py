@@ -18,7 +18,7 @@ from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
 from chaos.loading.load import load
 from chaos.planning.planview import as_text, plan_run
-from chaos.scenario.model import LeaveOut, RegexProgress
+from chaos.scenario.model import InvariantExclusion, RegexProgress
 from chaos.scenario.schema import scenario_schema
 
 GOOD = """\
@@ -73,7 +73,7 @@ def test_a_command_recovers_by_itself_and_counts_steps(tmp_path: Path) -> None:
     assert work.patience(begun=True) == (120.0, "progress_deadline")
     assert work.model_copy(update={"start_deadline": None}).patience(begun=False)[0] == 120.0
     assert work.progress == RegexProgress(regex="step (?P<step>[0-9]+)")
-    assert scenario.invariants == LeaveOut(leave_out=["sample-accounting"])
+    assert scenario.invariants == InvariantExclusion(leave_out=["sample-accounting"])
 
 
 def test_replica_groups_have_a_variable(tmp_path: Path) -> None:

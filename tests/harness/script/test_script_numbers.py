@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chaos import beacon
 from chaos.events.log import Kind, Log
-from chaos.scenario.model import LeaveOut
+from chaos.scenario.model import InvariantExclusion
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.measure.measure import measure
 from harness.judge.results import Finding
@@ -81,7 +81,7 @@ UNREAD = (
 
 @pytest.mark.parametrize("text", READ)
 def test_a_loss_is_read_as_it_is_printed(text: str) -> None:
-    assert numbers.real(text) == numbers.Real(value=READ[text])
+    assert numbers.real(text) == numbers.ParsedNumber(value=READ[text])
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
@@ -92,12 +92,12 @@ def test_a_loss_that_is_none_is_read_too(text: str) -> None:
 
 @pytest.mark.parametrize("text", UNREAD)
 def test_what_may_be_something_else_is_not_read(text: str) -> None:
-    assert numbers.real(text) == numbers.Real(unread=text[: numbers.SHOWN])
+    assert numbers.real(text) == numbers.ParsedNumber(unread=text[: numbers.SHOWN])
 
 
 @pytest.mark.parametrize("text", [None, "", "  "])
 def test_nothing_says_nothing(text: str | None) -> None:
-    assert numbers.real(text) == numbers.Real()
+    assert numbers.real(text) == numbers.ParsedNumber()
 
 
 @given(st.floats())
@@ -107,7 +107,7 @@ def test_every_float_is_read_back(value: float) -> None:
 
 @given(st.text(max_size=60))
 def test_no_text_gives_an_exception(text: str) -> None:
-    assert isinstance(numbers.real(text), numbers.Real)
+    assert isinstance(numbers.real(text), numbers.ParsedNumber)
     assert numbers.whole(text, 100) is None or numbers.whole(text, 100) < 100
 
 
@@ -241,7 +241,9 @@ def test_a_job_that_ends_on_no_numbers_fails_whatever_was_done_to_it(
 def test_it_fails_in_the_control_arm_and_with_any_list_of_invariants() -> None:
     job = trained(math.nan)
     assert found(job, arm="control", invariants=[])["finite-losses"].verdict == "fail"
-    assert "finite-losses" not in found(job, invariants=LeaveOut(leave_out=["finite-losses"]))
+    assert "finite-losses" not in found(
+        job, invariants=InvariantExclusion(leave_out=["finite-losses"])
+    )
 
 
 def test_a_job_that_never_had_numbers_was_not_spoilt_by_the_fault() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaos.scenario.model import LeaveOut
+from chaos.scenario.model import InvariantExclusion
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.incident import Incident
 from harness.judge.measure.measure import measure
@@ -183,7 +183,7 @@ def test_a_job_that_begins_again_fails_unless_the_scenario_says_how_much_may_be_
     )
     assert "kept-progress" not in checked(again(1), sla={"steps_lost": ["max <= 100"]})
     assert "kept-progress" not in checked(
-        again(1), invariants=LeaveOut(leave_out=["kept-progress"])
+        again(1), invariants=InvariantExclusion(leave_out=["kept-progress"])
     )
     assert checked(again(1), invariants=[])["kept-progress"].verdict == "fail"
 

@@ -13,7 +13,7 @@ from harness.judge.checkers import CHECKERS
 from harness.judge.checkers.job.loss import compare
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.rank import SimRank
-from harness.sim.rank.state import Part, Reduced, combine
+from harness.sim.rank.state import Reduced, ReduceInput, combine
 from tests.support.portions import first_in_test
 from tests.support.search.simulate import KILL, cell_of, evidence, play
 
@@ -64,7 +64,7 @@ def test_without_it_the_result_depends_on_who_was_there(memory: Path) -> None:
 class AddsAsItComes(Behaviour):
     """Sums gradients rank by rank, without regard to their micro-batches."""
 
-    def combine(self, rank: SimRank, parts: dict[int, Part]) -> Reduced:
+    def combine(self, rank: SimRank, parts: dict[int, ReduceInput]) -> Reduced:
         """Backwards, where ranks are missing."""
         return combine(parts if rank.world == 4 else dict(reversed(parts.items())))
 

@@ -60,7 +60,9 @@ def dead(tmp_path: Path) -> RunDirectory:
 
 def hold(run: RunDirectory, **changes: Any) -> None:
     """Its file says that it was held by a process that is gone, or what ``changes`` say."""
-    gone = live.Holder.me(MARK).model_copy(update={"pid": 2**22 - 1, "start_time": 1} | changes)
+    gone = live.HarnessProcess.me(MARK).model_copy(
+        update={"pid": 2**22 - 1, "start_time": 1} | changes
+    )
     (run.root / live.FILE).write_text(gone.model_dump_json())
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from chaos.cli import invoke
 from harness.host.rundir import RunDirectory
-from harness.inject.sites import Aim
+from harness.inject.sites import OccurrenceTarget
 from harness.inject.sites.process import ProcessHandle, ProcessSite
 from harness.launch.launcher import Exited
 from harness.run import heal
@@ -130,10 +130,10 @@ def make_world(world: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
         signal_process(handle, signum)
 
-    def aiming(site: ProcessSite, *arguments: Any) -> Aim:
+    def aiming(site: ProcessSite, *arguments: Any) -> OccurrenceTarget:
         aim = aim_at(site, *arguments)
         place = world / f"stopped-{aim.processes[0]}-{os.getpid()}"
-        return Aim(**{**vars(aim), "undo": (RemoveTree(path=place, inside=world),)})
+        return OccurrenceTarget(**{**vars(aim), "undo": (RemoveTree(path=place, inside=world),)})
 
     SimCluster.spawn, SimCluster.wait = spawning, waiting  # type: ignore[method-assign]
     ProcessHandle.signal, ProcessSite._aim = signalling, aiming  # type: ignore[method-assign]

@@ -29,7 +29,9 @@ def run(tmp_path: Path) -> RunDirectory:
     """
     found = RunDirectory(tmp_path / "beside" / "run")
     (found.root / "made").mkdir(parents=True)
-    gone = live.Holder.me("0123456789").model_copy(update={"pid": 2**22 - 1, "start_time": 1})
+    gone = live.HarnessProcess.me("0123456789").model_copy(
+        update={"pid": 2**22 - 1, "start_time": 1}
+    )
     (found.root / live.FILE).write_text(json.dumps(gone.model_dump()))
     Ledger(found.ledger).will(RemoveTree(path=found.root / "made", inside=found.root))
     outside(found).write_text("precious")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from chaos.scenario.workload import CheckpointSpec
 from recovery.policy.jobconfig import JobConfig, Saves
-from recovery.rank.joining import Facts, JoinError, Seat, settle
+from recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_what_cannot_be_is_refused_with_what_would(values: dict[str, Any], words
 
 
 def joined(seat: dict[str, Any], **said: Any) -> JobConfig:
-    facts = Facts(samples=64, steps=10, global_batch=4)
+    facts = ScriptSettings(samples=64, steps=10, global_batch=4)
     rest = {"checkpoint_dir": "here", "checkpoint_every": None, "checkpoint_keep": None} | said
-    return settle(Seat(supervisor="s", process="w0", world=1, **seat), facts, **rest)
+    return settle(SupervisorSettings(supervisor="s", process="w0", world=1, **seat), facts, **rest)
 
 
 def test_a_script_says_how_and_its_supervisor_has_the_last_word() -> None:

@@ -15,8 +15,8 @@ from recovery.checkpoint.checkpointer import NothingToRestore
 from recovery.checkpoint.files import checkpoints, retention
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import StateFrom
-from recovery.rank.agent import Agent
-from recovery.supervise.adoption import Past
+from recovery.rank.agent import RankAgent
+from recovery.supervise.adoption import JobRecord
 from recovery.supervise.controller import Controller
 from recovery.transport.wire import (
     Agreed,
@@ -106,7 +106,7 @@ def test_a_takeover_before_the_first_generation_begins_as_the_job_was_to(state: 
     lost = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
     lost.start(state)
     control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
-    control.adopt(Past(roles={name: role for name, role, _ in hands.spawned}), state)
+    control.adopt(JobRecord(roles={name: role for name, role, _ in hands.spawned}), state)
     for name, _, _ in hands.spawned:
         control.on_message(name, Ready())
     joins = [message for _, message in hands.sent if isinstance(message, Join)]
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_was_restored_counts_as_one_of_the_job() -> None:
 
 def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
     one, other = socket.socketpair()
-    agent = Agent(Channel(one))
+    agent = RankAgent(Channel(one))
     first = Join(
         generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, agreed=40
     )

@@ -17,7 +17,7 @@ from harness.sim.rank.saves import JOB
 from recovery.checkpoint.checkpointer import NothingToRestore
 from recovery.checkpoint.files.checkpoints import Checkpoint, name_of, newest_first, origin_of
 from recovery.checkpoint.files.custody import Custody, agreement, writers
-from recovery.checkpoint.files.fence import Fence, Fenced
+from recovery.checkpoint.files.fence import CheckpointFence, Fenced
 from recovery.checkpoint.files.retention import Agreement
 from recovery.policy.layout import Layout
 from recovery.transport.wire import (
@@ -375,7 +375,7 @@ def test_a_simulated_rank_tries_again_at_its_next_save(tmp_path: Path) -> None:
 def test_a_simulated_rank_ends_where_somebody_newer_writes(tmp_path: Path) -> None:
     """As a real one does: it says so, and fails."""
     rank = Simulated(tmp_path / "rank")
-    Fence(tmp_path / "rank" / "checkpoints", JOB).take(7)
+    CheckpointFence(tmp_path / "rank" / "checkpoints", JOB).take(7)
     ended: list[int | None] = []
     rank.process.on_end = lambda code, signum: ended.append(code)
     rank.join(1)

@@ -15,7 +15,7 @@ import pytest
 
 from chaos.events.log import Kind
 from recovery.checkpoint.files import checkpoints, fence
-from recovery.checkpoint.files.fence import FENCE, Fence, Fenced
+from recovery.checkpoint.files.fence import FENCE, CheckpointFence, Fenced
 from recovery.transport.wire import Unrecoverable
 from tests.recovery.checkpoint.test_checkpoint_safety import CHANGED
 from tests.recovery.checkpoint.test_checkpointer import ALONE, WAIT_S, Gate, Rank
@@ -23,8 +23,8 @@ from tests.recovery.checkpoint.test_checkpoints import put
 from tests.support.running import Running, scripts
 
 
-def taken(directory: Path, job: str = "one", generation: int = 1) -> Fence:
-    made = Fence(directory, job)
+def taken(directory: Path, job: str = "one", generation: int = 1) -> CheckpointFence:
+    made = CheckpointFence(directory, job)
     made.take(generation)
     return made
 
@@ -47,7 +47,7 @@ def test_each_generation_takes_it_from_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(Fenced):
         first.enter(1, takes=True)
     with pytest.raises(Fenced):
-        Fence(tmp_path, "one").take(1)
+        CheckpointFence(tmp_path, "one").take(1)
     assert second.enter(2, takes=True) == 1
     assert says(tmp_path) == (1, 2, "one")
 
@@ -64,7 +64,7 @@ def test_a_job_that_another_followed_never_comes_back(tmp_path: Path) -> None:
 
 
 def test_writers_of_parts_wait_for_rank_0_to_take_it(tmp_path: Path) -> None:
-    part = Fence(tmp_path, "one")
+    part = CheckpointFence(tmp_path, "one")
     with pytest.raises(OSError, match="has not taken"):
         part.enter(1, takes=False)
     taken(tmp_path)
@@ -72,7 +72,7 @@ def test_writers_of_parts_wait_for_rank_0_to_take_it(tmp_path: Path) -> None:
     taken(tmp_path, generation=2)
     with pytest.raises(Fenced):
         part.enter(1, takes=False)
-    other = Fence(tmp_path, "one")
+    other = CheckpointFence(tmp_path, "one")
     with pytest.raises(OSError, match="has not taken"):
         other.enter(3, takes=False)
 
@@ -257,7 +257,7 @@ def test_a_disk_that_takes_nothing_at_the_join_is_tried_again_at_the_save(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Fence, "_write", full)
+        patch.setattr(CheckpointFence, "_write", full)
         rank.saver.joined(0, ALONE, 2)
     rank.saver.began(0)
     rank.state.step = 4

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.checkpoint.memory_checkpointer import Remembering
+from recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
 from recovery.policy.jobconfig import InMemory
 from recovery.state.state import TrainState
 from tests.recovery.checkpoint.memory.test_memory_state import ALONE, NAME, keeper
@@ -25,13 +25,13 @@ __all__ = ["keeper"]  # a fixture
 pytestmark = pytest.mark.usefixtures("keeper")
 
 
-def memory_of(state: TrainState) -> Remembering:
+def memory_of(state: TrainState) -> MemoryCheckpointer:
     """As a rank that is alone uses it."""
 
     def quiet(*_: object, **__: object) -> None: ...
 
     told = InMemory(socket=NAME, job="job", every=1)
-    return Remembering(
+    return MemoryCheckpointer(
         told,
         state,
         seat="w0",

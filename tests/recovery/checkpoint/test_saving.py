@@ -27,8 +27,8 @@ from recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
 from recovery.checkpoint.files.manifest import seal, stream_of
 from recovery.checkpoint.saves import sharded
 from recovery.checkpoint.saves.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
-from recovery.checkpoint.saves.reading import CheckpointMismatch, HalfLoaded, Reading
-from recovery.checkpoint.state_io import Order, write
+from recovery.checkpoint.saves.reading import CheckpointMismatch, ChunkRestore, HalfLoaded
+from recovery.checkpoint.state_io import SaveOrder, write
 from recovery.state.digest import bytes_of
 from recovery.state.state import TrainState
 
@@ -43,7 +43,7 @@ def order(
     writer: int = 0,
     writers: int = 1,
     **more: object,
-) -> Order:
+) -> SaveOrder:
     values = {
         "directory": directory,
         "step": step,
@@ -55,7 +55,7 @@ def order(
         "disk": lambda what, path: None,
         "check": lambda: None,
     }
-    return Order(**(values | more))  # type: ignore[arg-type]
+    return SaveOrder(**(values | more))  # type: ignore[arg-type]
 
 
 def save(
@@ -127,7 +127,7 @@ def test_what_any_ranks_wrote_any_ranks_read(
         for name, whole in wholes.items()
         for chunk in in_boxes(name, torch.zeros_like(whole), cut(whole))
     ]
-    reading = Reading(checkpoint, wanted)
+    reading = ChunkRestore(checkpoint, wanted)
     reading.verify()
     reading.load()
     for chunk in wanted:
@@ -142,7 +142,7 @@ def test_a_large_state_of_many_pieces_comes_back_into_memory_that_is_not_in_orde
     checkpoint = save(tmp_path, 5, [in_boxes("w", whole, [[], []])])
     assert len(stream_of(checkpoints.manifest_of(checkpoint), "rank-0000.bin")) > 40
     wanted = torch.zeros(1100, 700).t()
-    reading = Reading(
+    reading = ChunkRestore(
         checkpoint, [Chunk(name="w", shape=(700, 1100), at=(0, 0), size=(700, 1100), data=wanted)]
     )
     reading.load()
@@ -204,7 +204,7 @@ def test_shards_of_one_world_size_are_restored_in_another(
             for name, whole in wholes.items()
         }
         other = torch.tensor(0.0)
-        reading = Reading(checkpoint, chunks_of(empty | {"optimizer.w.step": other}))
+        reading = ChunkRestore(checkpoint, chunks_of(empty | {"optimizer.w.step": other}))
         reading.verify()
         reading.load()
         assert other == step
@@ -232,7 +232,7 @@ def test_ranks_that_hold_the_same_share_the_writing_evenly(tmp_path: Path, write
     assert max(sizes) - min(sizes) <= 4000
     checkpoint = save(tmp_path, 5, parts)
     empty = {name: torch.zeros_like(whole) for name, whole in wholes.items()}
-    Reading(checkpoint, chunks_of(empty)).load()
+    ChunkRestore(checkpoint, chunks_of(empty)).load()
     assert all(torch.equal(empty[name], wholes[name]) for name in wholes)
 
 
@@ -324,7 +324,7 @@ def on_disk(checkpoint: Checkpoint) -> int:
 
 def restored(checkpoint: Checkpoint) -> dict[str, Tensor]:
     empty = {name: torch.zeros_like(tensor) for name, tensor in state_of().items()}
-    reading = Reading(checkpoint, chunks_of(empty))
+    reading = ChunkRestore(checkpoint, chunks_of(empty))
     reading.verify()
     reading.load()
     return empty
@@ -500,7 +500,7 @@ def test_a_tensor_the_manifest_has_only_half_of_is_refused(tmp_path: Path) -> No
     manifest["self"] = seal(manifest)
     path.write_text(json.dumps(manifest))
     with pytest.raises(CorruptCheckpoint, match="has 6 of 12 values of w"):
-        Reading(checkpoint, [chunk])
+        ChunkRestore(checkpoint, [chunk])
 
 
 # ---- pieces

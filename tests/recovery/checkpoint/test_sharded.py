@@ -23,9 +23,9 @@ from recovery.collectives.sharded import ShardedReducer
 from recovery.collectives.transfer import copy_state
 from recovery.data import order
 from recovery.policy.layout import Layout
-from recovery.rank.complete_step import noted, told
+from recovery.rank.complete_step import exchange_totals, figures_of
 from recovery.rank.examine import spoilt_samples
-from recovery.rank.recipe import Recipe
+from recovery.rank.recipe import ModelRecipe
 from recovery.state.parts import local
 from recovery.state.state import TrainState
 from tests.support.ranks import Self, ranks, results
@@ -87,7 +87,7 @@ class Part:
         self.lose_at = 0  # number of the collective at which the generation is lost
         self.reducer = ShardedReducer(model, entering=self._entering, waiting=self._waiting)
         self.reducer.check = me.check
-        self.recipe = Recipe(model=model, optimizer=adam, scheduler=decay, units=None)
+        self.recipe = ModelRecipe(model=model, optimizer=adam, scheduler=decay, units=None)
         assert self.take_part(me.rank)
         self.generation = 0
         self.group: Group
@@ -123,7 +123,7 @@ class Part:
         self.reducer.clip(reduced.grad_norm, LIMIT)
         self.state.apply(0.0)
         self.state.step += 1
-        self.state.last = noted(self.state.step, reduced)
+        self.state.last = figures_of(self.state.step, reduced)
 
     def parameters(self) -> dict[str, Any]:
         return {name: part.numpy().copy() for name, part in self.state.parts().items()}
@@ -305,7 +305,7 @@ def finish_elsewhere(shards: int, losers: tuple[int, ...], me: Self) -> Any:
         part.apply(part.attempt())
     held = part.state.step
     part.join()
-    reduced = told(2, part.state.last, part.group, "cpu")
+    reduced = exchange_totals(2, part.state.last, part.group, "cpu")
     if complete:
         part.reducer.settle(reduced.samples)
         part.apply(reduced)
@@ -330,7 +330,7 @@ def ask_what_nobody_knows(me: Self) -> str:
     part.join()
     part.apply(part.attempt())
     try:
-        told(2, part.state.last, part.group, "cpu")
+        exchange_totals(2, part.state.last, part.group, "cpu")
     except GenerationLost as error:
         return str(error)
     return ""
@@ -477,7 +477,7 @@ def test_what_the_job_has_to_make_may_not_be_made(
 ) -> None:
     model = net()
     made = adam(list(model.parameters()))
-    recipe = Recipe(
+    recipe = ModelRecipe(
         model=model,
         optimizer=made if optimizer else adam,
         scheduler=decay(made) if scheduler else decay,
@@ -492,7 +492,7 @@ def test_a_model_that_is_sharded_already_is_not_attached() -> None:
     model = net()
     model.__class__ = type("FSDPNet", (_fsdp_module(), Transformer), {})
     with pytest.raises(TypeError, match="before fully_shard"):
-        Recipe(model=model, optimizer=adam, scheduler=None, units=None).check(shards=2)
+        ModelRecipe(model=model, optimizer=adam, scheduler=None, units=None).check(shards=2)
 
 
 def _fsdp_module() -> type:
@@ -503,7 +503,7 @@ def _fsdp_module() -> type:
 
 
 def test_both_may_be_made_without_shards_too() -> None:
-    recipe = Recipe(model=net(), optimizer=adam, scheduler=decay, units=None)
+    recipe = ModelRecipe(model=net(), optimizer=adam, scheduler=decay, units=None)
     recipe.check(shards=1)
     optimizer, scheduler = recipe.make()
     assert scheduler is not None

@@ -18,12 +18,12 @@ import torch
 from chaos.events.log import Kind
 from recovery.checkpoint import state_io as checkpointing
 from recovery.checkpoint.files import checkpoints, retention
-from recovery.checkpoint.files.fence import Fence, Fenced
-from recovery.checkpoint.files.saving import Outcome
+from recovery.checkpoint.files.fence import CheckpointFence, Fenced
+from recovery.checkpoint.files.saving import SaveOutcome
 from recovery.checkpoint.memory import files
 from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
 from recovery.checkpoint.saves import background, sharded
-from recovery.checkpoint.saves.background import Background, Snapshot
+from recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
 from recovery.checkpoint.saves.chunks import chunks_of
 from recovery.policy.jobconfig import InMemory
 from recovery.policy.layout import Layout
@@ -216,13 +216,13 @@ def test_retention_and_sweeping_show_progress(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
-    work, go, seen = Background(), threading.Semaphore(0), Signs()
+    work, go, seen = BackgroundWorker(), threading.Semaphore(0), Signs()
 
-    def write() -> Outcome:
+    def write() -> SaveOutcome:
         for _ in range(5):
             work.moved()
             assert go.acquire(timeout=WAIT_S)
-        return Outcome(step=1, seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
 
     def progress() -> None:
         seen()
@@ -235,11 +235,11 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
 
 
 def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
-    work = Background()
+    work = BackgroundWorker()
 
-    def write() -> Outcome:
+    def write() -> SaveOutcome:
         gate("write", Path())
-        return Outcome(step=1, seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
 
     work.start(write)
     assert not work.wait(0.01, Signs())
@@ -369,7 +369,7 @@ def test_rank_0_that_may_not_write_any_more_waits_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharded, "STILL_S", 0.0)
-    mine, other = Fence(tmp_path, "mine"), Fence(tmp_path, "other")
+    mine, other = CheckpointFence(tmp_path, "mine"), CheckpointFence(tmp_path, "other")
     mine.take(1)
     mine.look(1)
     other.take(1)
@@ -430,7 +430,7 @@ def test_a_part_that_does_not_grow_is_waited_for_while_its_writer_gets_on(
     clock = Clock(get_on)
     monkeypatch.setattr(sharded, "time", clock)
     monkeypatch.setattr(os, "utime", lambda path: setting(path, ns=(clock.now, clock.now)))
-    shown = sharded.Shown(part, signs)
+    shown = sharded.PartProgress(part, signs)
     with pytest.raises(TimeoutError):
         sharded.gather(
             tmp_path,
@@ -452,7 +452,7 @@ def test_a_part_shows_outside_that_it_gets_on_once_a_second(
     order, _ = checkpointing.order_of(state, tmp_path, generation=3, writer=1, writers=2)
     written = checkpointing.write(order, chunks_of(state.tensors()))
     assert written is None and touched and set(touched) == {next(tmp_path.glob(".*/rank-0001.bin"))}
-    shown, count = sharded.Shown(tmp_path, Signs()), len(touched)
+    shown, count = sharded.PartProgress(tmp_path, Signs()), len(touched)
     monkeypatch.setattr(sharded, "SHOW_S", 3600.0)
     shown()
     shown()

@@ -15,16 +15,16 @@ import pytest
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
 from recovery.cli.job_spec import JobSpec
 from recovery.cli.options import parser
-from recovery.cli.process_host import Spot
-from recovery.cli.supervisor import LOG_RESERVE, StopFlag, Supervisor
+from recovery.cli.process_host import ProcessPlacement
+from recovery.cli.supervisor import LOG_RESERVE, Supervisor
 from recovery.cli.takeover_log import read_takeover_log
 from recovery.nodes.link.clock import boot_id
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.process.local import Exited, Report, Said
+from recovery.process.local import Exited, MessageReceived, Report
 from recovery.process.starvation import Pulse
 from recovery.run import _spec
-from recovery.supervise.supervision import Timing
+from recovery.supervise.supervision import StopFlag, Timing
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
 from tests.recovery.supervise.test_controller import BLANK
@@ -41,7 +41,7 @@ class FakeHost:
     store_host = LOOPBACK
 
     def __init__(self, events: Path, stop: StopFlag, lives: Callable[[FakeHost], bool]) -> None:
-        self._spot = Spot(node=0, device="cpu", address="", events=events, logs=None)
+        self._spot = ProcessPlacement(node=0, device="cpu", address="", events=events, logs=None)
         self._stop, self._lives = stop, lives
         self._news: list[Report] = []
         self._names: list[str] = []
@@ -53,14 +53,14 @@ class FakeHost:
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
         """``w1`` was not ready when its supervisor was lost, and is by now."""
         self._names += processes
-        self._news.append(Said(process="w1", message=READY))
+        self._news.append(MessageReceived(process="w1", message=READY))
 
-    def spots(self) -> Sequence[Spot]:
+    def spots(self) -> Sequence[ProcessPlacement]:
         return [self._spot]
 
-    def start(self, name: str, spot: Spot, config: object, mode: str) -> int:
+    def start(self, name: str, spot: ProcessPlacement, config: object, mode: str) -> int:
         self._names.append(name)
-        self._news.append(Said(process=name, message=READY))
+        self._news.append(MessageReceived(process=name, message=READY))
         return 1_000_000 + len(self._names)
 
     def may_return(self) -> bool:
@@ -78,7 +78,7 @@ class FakeHost:
         elif isinstance(message, Join):
             self.joins[name] = message
             answer = Joined(generation=message.generation, step=0, checkpoint=None)
-        self._news += [Said(process=name, message=answer)] if answer else []
+        self._news += [MessageReceived(process=name, message=answer)] if answer else []
         return name in self._names
 
     def signal(self, name: str, signum: int) -> None:

@@ -29,7 +29,7 @@ from recovery.collectives.group import Group
 from recovery.collectives.sharded import ShardedReducer
 from recovery.data import order
 from recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
-from recovery.rank.complete_step import told
+from recovery.rank.complete_step import exchange_totals
 from recovery.rank.fingerprint import fingerprint
 from recovery.state import digest
 from recovery.state.digest import Digester
@@ -328,7 +328,7 @@ def test_words_of_all_ranks_are_read_from_the_device(gpus: Gpus) -> None:
     def say(group: Group) -> Any:
         device = str(group.device)
         known = [3.0, 0.5, 8.0, 1.0] if group.rank else []
-        return votes(group, 4 + group.rank, device), told(3, known, group, device)
+        return votes(group, 4 + group.rank, device), exchange_totals(3, known, group, device)
 
     for given, reduced in together(gpus, groups, say):
         assert given == [4, 5]

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.detection.hangs import Hang, HangDetector, Leaving
+from recovery.detection.hangs import Hang, HangDetector, LeaveWatch
 from recovery.detection.pace import HangLimits
 from recovery.process.starvation import (
     LOOK_S,
     Pulse,
     Starvation,
-    Thread,
+    ThreadReading,
     Usage,
     pressure_s,
     processor_s,
@@ -352,8 +352,8 @@ def test_starvation_in_a_stall_that_all_share_excuses_nobody_afterwards() -> Non
     )
 
 
-def thread(*, ran: float, queued: float = 0.0, ready: bool = True) -> Thread:
-    return Thread(ready=ready, ran_s=ran, queued_s=queued)
+def thread(*, ran: float, queued: float = 0.0, ready: bool = True) -> ThreadReading:
+    return ThreadReading(ready=ready, ran_s=ran, queued_s=queued)
 
 
 def test_a_thread_that_spins_is_not_starved() -> None:
@@ -390,7 +390,7 @@ def test_a_thread_beside_the_main_one_excuses_for_most_of_the_time_and_not_for_a
     assert starvation.total_s == pytest.approx(0.75)
 
 
-def kernel(slices: list[tuple[str, float]], look_s: float) -> Iterator[tuple[float, Thread]]:
+def kernel(slices: list[tuple[str, float]], look_s: float) -> Iterator[tuple[float, ThreadReading]]:
     """What looks at a thread show that (r)uns, (q)ueues and (s)leeps for so long at a time: a wait
     is counted when it ends. Times of looks, and readings.
     """
@@ -425,7 +425,7 @@ def test_a_rank_that_gets_a_few_milliseconds_now_and_then_is_not_hung() -> None:
     marks = ranks("forward", "collective", "collective", "collective")
     for now, reading in kernel([("r", 0.003), ("q", 0.05)] * 113, TICK_S):
 
-        def pulse(_: str, now: float = now, reading: Thread = reading) -> Pulse:
+        def pulse(_: str, now: float = now, reading: ThreadReading = reading) -> Pulse:
             starvation.look(now, 7, {7: reading})
             return starvation.pulse()
 
@@ -523,7 +523,7 @@ def test_in_the_first_step_a_process_that_computes_may_compile_for_minutes(
 def left(
     marks: Mapping[str, Mark], *, for_s: float, step_s: float = 0.05, starved_share: float = 0.0
 ) -> list[str]:
-    leaving = Leaving(pace=Watched(step_s).detector.pace, least_s=1.0)
+    leaving = LeaveWatch(pace=Watched(step_s).detector.pace, least_s=1.0)
     for look in range(round(for_s / TICK_S) + 1):
         now = look * TICK_S
         late = leaving.late(
@@ -556,7 +556,7 @@ def test_whoever_is_kept_from_running_has_longer_to_leave() -> None:
 
 
 def test_whoever_moves_has_not_stopped_to_leave() -> None:
-    leaving = Leaving(pace=Watched().detector.pace, least_s=1.0)
+    leaving = LeaveWatch(pace=Watched().detector.pace, least_s=1.0)
     for look in range(200):
         marks = {"w0": replace(mark("checkpoint"), time_ns=look // 40)}
         assert leaving.late(look * TICK_S, marks, lambda _: "S", lambda _: Pulse()) == {}

@@ -29,7 +29,7 @@ from recovery.nodes.link import handshake
 from recovery.nodes.link.link import Link, Post, await_parcel
 from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, Welcome
 from recovery.process import processes
-from recovery.process.local import Dying, Exited, Said
+from recovery.process.local import Dying, Exited, MessageReceived
 from recovery.transport.wire import Extra, Notice, Ready, Stop
 from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
@@ -80,8 +80,8 @@ def eventually(true: Callable[[], bool], what: str = "") -> None:
 def ready(yard: Yard, *names: str) -> None:
     """These said that they are ready."""
     left = set(names)
-    for report in yard.until_kind(Said, len(names)):
-        if isinstance(report, Said) and isinstance(report.message, Ready):
+    for report in yard.until_kind(MessageReceived, len(names)):
+        if isinstance(report, MessageReceived) and isinstance(report.message, Ready):
             left.discard(report.process)
     assert not left
 
@@ -103,7 +103,7 @@ def test_a_process_of_a_node_is_started_heard_and_ends(arm: Yard, mode: str) -> 
     assert arm.fleet.alive("w0") and processes.state(pid) in "RSD"
     ready(arm, "w0")
     arm.order("w0", "step", 7)
-    arm.until_kind(Said)
+    arm.until_kind(MessageReceived)
     mark = arm.fleet.mark("w0")
     assert (mark.step, mark.committed, mark.phase) == (7, 7, "collective"), (
         "never behind what it says"
@@ -136,7 +136,7 @@ def test_what_a_killed_process_wrote_is_there_before_its_exit(arm: Yard) -> None
     ready(arm, "w0")
     arm.order("w0", "print", 300)
     arm.order("w0", "log", 3000)
-    arm.until_kind(Said)
+    arm.until_kind(MessageReceived)
     arm.fleet.signal("w0", signal.SIGKILL)
     reports = arm.until_kind(Exited)
     end = reports[-1]
@@ -163,7 +163,7 @@ def test_messages_come_in_order_and_before_the_exit(arm: Yard) -> None:
     arm.order("w0", "say", 5000)
     arm.order("w0", "exit", 3)
     reports = arm.until_kind(Exited)
-    said = [r.message.payload["number"] for r in reports if isinstance(r, Said)]
+    said = [r.message.payload["number"] for r in reports if isinstance(r, MessageReceived)]
     assert said == list(range(5000))
     assert isinstance(reports[-1], Exited) and reports[-1].exit_code == 3
 
@@ -235,14 +235,14 @@ def test_an_arm_that_ends_leaves_nothing_and_its_files_are_complete(arm: Yard) -
     pids = [arm.spawn("w0", 0), arm.spawn("w1", 1)]
     ready(arm, "w0", "w1")
     arm.order("w1", "log", 50)
-    arm.until_kind(Said)
+    arm.until_kind(MessageReceived)
     scratch = arm.scratch(1) / arm.run.name
     assert (scratch / "w1.log").exists()
     assert arm.fleet.begin("next", arm.folder) == {}
     gone(pids)
     assert [event["seq"] for event in events_of(arm, "w1")] == list(range(51))
     arm.until(lambda _: not (scratch / "w1.log").exists())  # once all is known to have come
-    assert not any(isinstance(r, Said | Dying | Exited) for r in arm.fleet.wait(0)), (
+    assert not any(isinstance(r, MessageReceived | Dying | Exited) for r in arm.fleet.wait(0)), (
         "of what is over nothing is told"
     )
 
@@ -268,7 +268,7 @@ def test_orphans_of_its_processes_are_reaped_by_the_agent(arm: Yard) -> None:
     arm.spawn("w0", 0)
     ready(arm, "w0")
     arm.order("w0", "orphan")
-    (said,) = [r for r in arm.until_kind(Said) if isinstance(r, Said)]
+    (said,) = [r for r in arm.until_kind(MessageReceived) if isinstance(r, MessageReceived)]
     pid = said.message.payload["pid"]
     eventually(lambda: processes.state(pid) == "X")
     assert processes.state(pid) == "X", "not even a zombie is left"
@@ -329,7 +329,7 @@ def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
         # which proves nothing.
         yard.fleet._connections.states[0].ping_due_ns = sys.maxsize
         yard.order("w0", "say")
-        yard.until_kind(Said)
+        yard.until_kind(MessageReceived)
         yard.agents[0].signal(signal.SIGKILL)
         reports = yard.until_kind(Exited)
         kinds = [type(r) for r in reports if not isinstance(r, ClockMeasured)]
@@ -381,7 +381,11 @@ def cut_again_and_again(yard: Yard) -> None:
     yard.order("w0", "say", 3000)
     said: list[int] = []
     for _ in range(20):  # in the middle of it
-        said += [r.message.payload["number"] for r in yard.fleet.wait(0.001) if isinstance(r, Said)]
+        said += [
+            r.message.payload["number"]
+            for r in yard.fleet.wait(0.001)
+            if isinstance(r, MessageReceived)
+        ]
         link = yard.fleet._connections.states[0].link
         if link is not None:
             with suppress(OSError):  # it was cut, and that was not noticed yet
@@ -390,7 +394,7 @@ def cut_again_and_again(yard: Yard) -> None:
     yard.order("w0", "exit", 0)
     reports = yard.until_kind(Exited)
     assert not any(isinstance(r, NodeLost | Dying) and r != Dying(process="w0") for r in reports)
-    said += [r.message.payload["number"] for r in reports if isinstance(r, Said)]
+    said += [r.message.payload["number"] for r in reports if isinstance(r, MessageReceived)]
     assert said == list(range(3000))
 
 
@@ -415,10 +419,14 @@ def test_away_and_back_nothing_is_lost_or_doubled(yard: Yard) -> None:
     reports = yard.until(
         lambda r: (
             any(isinstance(x, Exited) for x in r)
-            and sum(isinstance(x, Said) and x.process == "w0" for x in r) >= 2002
+            and sum(isinstance(x, MessageReceived) and x.process == "w0" for x in r) >= 2002
         )
     )
-    said = [r.message for r in reports if isinstance(r, Said) and isinstance(r.message, Extra)]
+    said = [
+        r.message
+        for r in reports
+        if isinstance(r, MessageReceived) and isinstance(r.message, Extra)
+    ]
     numbers = [m.payload["number"] for m in said if m.topic == "said"]
     assert numbers == [*range(2000), 0]
     assert [(r.process, r.exit_code) for r in reports if isinstance(r, Exited)] == [("w1", 5)]
@@ -481,7 +489,7 @@ def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
     yard.until(lambda _: yard.fleet._connections.states[0].link is not before)
     yard.await_nodes(0)
     yard.order("w0", "say")
-    reports = yard.until_kind(Said)
+    reports = yard.until_kind(MessageReceived)
     assert (
         not any(isinstance(r, NodeLost | Exited) for r in reports) and processes.state(pid) in "RSD"
     )
@@ -652,12 +660,12 @@ def test_a_warned_node_tells_its_ranks_and_the_coordinator(yard: Yard) -> None:
     reports = yard.until(
         lambda r: (
             any(isinstance(x, NodeWarned) for x in r)
-            and any(isinstance(x, Said) and isinstance(x.message, Notice) for x in r)
+            and any(isinstance(x, MessageReceived) and isinstance(x.message, Notice) for x in r)
         )
     )
     assert not any(isinstance(r, Exited | NodeLost) for r in reports)
     assert yard.order("w0", "say")
-    yard.until_kind(Said)
+    yard.until_kind(MessageReceived)
 
 
 def test_an_interrupted_agent_takes_everything_with_it(yard: Yard) -> None:

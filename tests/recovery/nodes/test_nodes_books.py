@@ -17,7 +17,7 @@ from recovery.nodes.agent.agent_processes import AgentProcesses
 from recovery.nodes.coordinator import remote_processes
 from recovery.nodes.link.link import Post
 from recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
-from recovery.process.local import Exited, Said
+from recovery.process.local import Exited, MessageReceived
 from recovery.process.node import script_recipe
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER
@@ -143,7 +143,7 @@ def begin(processes: AgentProcesses, name: str, scratch: Path) -> None:
     config = json.dumps({"log": str(scratch / "logs" / f"{name}.log")})
     (scratch / "logs").mkdir(exist_ok=True)
     processes.start(Start(process=name, mode="warm", config=config, log=f"{name}.jsonl"))
-    processes.tell_of(Said(process=name, message=Ready()))
+    processes.tell_of(MessageReceived(process=name, message=Ready()))
 
 
 def confirm(processes: AgentProcesses) -> None:

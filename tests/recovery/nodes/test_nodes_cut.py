@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import ORCHESTRATOR, Kind
 from recovery.nodes.coordinator.node_state import NodeLost
 from recovery.process import processes
-from recovery.process.local import Dying, Exited, Said
+from recovery.process.local import Dying, Exited, MessageReceived
 from tests.support.clusters import netns
 from tests.support.clusters.cluster import agent_command, token_in
 from tests.support.clusters.netns import CONTROL, DATA, Sites
@@ -68,16 +68,18 @@ def test_a_node_behind_a_cut_of_four_seconds_is_as_it_was(tmp_path: Path, sites:
             yard.fleet.await_nodes([0], limit_s=1.0, gone=lambda node: None)
             yard.fleet.begin("arm", yard.folder)
             pid = yard.spawn("w0", 0)
-            yard.until_kind(Said)
+            yard.until_kind(MessageReceived)
             sites.cut(CONTROL)
             yard.order("w0", "say", 100)
             reports = passes(yard, 4.5)
             assert yard.fleet.os_state("w0") == "?" and not any(
-                isinstance(r, Said) for r in reports
+                isinstance(r, MessageReceived) for r in reports
             )
             sites.heal(CONTROL)
-            reports += yard.until_kind(Said, 100)
-            numbers = [r.message.payload["number"] for r in reports if isinstance(r, Said)]
+            reports += yard.until_kind(MessageReceived, 100)
+            numbers = [
+                r.message.payload["number"] for r in reports if isinstance(r, MessageReceived)
+            ]
             assert numbers == list(range(100)), "each once and in order"
             assert not any(isinstance(r, NodeLost | Exited | Dying) for r in reports)
             assert processes.state(pid) in "RSD"
@@ -128,7 +130,7 @@ class CutJob(Running):
 
     def committed(self, process: str, node: int) -> int:
         """By its own log, whether it is heard of or not."""
-        steps = Tail(self.folder / f"n{node}" / f"{process}.jsonl").read()
+        steps = EventLogTail(self.folder / f"n{node}" / f"{process}.jsonl").read()
         return max((e.step or 0 for e in steps if e.kind is Kind.STEP_COMMITTED), default=0)
 
     def lasts(self, seconds: float) -> None:

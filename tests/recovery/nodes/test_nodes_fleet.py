@@ -46,8 +46,8 @@ from recovery.nodes.link.protocol import (
     Warned,
     Welcome,
 )
-from recovery.process.local import Dying, Exited, Said
-from recovery.process.pressure import Reading
+from recovery.process.local import Dying, Exited, MessageReceived
+from recovery.process.pressure import PressureReading
 from recovery.transport.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
@@ -180,7 +180,7 @@ def test_a_process_is_what_its_agent_says(stage: Stage, tmp_path: Path) -> None:
     puppet.say(Lines(file="w0.jsonl", offset=0, text="one\n"))
     puppet.say(Ended(process="w0", exit_code=3, signal=None, time_ns=5, mark=MARK))
     reports = [r for r in stage.until_kind(Exited) if not isinstance(r, ClockMeasured)]
-    assert [type(r) for r in reports] == [Said, Dying, Exited]
+    assert [type(r) for r in reports] == [MessageReceived, Dying, Exited]
     mark = stage.fleet.mark("w0")
     assert (mark.generation, mark.step, mark.phase, mark.committed, mark.last_seq) == (
         1,
@@ -233,7 +233,7 @@ def test_what_an_agent_reads_of_its_processors_is_known_at_its_time(stage: Stage
     stage.until(lambda _: bool(stage.fleet.pressures()))
     read_ns, reading = stage.fleet.pressures()[0]
     assert read_ns == stage.clock.now_ns - 7
-    assert reading == Reading(cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
+    assert reading == PressureReading(cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
 
 
 def test_nothing_is_known_of_a_machine_whose_clock_is_not(stage: Stage) -> None:
@@ -413,7 +413,7 @@ def failing(stage: Stage) -> Puppet:
     puppet.link.reset()
     stage.until(lambda _: not stage.fleet.nodes()[0].connected)
     other.say(Heard(process="w1", message=Parked(generation=1, step=7, valid=True, why="failed")))
-    stage.until_kind(Said)
+    stage.until_kind(MessageReceived)
     return puppet
 
 
@@ -457,7 +457,7 @@ def test_an_agent_that_comes_back_at_once_is_the_same(stage: Stage) -> None:
     again.number = puppet.number
     assert stage.passes(0.5) == [] and stage.fleet.alive("w0")
     again.say(Heard(process="w0", message=Ready()))
-    stage.until_kind(Said)
+    stage.until_kind(MessageReceived)
 
 
 def test_one_that_comes_back_after_it_was_counted_dead_is_fenced(stage: Stage) -> None:

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recovery.nodes.coordinator import listener as listening
-from recovery.nodes.coordinator.listener import Listener
+from recovery.nodes.coordinator.listener import AgentListener
 from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import Keys, Refused, Seal, Unproven
+from recovery.nodes.link.handshake import AuthenticationFailed, Keys, ProtocolViolation, Seal
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import (
     FROM_AGENT,
@@ -52,7 +52,7 @@ def prove(left: bytes, right: bytes, *, limit_s: float = LIMIT_S) -> list[Keys |
     def one(at: int, act: Callable[..., Keys], token: bytes) -> None:
         try:
             found[at] = act(socks[at], token, limit_s=limit_s)
-        except (Unproven, OSError) as error:
+        except (AuthenticationFailed, OSError) as error:
             found[at] = error
             socks[at].close()
 
@@ -78,8 +78,8 @@ def test_both_ends_have_the_same_keys_and_no_two_connections_have() -> None:
 
 def test_a_wrong_token_is_found_by_both_ends() -> None:
     coordinator, agent = prove(TOKEN, b"f" * 32)
-    assert isinstance(coordinator, Unproven) and "token" in str(coordinator)
-    assert isinstance(agent, Unproven | OSError)
+    assert isinstance(coordinator, AuthenticationFailed) and "token" in str(coordinator)
+    assert isinstance(agent, AuthenticationFailed | OSError)
 
 
 def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
@@ -95,7 +95,7 @@ def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()
-        with pytest.raises(Unproven, match="does not know the run's token"):
+        with pytest.raises(AuthenticationFailed, match="does not know the run's token"):
             handshake.enter(right, TOKEN)
         thread.join(LIMIT_S)
 
@@ -108,14 +108,14 @@ def test_the_proof_of_another_purpose_proves_nothing() -> None:
             daemon=True,
         )
         thread.start()
-        with pytest.raises(Unproven, match="token"):
+        with pytest.raises(AuthenticationFailed, match="token"):
             handshake.admit(left, TOKEN)
         left.close()
         thread.join(LIMIT_S)
 
 
 def suppressed(act: Callable[..., Any], *args: Any, **options: Any) -> None:
-    with suppress(Unproven, OSError):
+    with suppress(AuthenticationFailed, OSError):
         act(*args, **options)
 
 
@@ -128,7 +128,7 @@ def test_other_software_is_told_apart_from_a_wrong_token() -> None:
         )
         thread.start()
         with pytest.raises(
-            Unproven, match=f"speaks version 99, not {VERSION}: run the same software"
+            AuthenticationFailed, match=f"speaks version 99, not {VERSION}: run the same software"
         ):
             handshake.admit(left, TOKEN)
         thread.join(LIMIT_S)
@@ -161,20 +161,20 @@ def test_a_line_is_taken_once_and_in_its_place() -> None:
     one, two, three = (sender.seal(b"%d" % n)[:-1] for n in range(3))
     assert receiver.open(one) == b"0"
     for wrong in (one, three):
-        with pytest.raises(Refused, match="repeated or out of order"):
+        with pytest.raises(ProtocolViolation, match="repeated or out of order"):
             receiver.open(wrong)
     assert receiver.open(two) == b"1", "what was refused changed nothing"
 
 
 @pytest.mark.parametrize("change", [b"0 ", b"", b"x" * 40, b"\xff\x00 1 1"])
 def test_a_line_that_was_made_up_is_refused(change: bytes) -> None:
-    with pytest.raises(Refused, match="without a valid code"):
+    with pytest.raises(ProtocolViolation, match="without a valid code"):
         Seal(TOKEN).open(change)
 
 
 @given(line=st.binary(max_size=200))
 def test_garbage_is_refused_in_words(line: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(ProtocolViolation):
         Seal(TOKEN).open(line)
 
 
@@ -182,7 +182,7 @@ def test_garbage_is_refused_in_words(line: bytes) -> None:
 def test_a_changed_bit_is_seen(at: int, bit: int) -> None:
     line = bytearray(Seal(TOKEN).seal(b'{"type":"ping","sent_ns":1}')[:-1])
     line[at % len(line)] ^= 1 << bit
-    with pytest.raises(Refused):
+    with pytest.raises(ProtocolViolation):
         Seal(TOKEN).open(bytes(line))
 
 
@@ -213,11 +213,11 @@ def test_what_was_heard_on_one_connection_is_refused_on_another() -> None:
     agent.flush()
     assert taken(coordinator)[0].frame == HELLO
     below.sendall(said)  # a replay on the same connection
-    with pytest.raises(Refused, match="out of order"):
+    with pytest.raises(ProtocolViolation, match="out of order"):
         taken(coordinator)
     other, _, below = linked(Keys(sending=b"1" * 32, receiving=b"2" * 32))
     below.sendall(said)
-    with pytest.raises(Refused, match="of another connection"):
+    with pytest.raises(ProtocolViolation, match="of another connection"):
         taken(other)
 
 
@@ -239,7 +239,7 @@ def test_what_was_heard_on_one_connection_is_refused_on_another() -> None:
 def test_what_is_sealed_well_and_no_message_is_refused(body: bytes, why: str) -> None:
     coordinator, agent, below = linked()
     below.sendall(agent._sending.seal(body))
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(ProtocolViolation, match=why):
         taken(coordinator)
 
 
@@ -250,7 +250,7 @@ def test_a_line_without_end_is_cut_off() -> None:
     )
     below.settimeout(LIMIT_S)
     thread.start()
-    with pytest.raises(Refused, match="a line over"):
+    with pytest.raises(ProtocolViolation, match="a line over"):
         for _ in range(10_000_000):
             coordinator.take()
     coordinator.close()
@@ -264,7 +264,7 @@ def test_a_link_survives_any_bytes_with_a_refusal(data: list[bytes]) -> None:
     link = Link(one, Keys(sending=b"s", receiving=b"r"), FROM_AGENT)
     with two:
         two.sendall(b"".join(data) + b"\n")
-        with pytest.raises((Refused, ConnectionError)):
+        with pytest.raises((ProtocolViolation, ConnectionError)):
             two.shutdown(socket.SHUT_WR)
             while True:
                 link.take()
@@ -285,19 +285,19 @@ def test_a_link_waits_for_nobody() -> None:
 
 
 @pytest.fixture
-def listener() -> Iterator[tuple[Listener, list[str]]]:
+def listener() -> Iterator[tuple[AgentListener, list[str]]]:
     refused: list[str] = []
-    listener = Listener(("127.0.0.1", 0), TOKEN, refused=refused.append)
+    listener = AgentListener(("127.0.0.1", 0), TOKEN, refused=refused.append)
     yield listener, refused
     listener.close()
 
 
-def dial(listener: Listener, token: bytes = TOKEN) -> Link:
+def dial(listener: AgentListener, token: bytes = TOKEN) -> Link:
     sock = socket.create_connection(listener.address, timeout=LIMIT_S)
     return Link(sock, handshake.enter(sock, token), FROM_COORDINATOR)
 
 
-def entered(listener: Listener) -> list[tuple[Link, Any]]:
+def entered(listener: AgentListener) -> list[tuple[Link, Any]]:
     until_s = time.monotonic() + LIMIT_S
     while time.monotonic() < until_s:
         if found := listener.enter():
@@ -306,7 +306,7 @@ def entered(listener: Listener) -> list[tuple[Link, Any]]:
     raise AssertionError("nobody came in")
 
 
-def test_strangers_who_say_nothing_delay_nobody(listener: tuple[Listener, list[str]]) -> None:
+def test_strangers_who_say_nothing_delay_nobody(listener: tuple[AgentListener, list[str]]) -> None:
     silent = [
         socket.create_connection(listener[0].address) for _ in range(listening.STRANGERS + 10)
     ]
@@ -320,8 +320,8 @@ def test_strangers_who_say_nothing_delay_nobody(listener: tuple[Listener, list[s
         sock.close()
 
 
-def test_who_is_turned_away_is_logged_with_why(listener: tuple[Listener, list[str]]) -> None:
-    with suppress(Unproven, OSError):
+def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, list[str]]) -> None:
+    with suppress(AuthenticationFailed, OSError):
         dial(listener[0], b"f" * 32)
     with socket.create_connection(listener[0].address) as http:
         http.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -343,7 +343,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 
 def test_whoever_does_not_say_hello_first_is_turned_away(
-    listener: tuple[Listener, list[str]],
+    listener: tuple[AgentListener, list[str]],
 ) -> None:
     link = dial(listener[0])
     link.put(Beat(time_ns=1, marks={}, states={}))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
-from recovery.nodes.link.files import CHUNK, Tail, land
-from recovery.nodes.link.handshake import Keys, Refused
+from recovery.nodes.link.files import CHUNK, FileTail, land
+from recovery.nodes.link.handshake import Keys, ProtocolViolation
 from recovery.nodes.link.link import Link, Parcel, Post
 from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
 
@@ -66,7 +66,7 @@ def test_a_gap_is_refused() -> None:
     assert post.accept(Parcel(number=1, got=0, frame=None))
     assert not post.accept(Parcel(number=1, got=0, frame=None)), "doubled"
     assert post.accept(Parcel(number=0, got=0, frame=None)), "one that may be lost"
-    with pytest.raises(Refused, match="message 3 came where 2 was due"):
+    with pytest.raises(ProtocolViolation, match="message 3 came where 2 was due"):
         post.accept(Parcel(number=3, got=0, frame=None))
 
 
@@ -164,7 +164,7 @@ def test_answers_that_cannot_be_count_for_nothing() -> None:
 # ---- files
 
 
-def sent(tail: Tail, *, last: bool = False) -> list[Lines]:
+def sent(tail: FileTail, *, last: bool = False) -> list[Lines]:
     found = [piece() for piece in tail.new(last=last)]
     assert all(isinstance(lines, Lines) for lines in found)
     return found  # type: ignore[return-value]
@@ -172,7 +172,7 @@ def sent(tail: Tail, *, last: bool = False) -> list[Lines]:
 
 def test_a_file_arrives_byte_for_byte_and_its_lines_whole(tmp_path: Path) -> None:
     source, there = tmp_path / "w0.jsonl", tmp_path / "run"
-    tail = Tail(source, "events/w0.jsonl", whole_lines=True)
+    tail = FileTail(source, "events/w0.jsonl", whole_lines=True)
     assert sent(tail) == []
     data = b""
     for part in (b"one\n", b"two", b"\n\xff\x00\r\n", b"x" * CHUNK + b"\n", b"torn"):
@@ -197,7 +197,7 @@ def test_what_lands_twice_or_late_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "."])
 def test_nothing_lands_outside(tmp_path: Path, name: str) -> None:
-    with pytest.raises((Refused, OSError)):
+    with pytest.raises((ProtocolViolation, OSError)):
         land(tmp_path / "run", Lines(file=name, offset=0, text="x"))
     assert not (tmp_path / "x").exists()
 
@@ -211,5 +211,5 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_text_that_is_no_bytes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="that are none"):
+    with pytest.raises(ProtocolViolation, match="that are none"):
         land(tmp_path, Lines(file="a", offset=0, text="€"))

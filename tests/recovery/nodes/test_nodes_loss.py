@@ -10,7 +10,7 @@ import pytest
 
 from recovery.nodes.coordinator.datapath import DataPath
 from recovery.nodes.coordinator.loss import LEASE_GRACE_S, Absence, Data, FleetLimits, How, judge
-from recovery.nodes.coordinator.node_state import Remote
+from recovery.nodes.coordinator.node_state import RemoteProcess
 from recovery.transport.progress_counters import Mark
 from recovery.transport.wire import Parked
 
@@ -95,7 +95,7 @@ def test_who_hung_up_on_a_coordinator_that_stood_still_has_longer() -> None:
 PARKED = Parked(generation=1, step=7, valid=True, why="failed")
 
 
-def rank(name: str, node: int, committed: int, generation: int = 1) -> Remote:
+def rank(name: str, node: int, committed: int, generation: int = 1) -> RemoteProcess:
     mark = Mark(
         generation=generation,
         step=committed + 1,
@@ -105,7 +105,7 @@ def rank(name: str, node: int, committed: int, generation: int = 1) -> Remote:
         committed=committed,
         last_seq=1,
     )
-    return Remote(name=name, node=node, pid=1, mark=mark)
+    return RemoteProcess(name=name, node=node, pid=1, mark=mark)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
 from harness.arm.placement import Placement
 from harness.launchers.sim import Sim
-from recovery.cli.process_host import Spot, least_taken
+from recovery.cli.process_host import ProcessPlacement, least_taken
 from recovery.policy import fallback
-from recovery.policy.backoff import Reputation, Row
+from recovery.policy.backoff import BackoffSchedule, Reputation
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import Cause, Failure, Spawn
@@ -31,7 +31,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 def test_a_row_of_failures_costs_more_and_more_and_is_forgotten() -> None:
-    row = Row(free=2, first_s=10.0, most_s=60.0)
+    row = BackoffSchedule(free=2, first_s=10.0, most_s=60.0)
     assert row.again_s([]) == row.again_s([5.0, 6.5]) == -math.inf
     assert row.again_s([5.0, 6.5, 8.0]) == 18.0
     times = [5.0, 6.5, 8.0, 18.0, 38.0, 78.0, 138.0, 198.0]
@@ -52,7 +52,8 @@ def test_a_row_of_failures_costs_more_and_more_and_is_forgotten() -> None:
     assert row.again_s([7.0] * 4, together=3) == -math.inf, "one, and one more"
     assert row.again_s([7.0] * 5, together=3) == 17.0, "they were not there at the same time"
     assert (
-        Row(free=0, first_s=5.0, most_s=math.inf).again_s(map(float, range(0, 4000, 2))) < math.inf
+        BackoffSchedule(free=0, first_s=5.0, most_s=math.inf).again_s(map(float, range(0, 4000, 2)))
+        < math.inf
     )
 
 
@@ -190,8 +191,8 @@ def test_a_replacement_is_not_placed_where_others_keep_failing() -> None:
     )
     assert placement.place("w6", "worker", left, (0,), avoid=[0]) == 0
 
-    def spot(node: int, device: str) -> Spot:
-        return Spot(node=node, device=device, address="", events=Path(), logs=None)
+    def spot(node: int, device: str) -> ProcessPlacement:
+        return ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
 
     bad = (0, "cpu").__eq__
     cpus = [spot(0, "cpu"), spot(1, "cpu")]

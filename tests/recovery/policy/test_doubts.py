@@ -15,7 +15,7 @@ from chaos.events.log import Event, Kind
 from recovery.checkpoint.checkpointer import NothingToRestore
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.fence import Fence
+from recovery.checkpoint.files.fence import CheckpointFence
 from recovery.policy import doubts
 from recovery.policy.doubts import Doubt
 from recovery.policy.strategies.hot_spare import HotSpare
@@ -47,7 +47,7 @@ def test_a_fresh_job_goes_back_to_what_it_saved_although_the_disk_is_full_by_now
 ) -> None:
     member(tmp_path, 1, job_id="before").run(50)
     member(tmp_path, 1, job_id="mine", fresh=True).run(5)
-    monkeypatch.setattr(Fence, "_write", full)
+    monkeypatch.setattr(CheckpointFence, "_write", full)
     again = member(tmp_path, 2, job_id="mine", fresh=True)
     assert restored(again) == "step-00000005", "progress counts, and what was there before does not"
     (tmp_path / "fence.json").unlink()
@@ -59,7 +59,7 @@ def test_what_was_there_before_a_fresh_job_never_counts_whatever_the_disk_takes(
 ) -> None:
     member(tmp_path, 1, job_id="before").run(50)
     (old,) = checkpoints.newest_first(tmp_path)[:1]
-    monkeypatch.setattr(Fence, "_write", full)
+    monkeypatch.setattr(CheckpointFence, "_write", full)
     rank = member(tmp_path, 1, job_id="mine", fresh=True)
     assert restored(rank) is None
     rank.saver.require(anew=True, fresh=True)

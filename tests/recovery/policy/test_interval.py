@@ -10,21 +10,21 @@ import pytest
 
 from recovery.policy.interval import (
     PRIOR_MTBF_S,
-    Auto,
-    History,
+    DalyInterval,
     Interval,
+    SaveHistory,
+    SaveSchedule,
     Seconds,
     Steps,
-    Timetable,
     counts,
     optimum_s,
     parse,
 )
 
-START = History(saved_s=100.0, since_s=100.0)
+START = SaveHistory(saved_s=100.0, since_s=100.0)
 
 
-def due_at(interval: Interval, history: History, *, steps: int, step_s: float) -> list[int]:
+def due_at(interval: Interval, history: SaveHistory, *, steps: int, step_s: float) -> list[int]:
     """Steps after which a save is made, each of which costs nothing and takes no time."""
     found = []
     for step in range(1, steps + 1):
@@ -55,7 +55,7 @@ def test_seconds_are_counted_from_the_last_save() -> None:
 
 
 def test_auto_measures_first_and_then_keeps_to_the_optimum() -> None:
-    found = due_at(Auto(100.0), START, steps=40, step_s=1.0)
+    found = due_at(DalyInterval(100.0), START, steps=40, step_s=1.0)
     assert found[0] == 1
     gap = math.ceil(optimum_s(0.5, 100.0))
     assert found[1:3] == [1 + gap, 1 + 2 * gap]
@@ -67,13 +67,13 @@ def test_auto_saves_more_often_the_more_failures_were_seen() -> None:
     for _ in range(20):
         rough = rough.failed()
     now_s = 100.0 + optimum_s(1.0, rough.mtbf_s(200.0)) + 1
-    assert Auto().due(5, now_s, rough)
-    assert not Auto().due(5, now_s, calm)
+    assert DalyInterval().due(5, now_s, rough)
+    assert not DalyInterval().due(5, now_s, calm)
 
 
 def test_the_mtbf_observed_starts_at_the_prior_and_follows_what_is_seen() -> None:
     assert START.mtbf_s(100.0) == PRIOR_MTBF_S
-    seen = History(saved_s=0.0, since_s=0.0, failures=99, watched_s=1000.0)
+    seen = SaveHistory(saved_s=0.0, since_s=0.0, failures=99, watched_s=1000.0)
     assert seen.mtbf_s(99_000.0) == pytest.approx((PRIOR_MTBF_S + 100_000.0) / 100)
 
 
@@ -112,7 +112,7 @@ def test_the_cost_is_the_mean_of_the_saves_seen() -> None:
         ("30s", Seconds(30.0)),
         ("1.5m", Seconds(90.0)),
         ("500ms", Seconds(0.5)),
-        ("auto", Auto(7.0)),
+        ("auto", DalyInterval(7.0)),
     ],
 )
 def test_what_people_write(text: int | str, interval: Interval) -> None:
@@ -130,9 +130,9 @@ def test_what_is_no_interval_is_refused_with_what_would_be(text: int | str) -> N
 # --- the timetable of a rank
 
 
-def timetable(every: int | str) -> Timetable:
+def timetable(every: int | str) -> SaveSchedule:
     """Of a rank that starts at second 100."""
-    return Timetable(every, mtbf_s=None, now_s=100.0)
+    return SaveSchedule(every, mtbf_s=None, now_s=100.0)
 
 
 def test_a_save_that_was_asked_for_and_not_made_is_asked_for_again() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recovery.policy import fallback
 from recovery.policy.layout import Layout
-from recovery.policy.rank_assignment import brings, common_step, seat
+from recovery.policy.rank_assignment import can_supply, common_step, seat
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import (
@@ -200,7 +200,7 @@ def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
         )
     for rank, source in copies.items():
         assert layout.shard_of(rank) == layout.shard_of(source) and source not in copies
-        assert brings(held[source], step)
+        assert can_supply(held[source], step)
         after[rank] = after[source]
     assert set(after.values()) == {step}
     if finish:

@@ -19,7 +19,7 @@ from chaos.errors import InfrastructureError
 from chaos.scenario.model import Cell, CheckpointSpec, RecoverySpec, Scenario, WorkloadSpec
 from harness.host import processes
 from harness.host.rundir import RunDirectory
-from harness.launch.launcher import ArmSetup, Exited, Report, Said
+from harness.launch.launcher import ArmSetup, Exited, MessageReceived, Report
 from harness.launchers.local import Local, LocalCluster, LocalSession
 from harness.workloads.mlp import Mlp
 from recovery.transport.wire import Abort, Ready, Stop
@@ -86,7 +86,9 @@ def until_ready(cluster: LocalCluster, count: int) -> None:
     """So many processes are built."""
     wait_for(
         cluster,
-        lambda r: sum(isinstance(x, Said) and isinstance(x.message, Ready) for x in r) >= count,
+        lambda r: (
+            sum(isinstance(x, MessageReceived) and isinstance(x.message, Ready) for x in r) >= count
+        ),
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.judge.checkers import CHECKERS, Evidence, check
-from recovery.process.logroom import BLOCK, LogRoom, Names
+from recovery.process.logroom import BLOCK, LogRoom, ProcessNames
 from recovery.transport import progress_counters
 from recovery.transport.event_ring import RingWriter
 from tests.support.arms import cell_of
@@ -139,7 +139,7 @@ def test_who_takes_a_job_over_knows_its_files_and_no_others(memory: Path) -> Non
 
 
 def test_names_of_a_hundred_thousand_processes_take_a_byte_each() -> None:
-    names = Names()
+    names = ProcessNames()
     for number in range(100_000):
         names.add(f"{'ws'[number % 2]}{number}")
     for name in ("w3000000000", "k5", "keeper-1", "w-1", "", "w\u0663"):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Kind
 from recovery.process import output
 from recovery.process.output import Output
@@ -250,7 +250,7 @@ def test_a_job_whose_terminal_is_gone_trains_to_its_end(tmp_path: Path) -> None:
     words = ("--ranks", "2", "--events", "events", "--device", "cpu", script)
     job = Unread.start(tmp_path, "-m", "recovery.run", *words)
     assert job.hang_up(after=b"step 3\r\n") == 0
-    events = Tail(tmp_path / "events" / "orchestrator.jsonl").read()
+    events = EventLogTail(tmp_path / "events" / "orchestrator.jsonl").read()
     assert not [e for e in events if e.kind is Kind.FAILURE_DETECTED]
     assert [e.data["outcome"] for e in events if e.kind is Kind.RUN_FINISHED] == ["completed"]
     exits = [e.data["exit_code"] for e in events if e.kind is Kind.PROCESS_EXITED]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recovery.rank.agent import Agent
+from recovery.rank.agent import RankAgent
 from recovery.transport.wire import (
     Abort,
     Channel,
@@ -61,7 +61,7 @@ class Rig:
         self.channel = Channel(ours)
         self.orphaned = threading.Event()
         self.extras: list[tuple[str, dict[str, Any]]] = []
-        self.agent = Agent(Channel(theirs), orphaned=self.orphaned.set)
+        self.agent = RankAgent(Channel(theirs), orphaned=self.orphaned.set)
         self.agent.on_extra = lambda topic, payload: self.extras.append((topic, payload))
         self.agent.start()
 
@@ -191,7 +191,7 @@ def test_by_default_an_orphan_ends_its_process() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        agent = Agent(Channel(theirs))
+        agent = RankAgent(Channel(theirs))
         agent._listen()
         os._exit(0)
     theirs.close()

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from chaos.errors import ScenarioError
-from recovery.data.leftout import LeftOut
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.rank.job import Job, JobConfig
-from recovery.rank.joining import Facts, JoinError, Seat, settle
+from recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
 from recovery.rank.standalone import lone_job
 from recovery.rank.step import Step
 
@@ -140,7 +140,7 @@ def test_a_loop_that_leaves_the_path_is_told(
 
 def test_a_sample_that_is_left_out_leaves_a_stand_in() -> None:
     job, model = job_of("elastic")
-    job.state.skip = LeftOut(dict.fromkeys(job.due(1)[1:], 1))
+    job.state.skip = ExclusionIndex(dict.fromkeys(job.due(1)[1:], 1))
     first = trained(job, model)[0]
     assert first == [job.due(1)] * 4
     assert job.micro_batches(1)[1].count == 0
@@ -164,11 +164,11 @@ def test_a_loader_comes_after_attach() -> None:
 
 # ---- who may ask for it
 
-FACTS = Facts(samples=64, steps=10, global_batch=8)
+FACTS = ScriptSettings(samples=64, steps=10, global_batch=8)
 
 
 def settled(said: Any, **seat: Any) -> str:
-    place = Seat(supervisor="the scenario", process="w0", world=4, **seat)
+    place = SupervisorSettings(supervisor="the scenario", process="w0", world=4, **seat)
     return settle(
         place,
         FACTS,

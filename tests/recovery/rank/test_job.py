@@ -21,7 +21,7 @@ from chaos.events.log import Event, EventWriter, Kind, read_actor
 from recovery.checkpoint.checkpointer import NothingToRestore
 from recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_first, verify
 from recovery.process.local import start_store
-from recovery.rank.agent import Agent
+from recovery.rank.agent import RankAgent
 from recovery.rank.job import Job, JobConfig
 from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
@@ -91,7 +91,7 @@ class Rank:
         (directory / "checkpoints").mkdir(exist_ok=True)
         self.page = MarkPage(progress_counters.create())
         self.job = Job(
-            config, Agent(Channel(theirs), orphaned=lambda: None), self.page, self.writer
+            config, RankAgent(Channel(theirs), orphaned=lambda: None), self.page, self.writer
         )
         torch.manual_seed(1)
         self.model = nn.Linear(3, 1)

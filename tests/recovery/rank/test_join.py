@@ -15,7 +15,14 @@ import pytest
 
 import recovery
 from recovery.policy.jobconfig import JobConfig
-from recovery.rank.joining import Facts, JoinError, Place, Seat, settle, taking
+from recovery.rank.joining import (
+    JoinError,
+    ScriptSettings,
+    SupervisedPlace,
+    SupervisorSettings,
+    settle,
+    taking,
+)
 from recovery.rank.script import ScriptError, describe, run_script
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,19 +73,21 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
 # ---- who says what
 
 
-def settled(seat: Seat, **script: Any) -> JobConfig:
+def settled(seat: SupervisorSettings, **script: Any) -> JobConfig:
     """What a script's job would be under a supervisor."""
     given = {"samples": 64, "steps": 10, "global_batch": 8, **script}
     kept = {
         f"checkpoint_{name}": given.pop(f"checkpoint_{name}", None)
         for name in ("dir", "every", "keep")
     }
-    return settle(seat, Facts.model_validate(given), **kept)
+    return settle(seat, ScriptSettings.model_validate(given), **kept)
 
 
-def seat(**more: object) -> Seat:
+def seat(**more: object) -> SupervisorSettings:
     """A place in a job of two ranks."""
-    return Seat.model_validate({"supervisor": "the scenario", "process": "w0", "world": 2, **more})
+    return SupervisorSettings.model_validate(
+        {"supervisor": "the scenario", "process": "w0", "world": 2, **more}
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,19 +165,19 @@ def test_a_script_that_never_joins(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "script.py").write_text(source)
     with pytest.raises(error, match=complaint):
-        run_script(tmp_path / "script.py", ["a", "b"], Place(seat=seat()))
+        run_script(tmp_path / "script.py", ["a", "b"], SupervisedPlace(settings=seat()))
 
 
 def test_a_place_that_only_asks_hears_what_the_script_says() -> None:
-    heard: list[Facts] = []
+    heard: list[ScriptSettings] = []
 
-    def hear(facts: Facts) -> NoReturn:
+    def hear(facts: ScriptSettings) -> NoReturn:
         heard.append(facts)
         raise Described
 
-    with taking(Place(seat=seat(), describe=hear)), pytest.raises(Described):
+    with taking(SupervisedPlace(settings=seat(), describe=hear)), pytest.raises(Described):
         recovery.join(samples=5, steps=6)
-    assert heard == [Facts(samples=5, steps=6)]
+    assert heard == [ScriptSettings(samples=5, steps=6)]
 
 
 @pytest.mark.real

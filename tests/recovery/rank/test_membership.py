@@ -16,7 +16,7 @@ from harness.sim.rank.rank import SimRank
 from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.group import Group
 from harness.sim.world.process import Process
-from recovery.rank.membership import Holding, Membership, SupervisorOrders, stays_connected
+from recovery.rank.membership import HeldState, Membership, SupervisorOrders, stays_connected
 from recovery.transport.wire import (
     Abort,
     Agreed,
@@ -111,9 +111,9 @@ def test_what_was_agreed_on_before_all_went_back_behind_it_vouches_for_nothing_s
     ],
 )
 def test_what_becomes_of_what_it_holds(
-    what: Callable[[Holding], None], after: tuple[bool, bool, int]
+    what: Callable[[HeldState], None], after: tuple[bool, bool, int]
 ) -> None:
-    held = Holding(valid=True, fresh=True, pending=7)
+    held = HeldState(valid=True, fresh=True, pending=7)
     what(held)
     assert (held.valid, held.fresh, held.pending) == after
 
@@ -147,10 +147,10 @@ def test_it_says_that_it_is_done_only_where_others_may_need_it() -> None:
 
 def test_an_abort_of_an_earlier_generation_or_after_it_left_is_none() -> None:
     member = inside()
-    assert member.leaves(Abort(generation=1)) and member.leaves(Abort(generation=2))
-    assert not member.leaves(Abort(generation=0))
+    assert member.must_park(Abort(generation=1)) and member.must_park(Abort(generation=2))
+    assert not member.must_park(Abort(generation=0))
     member.left()
-    assert not member.leaves(Abort(generation=1))
+    assert not member.must_park(Abort(generation=1))
 
 
 def test_a_broken_group_is_a_failure_unless_it_was_aborted() -> None:

@@ -15,7 +15,7 @@ from chaos.scenario.model import Cell
 from harness.run.orchestrator import Orchestrator
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import StateFrom
-from recovery.supervise.adoption import Past, past
+from recovery.supervise.adoption import JobRecord, past
 from recovery.supervise.controller import Controller
 from recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 from tests.recovery.supervise.test_controller import FakeHands
@@ -254,7 +254,9 @@ def test_a_process_that_answers_before_it_says_that_it_is_ready_is_ready_once() 
     lost.start(StateFrom.INITIAL)
     control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
     names = [name for name, _, _ in hands.spawned]
-    control.adopt(Past(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL)
+    control.adopt(
+        JobRecord(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL
+    )
     (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
     for name in names:
         answer = Status(place="waiting", generation=0, step=0, valid=False, number=number)
@@ -277,7 +279,9 @@ def test_what_does_not_fit_is_found_though_it_answered_before() -> None:
     hands = FakeHands()
     Controller(HotSpare(), hands, world=2, steps=100, store_port=1).start(StateFrom.INITIAL)
     control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
-    control.adopt(Past(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL)
+    control.adopt(
+        JobRecord(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL
+    )
     (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
     for name, torch in (("w0", "2.9"), ("w1", "2.8")):
         control.on_message(

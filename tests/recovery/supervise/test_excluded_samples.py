@@ -17,7 +17,7 @@ from chaos.events.log import Kind
 from recovery.checkpoint.files.checkpoints import newest_first, verify
 from recovery.collectives.reduce import GradientReducer
 from recovery.data import order
-from recovery.data.leftout import LeftOut
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.policy import corruption
 from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from recovery.policy.strategies.drop_replica import DropReplica
@@ -231,10 +231,10 @@ def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(tmp_path: Path
     rank = Rank(tmp_path)
     job = rank.job
     job.rank, job.world = 1, 2
-    job.state.skip = LeftOut(dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1))
+    job.state.skip = ExclusionIndex(dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1))
     attempt = Step(job, 1, job.micro_batches(1))
     assert (attempt.count, attempt.samples) == (0, order.batch(1, 4, 64, 5)[3:])
-    job.state.skip = LeftOut(dict.fromkeys(order.batch(1, 4, 64, 5), 1))
+    job.state.skip = ExclusionIndex(dict.fromkeys(order.batch(1, 4, 64, 5), 1))
     with pytest.raises(RuntimeError, match="every sample of step 1 is left out"):
         job.micro_batches(1)
     rank.channel.close()
@@ -247,7 +247,7 @@ def test_it_is_part_of_the_state_that_is_saved_and_copied(tmp_path: Path) -> Non
     assert rank.job.state.scalars()["skip"] == {"7": 3}
     newest = newest_first(tmp_path / "checkpoints")[0]
     assert verify(newest)["scalars"]["skip"] == {"7": 3}
-    rank.job.state.skip = LeftOut()
+    rank.job.state.skip = ExclusionIndex()
     rank.job.state.load_scalars(verify(newest)["scalars"])
     assert rank.job.state.skip == {7: 3}
     rank.stop()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from recovery.process import processes
-from recovery.process.local import Children, Dying, Exited, Report, Said
+from recovery.process.local import Children, Dying, Exited, MessageReceived, Report
 from recovery.transport import progress_counters
 from recovery.transport.exit_hint import Bell
 from recovery.transport.wire import Ready, Stop
@@ -171,7 +171,9 @@ class Family:
             return child.pid
 
         self.pid = self.children.spawn("w0", start)
-        self.until(lambda report: isinstance(report, Said) and isinstance(report.message, Ready))
+        self.until(
+            lambda report: isinstance(report, MessageReceived) and isinstance(report.message, Ready)
+        )
 
     def until(self, wanted: Callable[[Report], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -198,7 +200,7 @@ def test_a_supervisor_hears_of_the_dying_before_the_dead(family: Family) -> None
     # killed the rest.
     family.children.send("w0", Stop())
     family.until(gone)
-    kinds = [type(report) for report in family.reports if not isinstance(report, Said)]
+    kinds = [type(report) for report in family.reports if not isinstance(report, MessageReceived)]
     assert kinds == [Dying, Exited]
     last = family.reports[-1]
     assert isinstance(last, Exited) and (last.exit_code, last.signal) == (None, 9)
@@ -210,7 +212,7 @@ def test_a_killed_process_exits_once_whether_or_not_its_dying_was_heard_in_time(
 ) -> None:
     os.kill(family.pid, signal.SIGKILL)
     family.until(gone)
-    kinds = [type(report) for report in family.reports if not isinstance(report, Said)]
+    kinds = [type(report) for report in family.reports if not isinstance(report, MessageReceived)]
     assert kinds in ([Dying, Exited], [Exited])
     last = family.reports[-1]
     assert isinstance(last, Exited) and (last.exit_code, last.signal) == (None, 9)
@@ -220,6 +222,8 @@ def test_a_killed_process_exits_once_whether_or_not_its_dying_was_heard_in_time(
 def test_how_a_process_ended_by_itself_is_still_told(family: Family) -> None:
     family.children.send("w0", Ready())
     family.until(gone)
-    assert [type(report) for report in family.reports if not isinstance(report, Said)][-1] is Exited
+    assert [type(report) for report in family.reports if not isinstance(report, MessageReceived)][
+        -1
+    ] is Exited
     last = family.reports[-1]
     assert isinstance(last, Exited) and (last.exit_code, last.signal) == (3, None)

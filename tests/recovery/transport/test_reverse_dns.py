@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from recovery.collectives import sockets
 from recovery.collectives.group import Group
-from recovery.policy.jobconfig import LOOPBACK, Net
+from recovery.policy.jobconfig import LOOPBACK, NetworkAddresses
 from recovery.process.local import ask_store, start_store
 from recovery.transport import reverse_dns as module
 from recovery.transport.reverse_dns import nameless
@@ -67,7 +67,7 @@ def test_a_group_forms_without_asking(asked: Asked) -> None:
         backend="gloo",
         timeout_s=LIMIT_S,
         check=lambda: None,
-        net=Net(store_host=HOST),
+        net=NetworkAddresses(store_host=HOST),
     )
     group.form()
     assert asked

@@ -28,7 +28,7 @@ KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"ste
 SCRIPT = """
 import torch, recovery
 from recovery.rank.joining import _PLACE
-if _PLACE.get().seat.process == "s3":
+if _PLACE.get().settings.process == "s3":
     torch.__version__ = "1.0.0"
 job = recovery.join(samples=100, steps=400, global_batch=4)
 torch.manual_seed(job.seed)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Kind
 from tests.support.running import EPOCHS, RECOVERABLE, ROOT, Running
 
@@ -81,7 +81,7 @@ class Cluster:
 
     def committed(self) -> int:
         """By the first rank, which is on node 0, whether anybody supervises it or not."""
-        steps = Tail(self.scratch(0) / "w0.jsonl").read()
+        steps = EventLogTail(self.scratch(0) / "w0.jsonl").read()
         return max((e.step or 0 for e in steps if e.kind is Kind.STEP_COMMITTED), default=0)
 
     def close(self) -> None:

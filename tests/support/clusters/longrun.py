@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.events.following import Tail
+from chaos.events.following import EventLogTail
 from chaos.events.log import Event, Kind
 from recovery.process import processes
 from tests.support.clusters.cluster import Cluster
@@ -137,8 +137,8 @@ class LongRun:
         self._job = self._begin(folder, "--ranks", str(RANKS), "--spares", str(spares))
         self._spares = spares
         self._random = random.Random(seed)
-        self._tail = Tail(self._job.events / "orchestrator.jsonl")
-        self._survivor = Tail(self._job.events / f"{SURVIVOR}.jsonl")
+        self._tail = EventLogTail(self._job.events / "orchestrator.jsonl")
+        self._survivor = EventLogTail(self._job.events / f"{SURVIVOR}.jsonl")
         self.known = Known()
         self.step = self.failures = self.lost = 0
         self._committed_generation = 0

@@ -15,7 +15,7 @@ from typing import Any
 from chaos.events.log import Event, EventWriter, Kind
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.rank.rank import SimRank
-from harness.sim.rank.state import Part, Reduced, State, combine
+from harness.sim.rank.state import Reduced, ReduceInput, State, combine
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
 from recovery.checkpoint.files.manifest import MANIFEST
@@ -150,7 +150,7 @@ class BlamesAnother(Behaviour):
 class DropsShare(Behaviour):
     """After recovery the last rank's gradient is left out of the sum."""
 
-    def combine(self, rank: SimRank, parts: dict[int, Part]) -> Reduced:
+    def combine(self, rank: SimRank, parts: dict[int, ReduceInput]) -> Reduced:
         """All but one."""
         return combine(dict(list(parts.items())[:-1]) if rank.generation > 1 else parts)
 

@@ -11,7 +11,7 @@ from chaos.errors import ScenarioError
 from chaos.loading.load import load
 from harness.fuzz.draw import draw
 from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.play.play import Played, kinds, strategies
+from harness.fuzz.play.play import PlayResult, kinds, strategies
 from harness.judge.results import Finding
 
 LIMIT_S = 120
@@ -23,9 +23,9 @@ KILL = {
 }
 
 
-def fails(witness: str) -> Played:
+def fails(witness: str) -> PlayResult:
     """A checker of the faulted arm says so."""
-    return Played(findings={"faulted: membership": Finding(verdict="fail", witness=witness)})
+    return PlayResult(findings={"faulted: membership": Finding(verdict="fail", witness=witness)})
 
 
 def tree_of(launcher: str, **more: Any) -> draw.Tree:

@@ -25,15 +25,15 @@ from chaos.cli import build_catalogue
 from harness.fuzz.draw.draw import World
 from harness.fuzz.draw.stories import STORIES, Story
 from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import Player, kinds, strategies
+from harness.fuzz.play.play import SimPlayer, kinds, strategies
 from harness.fuzz.search import Search
 from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.keepers import SimRemembering
+from harness.sim.rank.keepers import SimMemoryCheckpointer
 from harness.sim.rank.rank import SimRank
 from harness.sim.rank.state import State
 from harness.sim.rank.step import Attempt
 from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.choosing import Choosing
+from recovery.checkpoint.files.choosing import CheckpointChooser
 from recovery.checkpoint.files.custody import Custody
 from recovery.checkpoint.files.pieces import CorruptCheckpoint
 from recovery.checkpoint.files.retention import Agreement
@@ -85,8 +85,8 @@ def sought(
     """
     catalogue = build_catalogue()
     world = World(kinds=kinds(), strategies=strategies(), strategy=planted.strategy)
-    good = Player(catalogue=catalogue)
-    player = Player(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
+    good = SimPlayer(catalogue=catalogue)
+    player = SimPlayer(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
     search = Search(world=world, player=player, seed=seed, until_s=0.0, stories=stories)
     while search.runs < (runs or planted.runs):
         with planted.planted():
@@ -233,7 +233,7 @@ def _older_memory(right: Wrong) -> Wrong:
     one's name.
     """
 
-    def restored(self: SimRemembering, newer_than: int) -> Any:
+    def restored(self: SimMemoryCheckpointer, newer_than: int) -> Any:
         found = right(self, newer_than)
         if found is None:
             return None
@@ -243,13 +243,13 @@ def _older_memory(right: Wrong) -> Wrong:
     return restored
 
 
-def _not_told(right: Wrong) -> Wrong:
+def _exclusions_not_sent(right: Wrong) -> Wrong:
     """A process that was not a member when a sample was left out is never told of it."""
 
-    def tell(self: ExcludedSamples, process: Any) -> int:
+    def send_missing(self: ExcludedSamples, process: Any) -> int:
         return right(self, process) if process.rank is not None else len(self._order)
 
-    return tell
+    return send_missing
 
 
 def _exits_unheard(right: Wrong) -> Wrong:
@@ -395,7 +395,7 @@ PLANTED: dict[str, Planted] = {
         strategy="drop-replica", patches=[(ExcludedSamples, "take", _skips_from_later)]
     ),
     "a replacement is not told of samples left out": Planted(
-        strategy="hot-spare", patches=[(ExcludedSamples, "tell", _not_told)]
+        strategy="hot-spare", patches=[(ExcludedSamples, "send_missing", _exclusions_not_sent)]
     ),
     "a rank's gradient is left out": Planted(strategy="hot-spare", behaviour=defects.DropsShare),
     # ---- state
@@ -416,7 +416,7 @@ PLANTED: dict[str, Planted] = {
         strategy="drop-replica", behaviour=defects.CommitsNan
     ),
     "a checkpoint in memory has the counters of a step before": Planted(
-        strategy="checkpoint-restart", patches=[(SimRemembering, "restored", _older_memory)]
+        strategy="checkpoint-restart", patches=[(SimMemoryCheckpointer, "restored", _older_memory)]
     ),
     # ---- checkpoints
     "a checkpoint is restored unverified": Planted(
@@ -434,7 +434,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "a doubtful checkpoint is restored": Planted(
         strategy="checkpoint-restart",
-        patches=[(Choosing, "in_doubt", _stays_in_doubt)],
+        patches=[(CheckpointChooser, "in_doubt", _stays_in_doubt)],
     ),
     "a job that lost its checkpoints begins anew": Planted(
         strategy="checkpoint-restart", patches=[(Custody, "nothing_left", never())]

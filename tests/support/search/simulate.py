@@ -12,7 +12,6 @@ from chaos import plugins
 from chaos.events.log import Event, Log, read_actor, read_log
 from chaos.fault.base import Fault
 from chaos.scenario.model import Cell, Scenario
-from harness.arm.watching import StopFlag
 from harness.host.rundir import RunDirectory
 from harness.judge.checkers import Evidence
 from harness.launch.launcher import ArmSetup
@@ -22,6 +21,7 @@ from harness.run.orchestrator import Orchestrator
 from harness.sim.rank.behaviour import Behaviour
 from harness.sim.world.settings import RankConfig
 from recovery.policy.strategy import Strategy
+from recovery.supervise.supervision import StopFlag
 from tests.mutations.tape import Tape
 from tests.support.arms import EXACT
 

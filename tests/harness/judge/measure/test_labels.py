@@ -13,7 +13,7 @@ import pytest
 import reports
 from chaos.cli import invoke
 from harness.compare.stored import compare_stored
-from harness.judge.measure.labels import Named, labels
+from harness.judge.measure.labels import CellIdentity, labels
 from reports.outlets.terminal import summary
 from tests.support.sample_results import build
 
@@ -24,7 +24,7 @@ ELASTIC = {"strategy": "drop-replica", "elastic": True}
 def named(*cells: tuple[str, dict[str, Any]]) -> list[str]:
     """Labels of cells, each a strategy and what the matrix chose."""
     given = [
-        Named(id=f"cell-{n}", strategy=name, params=params)
+        CellIdentity(id=f"cell-{n}", strategy=name, params=params)
         for n, (name, params) in enumerate(cells)
     ]
     found = labels(given)

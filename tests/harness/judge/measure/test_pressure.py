@@ -20,7 +20,7 @@ from harness.judge.checkers import check_all
 from harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
 from harness.judge.results import Finding
 from harness.judge.verdict.gates import judge_cell
-from recovery.process.pressure import EVERY_S, MOST_RANKS, Reader, Reading
+from recovery.process.pressure import EVERY_S, MOST_RANKS, PressureReader, PressureReading
 from recovery.supervise.supervision import Stage
 from tests.support.arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
 from tests.support.logs import ORCHESTRATOR, Line, Script
@@ -365,28 +365,28 @@ def test_a_reader_reads_what_there_is(tmp_path: Path) -> None:
         p9_schedstat="gone\n",
         stat="cpu  1 2 3 4 5 6 7 80 0 0\n",
     )
-    reader = Reader(root=root, ticks=100, cpus=3, used_s=lambda: 0.0)
-    assert reader.read({"w0": 7, "w1": 9, "w2": 11}) == Reading(
+    reader = PressureReader(root=root, ticks=100, cpus=3, used_s=lambda: 0.0)
+    assert reader.read({"w0": 7, "w1": 9, "w2": 11}) == PressureReading(
         cpus=3, some_s=None, steal_s=0.8, ranks={"w0": (1.5, 0.25)}
     )
     (root / "pressure").mkdir()
     (root / "pressure/cpu").write_text(PSI)
     found = reader.read({})
     assert found is not None and found.some_s == pytest.approx(132.920012)
-    assert Reader(root=tmp_path / "nowhere").read({"w0": 7}) is None
+    assert PressureReader(root=tmp_path / "nowhere").read({"w0": 7}) is None
 
 
 def test_a_table_of_many_processors_is_read_seldom(tmp_path: Path) -> None:
     root = proc(tmp_path, p7_schedstat="1 2 3\n", stat="cpu  1 2 3 4 5 6 7 80 0 0\n")
     used = iter(range(1000))
-    reader = Reader(root=root, used_s=lambda: float(next(used)))
+    reader = PressureReader(root=root, used_s=lambda: float(next(used)))
     found = [reader.read({"w0": 7}) for _ in range(21)]
     assert [n for n, one in enumerate(found) if one and one.steal_s is not None] == [0, 10, 20]
 
 
 def test_of_many_ranks_some_are_read(tmp_path: Path) -> None:
     root = proc(tmp_path, p7_schedstat="1 2 3\n")
-    found = Reader(root=root).read({f"w{n}": 7 for n in range(100)})
+    found = PressureReader(root=root).read({f"w{n}": 7 for n in range(100)})
     assert found is not None and len(found.ranks) == MOST_RANKS
 
 
@@ -425,7 +425,7 @@ class Here:
 def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
     scene, root = Scene(), proc(tmp_path, p7_schedstat="1 2 3\n", p8_schedstat="1 2 3\n")
     there: dict[str, int] = {}
-    follow(scene, lambda: there, Reader(root=root))
+    follow(scene, lambda: there, PressureReader(root=root))
     scene.turn()
     assert scene.events == []
     there = {"w0": 7, "w1": 8}
@@ -459,17 +459,17 @@ class Nodes:
 
     def __init__(self) -> None:
         self.now = 100
-        self.said: dict[int, tuple[int, Reading]] = {}
+        self.said: dict[int, tuple[int, PressureReading]] = {}
 
     def now_ns(self) -> int:
         return self.now
 
-    def pressures(self) -> Mapping[int, tuple[int, Reading]]:
+    def pressures(self) -> Mapping[int, tuple[int, PressureReading]]:
         return self.said
 
     def say(self, node: int, read_ns: int, *ranks: str) -> None:
         counts = dict.fromkeys(ranks, (1.0, 0.5))
-        self.said[node] = (read_ns, Reading(cpus=2, some_s=1.0, steal_s=None, ranks=counts))
+        self.said[node] = (read_ns, PressureReading(cpus=2, some_s=1.0, steal_s=None, ranks=counts))
 
 
 def test_what_nodes_read_is_written_down_once_and_of_their_ranks_alone() -> None:
@@ -516,7 +516,7 @@ def test_of_many_nodes_the_readings_of_some_are_written_down() -> None:
 
 
 def test_a_reading_takes_less_than_0_4_ms() -> None:
-    reader, pids = Reader(), {f"w{n}": os.getpid() for n in range(MOST_RANKS)}
+    reader, pids = PressureReader(), {f"w{n}": os.getpid() for n in range(MOST_RANKS)}
     best = math.inf
     for _ in range(100):  # the best of many: others use this machine too
         began = time.perf_counter()

@@ -16,7 +16,7 @@ import pytest
 from chaos.fault.base import Need
 from chaos.fault.targets import LinkShape
 from harness.launch.containers import links, rules
-from harness.launch.containers.flapping import Flaps
+from harness.launch.containers.flapping import LinkFlapper
 from harness.launch.containers.inside import ByEngine
 from harness.launch.containers.links import NodeAddress, NodeLinks
 from harness.launch.containers.probes import AT_A_RATE, rate_of
@@ -221,7 +221,7 @@ def test_a_flapping_link_begins_down_and_comes_up() -> None:
         if len(turns) >= 3:
             up.set()
 
-    flaps = Flaps(turned)
+    flaps = LinkFlapper(turned)
     flaps.set(("1", "2"), LinkShape(down_s=0.02, up_s=0.02))
     assert flaps.down() == [("1", "2")]
     assert up.wait(LIMIT_S)
@@ -250,7 +250,7 @@ def test_a_rate_is_of_a_window_after_the_first_rush(
 
 def test_nothing_to_do_is_said_to_nobody() -> None:
     assert rules.device("eth0", {}, {}, {}) == []
-    assert "type filter hook" not in rules.table(rules.Inward())
+    assert "type filter hook" not in rules.table(rules.IngressRules())
     assert links.BY_QUEUE != ""
 
 

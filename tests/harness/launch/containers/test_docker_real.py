@@ -30,7 +30,7 @@ from harness.host.container_engine import connect, engine_url
 from harness.host.rundir import RunDirectory
 from harness.launch.containers.image import software
 from harness.launch.containers.platform import DockerPlatform, Settings
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.run import heal
 from harness.undo.containers import RemoveContainers
 from harness.undo.ledger import Ledger, read_open
@@ -56,12 +56,12 @@ from harness.run import heal
 from harness.host import processes
 from harness.host.container_engine import connect
 from harness.launch.containers.platform import DockerPlatform, Settings
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.host.rundir import RunDirectory
 run = RunDirectory(Path(sys.argv[1]))
 with heal.guarded(run) as ledger:
     platform = DockerPlatform(
-        Wanted(run=run, cells=[], nodes=2, needs=frozenset(), will=ledger.will), Settings()
+        PlatformNeeds(run=run, cells=[], nodes=2, needs=frozenset(), will=ledger.will), Settings()
     )
     for node in range(2):
         platform.start(node, [sys.executable, "-c", "import time; time.sleep(600)"], {})
@@ -77,14 +77,14 @@ from chaos.fault.base import Need
 from harness.run import heal
 from harness.launch.containers.inside import ByEngine
 from harness.launch.containers.platform import DockerPlatform, Settings
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.host.rundir import RunDirectory
 assert os.geteuid() != 0
 run = RunDirectory(Path(sys.argv[1], "run"))
 run.root.mkdir()
 with heal.guarded(run) as ledger:
     platform = DockerPlatform(
-        Wanted(run=run, cells=[], nodes=1, needs=frozenset({Need.LINKS}), will=ledger.will),
+        PlatformNeeds(run=run, cells=[], nodes=1, needs=frozenset({Need.LINKS}), will=ledger.will),
         Settings(),
     )
     platform.start(0, [sys.executable, "-c", "import time; time.sleep(600)"], {})
@@ -103,7 +103,9 @@ class Nodes:
     ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         run, self.marker = RunDirectory(root), f"{root.name}-{secrets.token_hex(8)}"
-        wanted = Wanted(run=run, cells=[], nodes=count, needs=needs, will=Ledger(run.ledger).will)
+        wanted = PlatformNeeds(
+            run=run, cells=[], nodes=count, needs=needs, will=Ledger(run.ledger).will
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MARKER, self.marker)
             self.platform = DockerPlatform(wanted, Settings(**settings))

@@ -18,8 +18,8 @@ from chaos.fault.targets import LinkShape
 from chaos.planning.listing import fault_entry
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import PlannedFault
-from harness.arm.in_force import InForce
-from harness.inject.sites import Aim, Miss
+from harness.arm.in_force import ActiveEffects
+from harness.inject.sites import MissingTarget, OccurrenceTarget
 from harness.inject.sites.link import LinkSite
 from harness.inject.sites.node import NodeSite
 from harness.judge.record.episode import Episode
@@ -106,7 +106,7 @@ class FakeScene:
         self.nodes = FakeLinks()
         self.links: Any = LinksByNode(self.nodes, NODE_OF.__getitem__)
         self.groups: Any = GroupsByNode(self.machines, NODE_OF.__getitem__)
-        self.in_force = InForce()
+        self.in_force = ActiveEffects()
         self.signals: list[tuple[str, int]] = []
         self.sent: list[tuple[str, Any]] = []
         self.state = "S"
@@ -145,19 +145,19 @@ def planned(kind: str, params: Mapping[str, Any], **where: Any) -> tuple[Planned
     return plan, KINDS[kind](**params)
 
 
-def node_aim(scene: FakeScene, kind: str, **params: Any) -> tuple[Fault, Aim]:
+def node_aim(scene: FakeScene, kind: str, **params: Any) -> tuple[Fault, OccurrenceTarget]:
     plan, fault = planned(kind, params, nodes=(1,))
     (aim,) = NodeSite(scene).aims(plan, fault, 0)  # type: ignore[arg-type]
-    assert isinstance(aim, Aim) and aim.look is not None
+    assert isinstance(aim, OccurrenceTarget) and aim.look is not None
     return fault, aim
 
 
 def link_aim(
     scene: FakeScene, kind: str, links: Sequence[tuple[int, int]], **params: Any
-) -> tuple[Fault, Aim]:
+) -> tuple[Fault, OccurrenceTarget]:
     plan, fault = planned(kind, params, links=tuple(links))
     (aim,) = LinkSite(scene).aims(plan, fault, 0)  # type: ignore[arg-type]
-    assert isinstance(aim, Aim) and aim.look is not None
+    assert isinstance(aim, OccurrenceTarget) and aim.look is not None
     return fault, aim
 
 
@@ -272,7 +272,7 @@ def test_a_nodes_links_to_itself_are_left_out() -> None:
 def test_a_link_within_a_node_is_missed_with_the_reason() -> None:
     plan, fault = planned("link-delay", {"delay_ms": 5}, links=((2, 3),))
     (miss,) = LinkSite(FakeScene()).aims(plan, fault, 0)  # type: ignore[arg-type]
-    assert isinstance(miss, Miss) and miss.reason == "both ends are on one node"
+    assert isinstance(miss, MissingTarget) and miss.reason == "both ends are on one node"
 
 
 def test_a_bucket_is_told_to_the_sources_and_needs_no_links() -> None:
@@ -284,7 +284,7 @@ def test_a_bucket_is_told_to_the_sources_and_needs_no_links() -> None:
     told = [("w2", {"bytes_per_s": rate, "latency_s": 0}) for rate in (1e6, None)]
     assert scene.sent == told and aim.look is not None and aim.look() is None
     plan, other = planned("link-throttle", {"mbit_per_s": 8, "method": "links"}, links=((2, 0),))
-    assert isinstance(LinkSite(scene).aims(plan, other, 0)[0], Miss)  # type: ignore[arg-type]
+    assert isinstance(LinkSite(scene).aims(plan, other, 0)[0], MissingTarget)  # type: ignore[arg-type]
 
 
 def test_an_isolated_node_keeps_its_coordinator_unless_it_is_to_be_cut() -> None:

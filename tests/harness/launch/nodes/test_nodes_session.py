@@ -25,7 +25,7 @@ from harness.launch.launcher import Stopped
 from harness.launch.nodes import renewal
 from harness.launch.nodes.cluster import places, refuse_ways_around
 from harness.launch.nodes.loopback import LoopbackPlatform
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.launch.nodes.renewal import Renewal
 from harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
 from harness.undo.base import Undo
@@ -227,14 +227,16 @@ def test_a_node_that_left_nothing_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> Wanted:
+def wanted(tmp_path: Path) -> PlatformNeeds:
     (tmp_path / "run").mkdir()
     run = RunDirectory(tmp_path / "run")
-    return Wanted(run=run, cells=[], nodes=2, needs=frozenset(), will=Ledger(run.ledger).will)
+    return PlatformNeeds(
+        run=run, cells=[], nodes=2, needs=frozenset(), will=Ledger(run.ledger).will
+    )
 
 
 @pytest.fixture
-def platform(wanted: Wanted) -> Iterator[LoopbackPlatform]:
+def platform(wanted: PlatformNeeds) -> Iterator[LoopbackPlatform]:
     made = LoopbackPlatform(wanted)
     yield made
     assert made.close() == []
@@ -262,7 +264,7 @@ def test_addresses_of_nodes_are_their_own_and_above_the_hosts(platform: Loopback
 
 
 def test_a_node_is_killed_paused_and_begun_anew_and_covered_by_the_ledger(
-    platform: LoopbackPlatform, wanted: Wanted
+    platform: LoopbackPlatform, wanted: PlatformNeeds
 ) -> None:
     assert platform.gone(0) is None
     platform.start(0, SLEEPS, {})
@@ -301,11 +303,13 @@ def test_what_no_process_can_stand_for_is_refused(platform: LoopbackPlatform) ->
 
 
 def test_too_many_nodes_and_a_command_that_is_not_there_are_said(
-    platform: LoopbackPlatform, wanted: Wanted
+    platform: LoopbackPlatform, wanted: PlatformNeeds
 ) -> None:
     with pytest.raises(InfrastructureError, match="cannot start the agent of node 0: No such file"):
         platform.start(0, ["/nowhere/python"], {})
-    many = Wanted(run=wanted.run, cells=[], nodes=1_000_000, needs=frozenset(), will=wanted.will)
+    many = PlatformNeeds(
+        run=wanted.run, cells=[], nodes=1_000_000, needs=frozenset(), will=wanted.will
+    )
     with pytest.raises(InfrastructureError, match="there are addresses for 62500"):
         LoopbackPlatform(many)
 

@@ -19,7 +19,7 @@ from chaos.errors import InfrastructureError
 from harness.host.processes import is_same, start_time
 from harness.host.rundir import RunDirectory
 from harness.host.slurm_commands import Commands, ControllerSilent
-from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.platform import PlatformNeeds
 from harness.launch.slurm.allocation import allocation
 from harness.launch.slurm.platform import SlurmPlatform
 from harness.run import heal
@@ -65,7 +65,7 @@ class Run:
         commands = Commands()
         found = allocation(os.environ, commands)
         assert found is not None
-        wanted = Wanted(
+        wanted = PlatformNeeds(
             run=self.run, cells=(), nodes=nodes, needs=frozenset(), will=self.ledger.will
         )
         self.platform = SlurmPlatform(wanted, found, commands, host="", drain=drain)

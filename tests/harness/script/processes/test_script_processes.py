@@ -16,7 +16,7 @@ from harness.host import processes
 from harness.script.processes import tree
 from harness.script.processes.command import Command
 from harness.script.processes.environment import MARK
-from harness.script.processes.ranks import Gone, Ranks
+from harness.script.processes.ranks import ExitedRank, Ranks
 from recovery.process.processes import become_subreaper
 
 pytestmark = pytest.mark.real
@@ -62,7 +62,7 @@ def find(
     raise AssertionError(f"{count} ranks were never there, but {found}")
 
 
-def await_exit(ranks: Ranks) -> Gone:
+def await_exit(ranks: Ranks) -> ExitedRank:
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         for gone in ranks.wait(0.1):

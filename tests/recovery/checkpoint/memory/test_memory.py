@@ -26,7 +26,7 @@ from recovery.checkpoint.memory.header import (
     VERSION,
     Header,
     Key,
-    Part,
+    TensorPart,
     complete,
     mismatch,
     sums_of,
@@ -58,7 +58,7 @@ def part(
     """Something to keep: bytes that follow from step and shard."""
     memory = create(size, name="test")
     memory.data[:] = bytes((step * 7 + shard * 13 + n // 4096) % 256 for n in range(size))
-    table = Part(
+    table = TensorPart(
         name="w", dtype="uint8", shape=(size,), start=(0,), sizes=(size,), offset=0, bytes=size
     )
     header = Header(

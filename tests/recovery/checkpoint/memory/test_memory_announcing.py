@@ -22,7 +22,7 @@ from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, Keeper
 from recovery.checkpoint.memory.keepers import Keepers
 from recovery.checkpoint.memory.peers import Peers
 from recovery.checkpoint.memory.protocol import Note, Notes
-from recovery.process.local import Exited, Report, Said
+from recovery.process.local import Exited, MessageReceived, Report
 from recovery.transport.wire import Extra, Message
 from tests.recovery.checkpoint.memory.test_memory import (
     JOB,
@@ -211,7 +211,7 @@ class Yard:
 
     def ready(self, process: str, port: int) -> None:
         self.reports.append(
-            Said(process=process, message=Extra(topic=TOPIC, payload={"port": port}))
+            MessageReceived(process=process, message=Extra(topic=TOPIC, payload={"port": port}))
         )
 
     def alive(self, process: str) -> bool:

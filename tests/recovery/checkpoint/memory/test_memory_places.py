@@ -14,7 +14,7 @@ import pytest
 
 from chaos.events.log import Kind
 from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from recovery.checkpoint.memory_checkpointer import Remembering
+from recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
 from recovery.checkpoint.saves.reading import CheckpointMismatch
 from recovery.policy.layout import Layout
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
@@ -39,7 +39,7 @@ def rank(directory: Path | None, *, every: int = 0, memory: int = 1, **more: Any
     return Rank(directory, checkpoint_every=every, memory=told, **more)  # type: ignore[arg-type]
 
 
-def memory_of(one: Rank) -> Remembering:
+def memory_of(one: Rank) -> MemoryCheckpointer:
     assert one.saver._memory is not None
     return one.saver._memory
 

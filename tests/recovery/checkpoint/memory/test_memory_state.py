@@ -18,7 +18,7 @@ from recovery.checkpoint.files.pieces import CorruptCheckpoint
 from recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
 from recovery.checkpoint.memory_reading import Candidate
-from recovery.checkpoint.memory_state import MAX_BUFFERS, Memory, Saved
+from recovery.checkpoint.memory_state import MAX_BUFFERS, MemorySave, MemoryState
 from recovery.checkpoint.saves.chunks import Chunk, chunks_of
 from recovery.checkpoint.saves.reading import CheckpointMismatch
 from recovery.policy.layout import Layout
@@ -60,19 +60,21 @@ def train(state: TrainState, width: int = 8) -> None:
     state.step += 1
 
 
-def memory_of(state: TrainState, seat: str = "w0", **more: Any) -> Memory:
+def memory_of(state: TrainState, seat: str = "w0", **more: Any) -> MemoryState:
     given: dict[str, Any] = {"job": "job", "check": lambda: None, "progress": lambda: None, **more}
-    return Memory(state, KeeperClient(NAME), seat=seat, **given)
+    return MemoryState(state, KeeperClient(NAME), seat=seat, **given)
 
 
-def save(memory: Memory, *, layout: Layout = ALONE, rank: int = 0, generation: int = 1) -> Saved:
+def save(
+    memory: MemoryState, *, layout: Layout = ALONE, rank: int = 0, generation: int = 1
+) -> MemorySave:
     memory.save(generation=generation, layout=layout, rank=rank)
     assert memory.settle(10)
     return list(memory.results())[-1]
 
 
 def restore(
-    memory: Memory, state: TrainState, *, layout: Layout = ALONE, rank: int = 0
+    memory: MemoryState, state: TrainState, *, layout: Layout = ALONE, rank: int = 0
 ) -> Candidate:
     candidate = memory.candidates()[0]
     with memory.reading(candidate, layout, rank) as reading:

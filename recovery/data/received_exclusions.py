@@ -13,7 +13,7 @@ class ReceivedExclusions:
     def __init__(self) -> None:
         self._since: dict[int, int] = {}
 
-    def hear(self, message: LeaveOut) -> None:
+    def add(self, message: LeaveOut) -> None:
         """Add more samples, or start anew. Raises RuntimeError when a message in between is
         missing.
         """

@@ -14,7 +14,7 @@ MAX_TABLES = 2  # a batch may lie in two epochs
 _Table = tuple["array[int]", "array[int]"]
 
 
-class LeftOut(Mapping[int, int]):
+class ExclusionIndex(Mapping[int, int]):
     """Sample -> first step without it. For each epoch of a batch, the places of all excluded
     samples are looked up once.
     """

@@ -1,6 +1,4 @@
-"""Samples that are left out are told once, in pieces, and cost a step nothing that grows
-with them.
-"""
+"""Excluded samples are sent once, in pieces; the cost of a step does not grow with them."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ import pytest
 
 from chaos.events.log import Kind
 from recovery.data import order
-from recovery.data.excluded_samples import ReceivedExclusions
-from recovery.data.leftout import LeftOut
+from recovery.data.exclusion_index import ExclusionIndex
 from recovery.data.permutation import Permutation
+from recovery.data.received_exclusions import ReceivedExclusions
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
 from recovery.rank import examine
-from recovery.supervise.adoption import Past
+from recovery.supervise.adoption import JobRecord
 from recovery.supervise.controller import Controller
 from recovery.transport.wire import MAX_LINE, MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 from tests.recovery.supervise.test_controller import FakeHands, Rig
@@ -48,14 +46,14 @@ def breaks(rig: Rig, step: int) -> None:
     rig.join(*rig.members, step=step)
 
 
-def heard(sent: list[tuple[str, Any]], name: str, told: ReceivedExclusions) -> list[Join]:
+def heard(sent: list[tuple[str, Any]], name: str, received: ReceivedExclusions) -> list[Join]:
     """What a process makes of all that is sent to it."""
     joins = []
     for process, message in sent:
         if process == name and isinstance(message, LeaveOut):
-            told.hear(message)
+            received.add(message)
         elif process == name and isinstance(message, Join):
-            told.of(message)
+            received.of(message)
             joins.append(message)
     return joins
 
@@ -69,9 +67,9 @@ def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
     breaks(rig, 20)
     first = len(rig.hands.sent)
     for name in rig.members:
-        told = ReceivedExclusions()
-        joins = heard(rig.hands.sent, name, told)
-        assert len(told.of(joins[-1])) == count
+        received = ReceivedExclusions()
+        joins = heard(rig.hands.sent, name, received)
+        assert len(received.of(joins[-1])) == count
         assert len(joins[-1].model_dump_json()) < before + 10
     assert all(len(message.model_dump_json()) < MAX_LINE / 8 for _, message in rig.hands.sent)
     leave_out(rig, range(5), since=30)
@@ -101,7 +99,7 @@ def test_a_new_process_is_told_as_soon_as_it_is_ready() -> None:
 
 
 def test_who_takes_over_tells_everybody_anew() -> None:
-    known = Past(
+    known = JobRecord(
         roles={"w0": "worker", "w1": "worker"},
         ready={"w0", "w1"},
         members=("w0", "w1"),
@@ -114,11 +112,11 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     for name in known.roles:
         hands.marks[name] = hands.marks.get(name) or Rig(HotSpare()).hands.marks["w0"]
     control.adopt(known, StateFrom.INITIAL)
-    told = ReceivedExclusions()
-    told.hear(LeaveOut(after=0, samples=[7], since=[2]))
-    control.job.excluded.tell(control.job.table["w0"])
-    heard(hands.sent, "w0", told)
-    assert dict(told._since) == {7: 2, 9: 4}
+    received = ReceivedExclusions()
+    received.add(LeaveOut(after=0, samples=[7], since=[2]))
+    control.job.excluded.send_missing(control.job.table["w0"])
+    heard(hands.sent, "w0", received)
+    assert dict(received._since) == {7: 2, 9: 4}
 
 
 def test_shares_of_many_ranks_make_no_line_of_any_length_and_no_text() -> None:
@@ -186,15 +184,15 @@ def join(left_out: int) -> Join:
 
 
 def test_a_rank_that_was_not_told_all_does_not_train() -> None:
-    told = ReceivedExclusions()
-    told.hear(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
-    assert told.of(join(2)) == {1: 5, 2: 5}
+    received = ReceivedExclusions()
+    received.add(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
+    assert received.of(join(2)) == {1: 5, 2: 5}
     with pytest.raises(RuntimeError, match="3 samples are left out, and it was told of 2"):
-        told.of(join(3))
+        received.of(join(3))
     with pytest.raises(RuntimeError, match="after 3"):
-        told.hear(LeaveOut(after=3, samples=[4], since=[5]))
-    told.hear(LeaveOut(after=0, samples=[9], since=[1]))
-    assert told.of(join(1)) == {9: 1}
+        received.add(LeaveOut(after=3, samples=[4], since=[5]))
+    received.add(LeaveOut(after=0, samples=[9], since=[1]))
+    assert received.of(join(1)) == {9: 1}
 
 
 @pytest.mark.parametrize("samples", [1, 7, 64, 1000, 4097])
@@ -216,7 +214,7 @@ def test_a_batch_is_what_it_would_be_after_a_look_at_all(samples: int, size: int
     future steps.
     """
     rng = random.Random(samples)
-    left_out, plain = LeftOut(), dict[int, int]()
+    left_out, plain = ExclusionIndex(), dict[int, int]()
     for step in [1, 2, 3, 2, 3, 4, 40, 41, 12, 200]:
         new = {rng.randrange(samples + 3): rng.randrange(1, 50) for _ in range(rng.randrange(12))}
         left_out.add(new)
@@ -227,7 +225,7 @@ def test_a_batch_is_what_it_would_be_after_a_look_at_all(samples: int, size: int
         assert left_out == plain
 
 
-def work_of(left_out: LeftOut, steps: range) -> int:
+def work_of(left_out: ExclusionIndex, steps: range) -> int:
     """Lines of Python that it takes to know the batches of these steps."""
     lines = 0
 
@@ -249,7 +247,7 @@ def test_a_step_costs_the_same_however_many_are_left_out() -> None:
     rng = random.Random(1)
     work = []
     for count in (10, 20_000):
-        left_out = LeftOut({rng.randrange(1_000_000): 1 for _ in range(count)})
+        left_out = ExclusionIndex({rng.randrange(1_000_000): 1 for _ in range(count)})
         len(order.Batch(1, 64, 1_000_000, 5, left_out))  # looked up once an epoch
         work.append(work_of(left_out, range(2, 52)))
     assert work[1] < 1.5 * work[0] + 50 * 20

@@ -38,7 +38,7 @@ def bare(steps: int, corpus: Path, shards: int) -> float:
                 [
                     sys.executable,
                     "-m",
-                    "benchmarks.bare_ddp" if shards == 1 else "benchmarks.bare_fsdp",
+                    "benchmarks.loops.bare_ddp" if shards == 1 else "benchmarks.loops.bare_fsdp",
                     folder,
                     str(rank),
                     str(RANKS),

@@ -112,7 +112,7 @@ def torchrun(draw: random.Random, seed: int, corpus: Path) -> str:
         "--rdzv-endpoint",
         "127.0.0.1:0",
         "-m",
-        "benchmarks.torchrun_gpt",
+        "benchmarks.loops.torchrun_gpt",
     ]
     return f"""version: 1
 name: bench-torchrun

@@ -17,6 +17,7 @@ import pytest
 from tests.project.test_layering import PLUGINS, ROOT, imports, modules
 
 MOST_MODULES = 15
+OTHER_ROOMS = ("benchmarks", "examples", "tests")
 ENTRY_POINTS = ("chaos.__main__", "chaos.cli")
 Edges = Mapping[tuple[str, str], list[str]]
 
@@ -94,14 +95,13 @@ def test_packages_import_each_other_in_one_direction_only() -> None:
 
 
 def test_a_folder_can_be_taken_in_at_a_glance() -> None:
-    """Folders of plugins hold as many as there are."""
+    """Folders of plugins, and of what tries each plugin, hold as many as there are."""
+    plugins = {ROOT / name.replace(".", "/") for name in (*PLUGINS, "tests.faultcases")}
+    others = (path for room in OTHER_ROOMS for path in (ROOT / room).rglob("*.py"))
     count: dict[Path, int] = defaultdict(int)
-    for name, path in modules(ROOT).items():
-        if path.name != "__init__.py" and path.parent not in {
-            ROOT / p.replace(".", "/") for p in PLUGINS
-        }:
+    for path in (*modules(ROOT).values(), *others):
+        if path.name != "__init__.py" and path.parent not in plugins:
             count[path.parent.relative_to(ROOT)] += 1
-            assert name
     crowded = {str(folder): n for folder, n in count.items() if n > MOST_MODULES}
     assert not crowded, (
         f"more than {MOST_MODULES} modules: {crowded}; which of them are one floor of their own?"

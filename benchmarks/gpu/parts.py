@@ -1,7 +1,7 @@
 """Measurements of the GPU benchmark that need no supervisor, each run in a separate process; prints
 JSON.
 
-python -m benchmarks.gpu_parts {machine,nccl,state,faults} DEVICE SIZE
+python -m benchmarks.gpu.parts {machine,nccl,state,faults} DEVICE SIZE
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from benchmarks.gpu_model import BATCH, LENGTHS, make_model, make_optimizer, tokens_of
+from benchmarks.gpu.model import BATCH, LENGTHS, make_model, make_optimizer, tokens_of
 from chaos.faults.replica_desync import ReplicaDesync
 from chaos.faults.tensor_corrupt import TensorCorrupt
 from harness.rank.shims.tensors import TensorShim

@@ -1,38 +1,21 @@
-"""Makes docs/gpu-results.md within ten minutes on a machine with a GPU.
-
-    python -m benchmarks.gpu [--device cuda] [--size 124m] [--minutes 9] [--out docs/gpu-results.md]
-
-Runs jobs of ``recovery.run`` whose ranks are killed, and measures single parts in separate
-processes. Parts skipped for lack of time are listed. ``--device cpu --size tiny`` rehearses it
-without a GPU. Needs pydantic besides torch, numpy and xxhash, and no network. Exit status: 0 done,
-1 a part failed, 7 no GPU.
-"""
+"""Jobs of ``recovery.run`` whose ranks are killed, and what is measured of them."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
 from chaos.events.following import EventLogTail
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 
-ROOT = Path(__file__).resolve().parent.parent
-PART_LIMIT_S = 100.0
-JOBS_SHARE = 0.7  # share of the time for jobs; the rest is for parts
+ROOT = Path(__file__).resolve().parents[2]
 STEP_LIMIT_S = 90.0  # longest wait for a job's next step, its start included
 END_LIMIT_S = 30.0
 INCIDENTS = 5
@@ -136,7 +119,7 @@ class GpuJob:
             str(EVERY),
             "--keep",
             "1",
-            str(ROOT / "benchmarks" / "gpu_train.py"),
+            str(ROOT / "benchmarks" / "gpu" / "train.py"),
             size,
             str(batch),
         ]
@@ -283,119 +266,6 @@ def _steps(job: GpuJob) -> list[float]:
 # ---- the page
 
 
-def spread(values: Sequence[float], *, unit: float = 1.0, digits: int = 3) -> str:
-    """n, median, and the smallest and largest."""
-    if not values:
-        return "0 | - | -"
-    shown = [value * unit for value in values]
-    return (
-        f"{len(shown)} | {statistics.median(shown):.{digits}f} | {min(shown):.{digits}f} to"
-        f" {max(shown):.{digits}f}"
-    )
-
-
-def part(name: str, device: str, size: str, until_s: float) -> tuple[dict[str, Any], str]:
-    """Measurements of a part, made in a separate process; or why they failed."""
-    left_s = min(PART_LIMIT_S, until_s - time.monotonic())
-    if left_s < 1:
-        return {}, "not run: no time left"
-    index = f"{device}:0" if device == "cuda" else device
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_parts", name, index, size],
-            cwd=ROOT,
-            timeout=left_s,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"not done within {left_s:.0f} s"
-    lines = ran.stdout.strip().splitlines()
-    if ran.returncode or not lines:
-        return {}, f"failed: {(ran.stderr.strip().splitlines() or ['?'])[-1]}"
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found, ""
-
-
-def page(
-    device: str,
-    size: str,
-    batch: int,
-    about: dict[str, Any],
-    parts: dict[str, tuple[dict[str, Any], str]],
-    jobs: dict[str, GpuMeasured],
-    skipped: dict[str, str],
-) -> str:
-    """The whole of docs/gpu-results.md. ``skipped``: job -> why it was not run."""
-    what = ", ".join(f"{name} {value}" for name, value in about.items())
-    lines = [
-        "# Results on GPUs",
-        "",
-        f"Made by `make bench-gpu` ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC). {driver()}{what}.",
-    ]
-    if device == "cpu":
-        lines += [
-            "",
-            "**A rehearsal without a GPU: gloo on the CPU. None of these figures is of a GPU.**",
-        ]
-    lines += [
-        "",
-        "Seconds unless said otherwise; n, median, smallest to largest.",
-        "",
-        "## Recovery",
-        "",
-        (
-            f"Model {size}, global batch {batch}, AdamW, a checkpoint every {EVERY} steps, SIGKILL"
-            " at a step boundary."
-        ),
-        "",
-        "| job | step | | | SIGKILL to detection | | | SIGKILL to the next new step | | |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, job in jobs.items():
-        lines.append(
-            f"| {name} | {spread(job.steps)} | {spread(job.detected)} | {spread(job.recovered)} |"
-        )
-    lines += [f"- {name}: {job.note}" for name, job in jobs.items() if job.note]
-    lines += [f"- Not run: {name}: {why}" for name, why in skipped.items()]
-    lines += [
-        "",
-        "## One process",
-        "",
-        "| what | n | median | smallest to largest |",
-        "| --- | --- | --- | --- |",
-    ]
-    words = {
-        "form_s": "form a group of one",
-        "first_s": "its first all-reduce (4 MiB)",
-        "abort_s": "abort while the device is busy, until the training thread is free",
-        "plain_step_s": f"a step, {size}, plain torch",
-        "step_s": "the same step with the job's reducer",
-        "digest_s": "digests of the whole state, for the log",
-        "fingerprint_s": "fingerprint, to compare replicas",
-        "finite_s": "look for values that are not finite, before a save",
-    }
-    for found, _ in parts.values():
-        lines += [
-            f"| {text} | {spread(found[key], digits=5)} |"
-            for key, text in words.items()
-            if key in found
-        ]
-    if "bytes" in parts["state"][0]:
-        lines.append(f"\nThe state: {parts['state'][0]['bytes'] / 1e9:.2f} GB.")
-    lines += ["", "## Faults that change tensors", ""]
-    landed = parts["faults"][0].get("landed", {})
-    missed = [name for name, yes in landed.items() if not yes]
-    where = " and ".join(parts["faults"][0].get("where", []))
-    lines.append(
-        f"{len(landed) - len(missed)} of {len(landed)} landed on {where} tensors, by the rank's own"
-        f" digests{'; not ' + ', '.join(missed) if missed else ''}."
-    )
-    lines += [f"\n{name}: {reason}." for name, (_, reason) in parts.items() if reason]
-    return "\n".join(lines) + "\n"
-
-
 def why_not(row: GpuRow, gpus: int, sharding: str) -> str:
     """Why a job cannot be run here; else empty. ``sharding``: why this torch cannot shard
     a model.
@@ -403,67 +273,3 @@ def why_not(row: GpuRow, gpus: int, sharding: str) -> str:
     if row.gpus > gpus:
         return f"it needs {row.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
     return sharding if row.shards > 1 else ""
-
-
-def driver() -> str:
-    """The driver version from nvidia-smi."""
-    try:
-        ran = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return f"driver {ran.stdout.split()[0]}, " if ran.returncode == 0 and ran.stdout.split() else ""
-
-
-def gpus() -> int:
-    """Number of GPUs seen by torch, asked in another process, as this one must not touch them."""
-    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    return int(ran.stdout.strip() or 0) if ran.returncode == 0 else 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """See the module."""
-    usage = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    usage.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    usage.add_argument("--size", choices=("124m", "tiny"), default="124m")
-    usage.add_argument("--minutes", type=float, default=9.0)
-    usage.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu-results.md")
-    given = usage.parse_args(argv)
-    until_s = time.monotonic() + 60 * given.minutes
-    count = gpus() if given.device == "cuda" else 1
-    if not count:
-        print("bench-gpu: skipped: torch sees no CUDA device here", file=sys.stderr)
-        return EXIT_SKIPPED
-    batch = 8
-    about, reason = part("machine", given.device, given.size, until_s)
-    jobs: dict[str, GpuMeasured] = {}
-    sharding = about.pop("sharding", reason)
-    skipped = {row.name: why for row in ROWS if (why := why_not(row, count, sharding))}
-    rows = [row for row in ROWS if row.name not in skipped]
-    jobs_until_s = time.monotonic() + JOBS_SHARE * (until_s - time.monotonic())
-    for place, row in enumerate(rows):
-        share_s = max(0.0, jobs_until_s - time.monotonic()) / (len(rows) - place)
-        print(f"{datetime.now(UTC):%H:%M:%S} {row.name}", file=sys.stderr, flush=True)
-        jobs[row.name] = play(row, given.device, given.size, batch, time.monotonic() + share_s)
-    parts = {
-        name: part(name, given.device, given.size, until_s) for name in ("faults", "nccl", "state")
-    }
-    text = page(given.device, given.size, batch, about, parts, jobs, skipped)
-    given.out.write_text(text)
-    print(text)
-    failed = (
-        reason or any(why for _, why in parts.values()) or any(job.note for job in jobs.values())
-    )
-    return EXIT_FAIL if failed else EXIT_PASS
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ import sys
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from benchmarks.bare import Loss, run
+from benchmarks.loops.bare import Loss, run
 from harness.launch.workload import Trainable
 from recovery.collectives.sharding import default_units
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.bare import Loss, run
+from benchmarks.loops.bare import Loss, run
 from harness.launch.workload import Trainable
 
 

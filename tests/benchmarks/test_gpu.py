@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from benchmarks import gpu, gpu_parts
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import jobs, parts
+from benchmarks.gpu.page import page as page_of
 from chaos.errors import EXIT_SKIPPED
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -21,25 +24,25 @@ NEEDS_GPU = pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU")
 def test_without_a_gpu_it_is_skipped_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "gpus", lambda: 0)
+    monkeypatch.setattr(program, "gpus", lambda: 0)
     page = tmp_path / "page.md"
-    assert gpu.main(["--out", str(page)]) == EXIT_SKIPPED
+    assert program.main(["--out", str(page)]) == EXIT_SKIPPED
     assert "no CUDA device" in capsys.readouterr().err and not page.exists()
 
 
 def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
-    job = gpu.GpuMeasured(
+    job = jobs.GpuMeasured(
         steps=[0.5, 0.25], detected=[0.01], recovered=[1.5], note="step 9 did not come in time"
     )
-    parts = {
+    measured: dict[str, tuple[dict[str, Any], str]] = {
         "nccl": ({"form_s": [0.125, 0.25, 0.5]}, ""),
         "state": ({"bytes": 1_500_000_000}, ""),
         "faults": ({"landed": {"gradient nan": True, "rng zero": False}, "where": ["cuda"]}, ""),
         "other": ({}, "not run: no time left"),
     }
     about = {"torch": "2.11", "device": "H100"}
-    page = gpu.page(
-        "cuda", "124m", 8, about, parts, {"hot-spare": job}, {"shards": "this torch cannot"}
+    page = page_of(
+        "cuda", "124m", 8, about, measured, {"hot-spare": job}, {"shards": "this torch cannot"}
     )
     assert "- Not run: shards: this torch cannot\n" in page
     assert "torch 2.11, device H100" in page and "rehearsal" not in page
@@ -51,7 +54,7 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
     assert "| form a group of one | 3 | 0.25000 | 0.12500 to 0.50000 |" in page
     assert "1 of 2 landed on cuda tensors" in page and "not rng zero" in page
     assert "other: not run: no time left" in page
-    assert "None of these figures is of a GPU" in gpu.page("cpu", "tiny", 8, {}, parts, {}, {})
+    assert "None of these figures is of a GPU" in page_of("cpu", "tiny", 8, {}, measured, {}, {})
 
 
 def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
@@ -59,31 +62,31 @@ def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
 ) -> None:
     with monkeypatch.context() as old:
         old.delattr(FSDPModule, "reset_iter_state")
-        about = gpu_parts.machine(torch.device("cpu"), "tiny")
+        about = parts.machine(torch.device("cpu"), "tiny")
     assert "use torch 2.13" in about["sharding"]
-    assert gpu_parts.machine(torch.device("cpu"), "tiny")["sharding"] == ""
-    played: list[gpu.GpuRow] = []
+    assert parts.machine(torch.device("cpu"), "tiny")["sharding"] == ""
+    played: list[jobs.GpuRow] = []
 
-    def play(row: gpu.GpuRow, *_: object) -> gpu.GpuMeasured:
+    def play(row: jobs.GpuRow, *_: object) -> jobs.GpuMeasured:
         played.append(row)
-        return gpu.GpuMeasured()
+        return jobs.GpuMeasured()
 
-    monkeypatch.setattr(gpu, "gpus", lambda: 1)
-    monkeypatch.setattr(gpu, "play", play)
+    monkeypatch.setattr(program, "gpus", lambda: 1)
+    monkeypatch.setattr(program, "play", play)
     monkeypatch.setattr(
-        gpu, "part", lambda name, *_: (dict(about) if name == "machine" else {}, "")
+        program, "part", lambda name, *_: (dict(about) if name == "machine" else {}, "")
     )
     page = tmp_path / "page.md"
-    assert gpu.main(["--out", str(page)]) == 0
+    assert program.main(["--out", str(page)]) == 0
     assert {(row.gpus, row.shards) for row in played} == {(1, 1)}
     text = page.read_text()
-    for row in gpu.ROWS:
+    for row in jobs.ROWS:
         assert (f"- Not run: {row.name}: " in text) == (row not in played) and row.name in text
     assert text.count("use torch 2.13") == 1 and text.count("it needs 2 GPUs, there is 1") == 2
 
 
 def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
-    landed = gpu_parts.faults(torch.device("cpu"), "tiny")["landed"]
+    landed = parts.faults(torch.device("cpu"), "tiny")["landed"]
     assert len(landed) > 35 and [name for name, yes in landed.items() if not yes] == []
 
 
@@ -92,7 +95,8 @@ def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
 def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     assert (
-        gpu.main(["--device", "cpu", "--size", "tiny", "--minutes", "4", "--out", str(page)]) == 0
+        program.main(["--device", "cpu", "--size", "tiny", "--minutes", "4", "--out", str(page)])
+        == 0
     )
     assert page.read_text().count("SIGKILL") == 3
 
@@ -104,7 +108,7 @@ def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.real
 def test_every_fault_that_changes_a_tensor_lands_on_cuda_tensors() -> None:
-    found = gpu_parts.faults(torch.device("cuda:0"), "tiny")
+    found = parts.faults(torch.device("cuda:0"), "tiny")
     assert (
         "cuda" in found["where"]
         and [name for name, yes in found["landed"].items() if not yes] == []
@@ -115,17 +119,17 @@ def test_every_fault_that_changes_a_tensor_lands_on_cuda_tensors() -> None:
 @pytest.mark.gpu
 @pytest.mark.real
 def test_groups_of_nccl_are_formed_aborted_and_formed_anew() -> None:
-    found = gpu_parts.nccl(torch.device("cuda:0"), "tiny")
-    assert len(found["abort_s"]) == gpu_parts.ROUNDS["cuda"] and max(found["abort_s"]) < 10
+    found = parts.nccl(torch.device("cuda:0"), "tiny")
+    assert len(found["abort_s"]) == parts.ROUNDS["cuda"] and max(found["abort_s"]) < 10
 
 
 @NEEDS_GPU
 @pytest.mark.gpu
 @pytest.mark.real
-@pytest.mark.parametrize("row", gpu.ROWS, ids=[row.name for row in gpu.ROWS])
-def test_a_killed_rank_is_recovered_from(row: gpu.GpuRow) -> None:
-    why = gpu.why_not(row, GPUS, gpu_parts.machine(torch.device("cpu"), "tiny")["sharding"])
+@pytest.mark.parametrize("row", jobs.ROWS, ids=[row.name for row in jobs.ROWS])
+def test_a_killed_rank_is_recovered_from(row: jobs.GpuRow) -> None:
+    why = jobs.why_not(row, GPUS, parts.machine(torch.device("cpu"), "tiny")["sharding"])
     if why:
         pytest.skip(why)
-    found = gpu.play(row, "cuda", "tiny", 8, time.monotonic() + 120)
-    assert (found.note, len(found.recovered)) == ("", gpu.INCIDENTS)
+    found = jobs.play(row, "cuda", "tiny", 8, time.monotonic() + 120)
+    assert (found.note, len(found.recovered)) == ("", jobs.INCIDENTS)

@@ -1,0 +1,1 @@
+"""Training loops without recovery, which the benchmarks compare with."""

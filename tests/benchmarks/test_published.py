@@ -22,7 +22,7 @@ from benchmarks.register import Figure, Register, load
 from chaos.errors import LogError, ScenarioError
 from harness.compare.result import archive
 from tests.harness.compare.test_compare_rules import comparison, runs_in
-from tests.support.sample_comparison import build
+from tests.support.pages.sample_comparison import build
 
 SMALL = """
 machines: {here: two cores}

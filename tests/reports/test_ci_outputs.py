@@ -21,7 +21,7 @@ from harness.host.rundir import RunDirectory
 from harness.judge.results import Finding, Results
 from reports import junit, openmetrics
 from reports.outlets import github, opentelemetry
-from tests.support.sample_results import HOSTILE, build
+from tests.support.pages.sample_results import HOSTILE, build
 
 ROOT = Path(__file__).resolve().parents[2]
 Finished = tuple[RunDirectory, Results]

@@ -20,8 +20,8 @@ from reports.compare.facts import OUTCOMES, ComparisonFacts
 from reports.compare.shapes import AxisScale
 from reports.compare.words import findings
 from reports.content.figures import percent
-from tests.support.html_page import Page
-from tests.support.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
+from tests.support.pages.html_page import Page
+from tests.support.pages.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
 
 
 class ComparisonPage(Page):

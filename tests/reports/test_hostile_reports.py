@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
 from reports import render_all
-from tests.support import sample_results
+from tests.support.pages import sample_results
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\x07 | `${{x}}` ]]>"

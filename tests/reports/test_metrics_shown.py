@@ -18,7 +18,7 @@ from harness.judge.results import FalseAlarms, Reliability, Results, Spares, Sur
 from reports.content.figures import MISSING, alarms, median_of
 from reports.outlets.terminal import summary
 from reports.page.tables import lost_steps
-from tests.support.sample_results import build
+from tests.support.pages.sample_results import build
 
 RATES = Reliability(
     survival=Survival(arms=3, survived=2, probability=2 / 3, low=0.0943, high=0.9916),

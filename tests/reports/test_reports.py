@@ -26,8 +26,8 @@ from reports import markdown, trace
 from reports.content.figures import align, number, parse_clause, range_of
 from reports.content.series import ArmSeries
 from reports.outlets.terminal import summary
-from tests.support.html_page import Page
-from tests.support.sample_results import HOSTILE, build, empty, metric
+from tests.support.pages.html_page import Page
+from tests.support.pages.sample_results import HOSTILE, build, empty, metric
 
 Finished = tuple[RunDirectory, Results]
 

@@ -34,7 +34,7 @@ from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from harness.compare.tuning import candidates, score, sweep_of
 from reports.compare.facts import ComparisonFacts
 from reports.compare.words import findings
-from tests.support.sample_comparison import build, plain_trial
+from tests.support.pages.sample_comparison import build, plain_trial
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1

@@ -34,8 +34,8 @@ from recovery.rank.fingerprint import fingerprint
 from recovery.state import digest
 from recovery.state.digest import Digester
 from recovery.transport.wire import Finished, Joined, Parked
-from tests.support.gpu_ranks import WAIT_S, GpuRank, adam, batch, network
-from tests.support.nccl_contract import Gpus, Nccl
+from tests.support.gpu.gpu_ranks import WAIT_S, GpuRank, adam, batch, network
+from tests.support.gpu.nccl_contract import Gpus, Nccl
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SOON_S = 5.0  # far below every timeout

@@ -15,7 +15,7 @@ from chaos.cli import invoke
 from harness.compare.stored import compare_stored
 from harness.judge.measure.labels import CellIdentity, labels
 from reports.outlets.terminal import summary
-from tests.support.sample_results import build
+from tests.support.pages.sample_results import build
 
 SPARES = {"strategy": "hot-spare", "spares": 2, "rebalance": True}
 ELASTIC = {"strategy": "drop-replica", "elastic": True}

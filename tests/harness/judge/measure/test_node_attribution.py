@@ -17,9 +17,10 @@ from harness.judge.results import ArmResult, NodeResult, Results
 from harness.run.progress import describe
 from reports import html, markdown, trace
 from reports.outlets import terminal
-from tests.support import arms, sample_results
+from tests.support import arms
 from tests.support.clusters.nodelogs import Clock, on_nodes
 from tests.support.logs import MS, Line, Script
+from tests.support.pages import sample_results
 
 
 def lost() -> Script:

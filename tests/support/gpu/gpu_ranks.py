@@ -28,7 +28,7 @@ from recovery.transport.wire import (
     Ready,
     Stop,
 )
-from tests.support.nccl_contract import Gpus
+from tests.support.gpu.nccl_contract import Gpus
 
 WAIT_S = 15.0
 WIDTH = 6

@@ -1,0 +1,1 @@
+"""Ranks of tests that need a GPU."""

@@ -1,0 +1,1 @@
+"""Results and comparisons to draw pages of, and what a page holds."""

@@ -72,8 +72,11 @@ class Controller:
         """
         self._cycle.stage = Stage.ADOPTING
         self._adoption.restore(known, state)
-        for name, how in known.unnoticed.items():
-            self.on_exit(name, how)
+        for name, how in known.unnoticed.items():  # all, before anything is concluded from them
+            entry = self.job.table[name]
+            self.job.table.exited(entry, how)
+            self.job.failed(entry, Cause.EXIT, how, NOTHING)
+            self._adoption.heard(entry)
         self._adoption.ask()
         self._take_up()
 

@@ -70,7 +70,7 @@ def test_a_script_hangs_as_it_is_told_and_says_so_before(
 
 def test_a_script_is_told_how_and_for_how_long_and_watched_from_outside() -> None:
     arm = Arm(planned("rank-hang", (7, "forward"), how="spin", hold_s=90))
-    arm.agents._standing = HangWitness(
+    arm.broker._standing = HangWitness(
         lambda pid: {pid: ThreadReading(ready=True, ran_s=arm.now / S, queued_s=0.0)}
     )
     arm.arm("w1", ("hit", 7, "forward"))

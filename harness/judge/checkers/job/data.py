@@ -80,7 +80,8 @@ def step_arithmetic(evidence: Evidence) -> Finding:
         problems += _sample_count(evidence, run)
     if history.finished is not None:
         claimed = history.finished.data["committed_step"]
-        if claimed != history.committed_step and not _hidden(evidence, claimed):
+        unknown_to_it = _hidden(evidence, claimed) or _before_a_takeover(evidence, claimed)
+        if claimed != history.committed_step and not unknown_to_it:
             problems.append(
                 f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
             )
@@ -88,6 +89,24 @@ def step_arithmetic(evidence: Evidence) -> Finding:
             problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
     problems += _learning_rates(evidence)
     return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
+
+
+def _before_a_takeover(evidence: Evidence, claimed: int) -> bool:
+    """Whether an unfinished job claims fewer steps because its supervisor was lost after them,
+    and the new one found none of the processes that had made them.
+    """
+    history = evidence.history
+    taken = list(history.log.of(Kind.COORDINATOR_ADOPTED))
+    if not taken or claimed > history.committed_step or history.outcome == "completed":
+        return False
+    last = taken[-1]
+    ended = {e.data["process"]: e for e in history.log.of(Kind.PROCESS_EXITED)}
+    gone = {name for name, e in ended.items() if e.time_ns < last.time_ns}
+    return all(
+        run.end_ns < last.time_ns and {commit.actor for commit in run.commits} <= gone
+        for step, run in history.lineage.items()
+        if step > claimed
+    )
 
 
 def _hidden(evidence: Evidence, claimed: int) -> bool:

@@ -82,10 +82,10 @@ def stood_still(
     occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
 ) -> Landed | None:
     """The supervisor declared the process hung because of its progress marks; or, given
-    ``at_least_s``, the process itself reported a step that long after the fault acted, or refused
-    one as not finite after that long.
+    ``at_least_s``, the process itself reported a step that long after the fault acted, or wrote
+    nothing for that long.
     """
-    last_ns = occurrence.time_ns
+    next_line = next((e for e in events if _is_later_line(occurrence, e)), None)
     for event in events:
         if event.time_ns < occurrence.time_ns:
             continue
@@ -98,13 +98,19 @@ def stood_still(
         if at_least_s is not None and commits and sum(event.data["seconds"].values()) >= at_least_s:
             seconds = round(sum(event.data["seconds"].values()), 3)
             return Landed(witness="job: phase times", evidence={"step_s": seconds})
-        if event.actor == occurrence.process and event.kind is not Kind.FAULT_EFFECT:
-            silent_s = (event.time_ns - last_ns) / 1e9
-            if at_least_s and event.kind is Kind.NONFINITE_CAUGHT and silent_s >= at_least_s:
-                evidence = {"step_s": round(silent_s, 3)}
-                return Landed(witness="job: a step that was refused", evidence=evidence)
-            last_ns = event.time_ns
+        silent_s = (event.time_ns - occurrence.time_ns) / 1e9
+        if at_least_s is not None and event is next_line and silent_s >= at_least_s:
+            return Landed(witness="job: its own log", evidence={"silent_s": round(silent_s, 3)})
     return None
+
+
+def _is_later_line(occurrence: Occurrence, event: Event) -> bool:
+    """Whether the process wrote this after the fault acted, and not about that."""
+    about = event.kind is Kind.FAULT_EFFECT and (event.data["fault"], event.data["occurrence"]) == (
+        occurrence.fault,
+        occurrence.number,
+    )
+    return event.actor == occurrence.process and event.time_ns > occurrence.time_ns and not about
 
 
 def stuck(

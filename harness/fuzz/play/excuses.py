@@ -173,6 +173,24 @@ def _brief(tree: Tree, played: PlayResult) -> bool:
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
 
 
+def _found_nothing(tree: Tree, played: PlayResult) -> bool:
+    """Whether every fault that showed no effect had found nothing to act on in any rank."""
+    log = _faulted(played)
+    if log is None:
+        return False
+    failed = {
+        (e.data["fault"], e.data["occurrence"])
+        for e in log.of(Kind.FAULT_FAILED)
+        if str(e.data["reason"]).startswith("no evidence within")
+    }
+    found = {key: list[bool]() for key in failed}
+    for e in log.of(Kind.FAULT_EFFECT):
+        key = e.data["fault"], e.data["occurrence"]
+        if key in found:
+            found[key].append("nothing" in e.data["evidence"])
+    return bool(found) and all(each and all(each) for each in found.values())
+
+
 def _displaced(tree: Tree, played: PlayResult) -> bool:
     """Whether wrong data replaced a poisoned sample in the step in which it was due."""
     log = _faulted(played)
@@ -308,6 +326,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_displaced),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_found_nothing),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),

@@ -26,7 +26,8 @@ def sound_digests(history: History) -> Iterator[Event]:
 
     Replicas are not compared after each step. So from the last agreement until a difference was
     found, the digests of the process that differed are left out (of all processes, if none could be
-    named), and so are those of a process that held the same state and was gone when that was found.
+    named), and so are those of a process that held the same state and was gone when that was found,
+    or was not named because the supervisor was lost meanwhile.
     Left out too are digests of a state with a planted non-finite value, until it was refused. If
     the job completes without an answer to the failure, it ends with the wrong state: all count.
     """
@@ -47,8 +48,14 @@ def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -
     generation = history.generation(failure.generation)
     there = generation.members if generation is not None else ()
     states = {_state(event) for event in named}
-    gone = [one for one in digests if one.actor not in there and _state(one) in states]
-    return {id(event) for event in (*named, *gone)}
+    cut_short = any(
+        taken.generation == failure.generation and taken.time_ns > failure.time_ns
+        for taken in history.log.of(Kind.COORDINATOR_ADOPTED)
+    )
+    unnamed = [
+        one for one in digests if (cut_short or one.actor not in there) and _state(one) in states
+    ]
+    return {id(event) for event in (*named, *unnamed)}
 
 
 def _state(digest: Event) -> tuple[Any, ...]:

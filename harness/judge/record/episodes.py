@@ -323,7 +323,7 @@ def _ends_of_any(
                 return whole
             newer = partial(_stops, failure=failure, seen_ns=seen[id(failure)])
             stuck = _until(episodes, index, hit, same_target=False, newer=newer)
-            stuck = float("-inf") if one.changed else stuck
+            stuck = float("-inf") if one.changed or one.corrupts else stuck
             hidden = one.seems_still and _nameless_stall(failure)
             return max(stuck, healed_ns) if hidden else stuck
 
@@ -338,7 +338,8 @@ def _stops(other: Episode, *, failure: Event, seen_ns: int) -> bool:
     """Whether it can have stopped progress until the failure was seen; a mere change of values
     cannot.
     """
-    return not other.changed and not _was_over(other, failure, seen_ns)
+    only_values = other.changed or other.corrupts
+    return not only_values and not _was_over(other, failure, seen_ns)
 
 
 def _was_over(one: Episode, failure: Event, seen_ns: int) -> bool:

@@ -108,11 +108,13 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
         )
         return _by_band(evidence, mine, theirs, steps, why)
     if evidence.promises_exact and skipped is not None:
+        # The loss of a step whose whole batch was left out is of nothing.
+        left = [s for s in steps if any(c.data["samples"] for c in history.lineage[s].commits)]
         return _by_band(
             evidence,
             mine,
             theirs,
-            steps,
+            left,
             f"judged by band (samples left out from step {skipped} on), ",
         )
     if evidence.promises_exact and not shrunk:

@@ -13,7 +13,11 @@ from typing import Any
 from chaos.events.log import Kind
 from harness.judge.checkers.record.aimed import aimed
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from harness.judge.record.history import NS
 from harness.judge.results import Finding
+
+AT_ONCE_S = 0.1
+"""Within which the hits of one act are logged: they are commanded one after the other."""
 
 _PARTS = {
     "target": ("ranks", "spares", "nodes", "links", "checkpoint", "each"),
@@ -174,7 +178,7 @@ def _acts(evidence: Evidence) -> Iterator[str]:
     # A fault that was armed again keeps its act number, whatever it hits.
     again = {event.data["fault"] for event in log.of(Kind.FAULT_FAILED) if event.data.get("again")}
     steps: dict[tuple[str, int], int] = {}
-    acts: dict[tuple[str, int, int], int] = {}
+    acts: dict[tuple[str, int, int], tuple[int, int]] = {}
     hit: set[tuple[str, int, str]] = set()
     for event in log.of(Kind.FAULT_INJECTED):
         name, number = event.data["fault"], event.data["occurrence"]
@@ -197,10 +201,10 @@ def _acts(evidence: Evidence) -> Iterator[str]:
             continue
         if (other := steps.setdefault((name, act), step)) != step:
             yield f"{name} in step {other} and in step {step} is said to be one act"
-        if (
-            plans[name].get("fires") == 1
-            and acts.setdefault((name, event.generation, step), act) != act
-        ):
+        first, since_ns = acts.setdefault((name, event.generation, step), (act, event.time_ns))
+        # A rank that comes to its point after the others have been hit is another act.
+        at_once = event.time_ns - since_ns < AT_ONCE_S * NS
+        if plans[name].get("fires") == 1 and first != act and at_once:
             yield f"{name} hit several at once in step {step}, and is said to be several acts"
 
 

@@ -163,6 +163,18 @@ def test_list(chaos: Invoke) -> None:
     assert "    mode: bitflip | truncate, default bitflip" in out
 
 
+def test_list_shows_the_evidence_of_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["list", "faults", "-v"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    text = " ".join(line.strip() for line in lines)
+    assert cli.invoke(["list", "faults", "--format", "json"]) == 0
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert len(faults) > 40
+    for fault in faults:
+        assert "Landed: " in fault["about"], fault["name"]
+        assert " ".join(fault["about"].split()) in text
+
+
 def test_strategies_are_listed_under_their_key_too(chaos: Invoke) -> None:
     assert chaos("list", "recovery") == chaos("list", "strategies")
     assert chaos("list", "recovery")[0] == 0

@@ -18,7 +18,8 @@ import click
 
 from chaos import errors
 from chaos.commands import all_commands
-from chaos.commands._options import FORMAT, PATH, RUNS
+from chaos.commands._group import CommandGroup
+from chaos.commands._options import FORMAT, PATH, RUNS, SCENARIO
 from chaos.commands._program import run_as_process
 from chaos.commands._say import say
 from chaos.commands.gate import check_choices, conclude, gate_options
@@ -35,7 +36,7 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 6 halted by a stop condition, 7 nothing ran (capability missing),
 130 interrupted, 143 terminated."""
 
-_SCENARIO = click.argument("scenario", type=PATH)
+_SCENARIO = click.argument("scenario", type=SCENARIO)
 _RUN = click.argument("run", type=PATH)
 _SET = click.option(
     "--set",
@@ -60,6 +61,7 @@ _CELL = click.option(
 
 
 @click.group(
+    cls=CommandGroup,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -122,7 +124,7 @@ def run(
 
 
 @cli.command()
-@click.argument("scenarios", nargs=-1, required=True, type=PATH)
+@click.argument("scenarios", nargs=-1, required=True, type=SCENARIO)
 @_SET
 @_QUIET
 def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:

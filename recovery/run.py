@@ -11,6 +11,11 @@ interrupted.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the other imports, which take most of the time to start
+    from recovery.cli.early_interrupt import end_on_sigint
+
+    end_on_sigint()
+
 import argparse
 import os
 import signal

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 PATH: click.Path = click.Path(path_type=Path)
+SCENARIO: click.Path = click.Path(path_type=Path, readable=False)  # loading says why it cannot read
 RUNS = click.option(
     "--runs",
     type=PATH,

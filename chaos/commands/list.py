@@ -21,7 +21,12 @@ ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
 
 @click.command("list")
 @click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
-@click.option("-v", "--verbose", is_flag=True, help="Also show parameters and their defaults.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Also show whole descriptions, and parameters with their defaults.",
+)
 @FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
@@ -54,7 +59,11 @@ def _entries(kind: str) -> list[ListingEntry]:
         from harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
 
         return [
-            listing.ListingEntry(name=name, summary=listing.first_sentence(checker))
+            listing.ListingEntry(
+                name=name,
+                summary=listing.first_sentence(checker),
+                about=listing.whole_docstring(checker),
+            )
             for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items(), *BY_NAME.items())
         ]
     return _plugins(kind)

@@ -41,7 +41,7 @@ def collectives_s(
 
 def stood_still(occurrence: Occurrence, events: Sequence[Event], least_s: float) -> Landed | None:
     """Evidence that the job's collectives stood still for ``least_s`` seconds, or that the job gave
-    up the process group.
+    up the process group. None also until a probe of the link has reported.
     """
     measured = probed(occurrence, events)
     if measured is None:

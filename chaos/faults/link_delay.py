@@ -20,8 +20,9 @@ class LinkDelay(Fault):
     namespace); else emulated above TCP by the link proxy.
 
     ``delay_ms``: added latency; ``jitter_ms``: random variation, more or less (order is kept).
-    Landed: the job's own collective time grew by at least half of the delay; the evidence includes
-    the round trip measured by a probe.
+    Landed: the job's own collective time, median of the first three whole steps under the fault,
+    grew by at least half of the delay, and a probe of the link has reported. Its round trip is part
+    of the evidence, without a bound.
     """
 
     where: ClassVar[Where] = Where.LINK

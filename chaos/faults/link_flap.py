@@ -20,7 +20,8 @@ class LinkFlap(Fault):
 
     Both directions flap, starting down; connections stay open. Landed: a collective of the job took
     half of ``down_s`` longer than it usually did before, or the job gave up the process group
-    because of a stuck collective.
+    because of a stuck collective; and a probe of the link has reported, whether it came through or
+    not.
     """
 
     where: ClassVar[Where] = Where.LINK

@@ -24,7 +24,8 @@ class LinkLoss(Fault):
     The link proxy emulates it: a segment chosen to be lost, and all bytes behind it, wait one
     retransmission timeout (200 ms, the minimum on Linux). As with TCP, the application loses no
     bytes. ``percent``: share of segments of 1448 bytes. Landed: in some of the job's steps a
-    collective took a retransmission timeout longer than it usually did before.
+    collective took a retransmission timeout longer than it usually did before, and a probe of the
+    link has reported, whether it came through or not.
     """
 
     where: ClassVar[Where] = Where.LINK

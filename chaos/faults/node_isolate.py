@@ -21,7 +21,7 @@ class NodeIsolate(Fault):
     other. ``control``: ``kept`` leaves the supervisor's connection to them, as over a separate
     control network; ``cut`` cuts it too (needs nodes that are machines). Landed: a collective of
     the job stood still for 0.2 s, or the job gave up the process group because of a stuck
-    collective; the evidence includes whether a probe came through.
+    collective; and a probe of the link has reported, whether it came through or not.
     """
 
     where: ClassVar[Where] = Where.LINK

@@ -22,7 +22,7 @@ class Partition(Fault):
     healing, held bytes pass, as when a cable is plugged in again. The supervisor still reaches both
     sides. ``one_way``: block only what the chosen ranks (or ``link.src``) send. Landed: a
     collective of the job stood still for 0.2 s, or the job gave up the process group because of a
-    stuck collective; the evidence includes whether a probe came through.
+    stuck collective; and a probe of the link has reported, whether it came through or not.
     """
 
     where: ClassVar[Where] = Where.LINK

@@ -77,10 +77,23 @@ def _apply_one(document: Document, override: Override) -> Document:
     keys = {at: span for at, span in document.keys.items() if stays(at) or at == loc}
     values = {at: span for at, span in document.values.items() if stays(at)}
     width = len(path) if override.option == OPTION else len(override.option)
+    keys |= _made_on_the_way(document, loc, override)
     keys[loc] = Span(source=override.option, line=1, column=1, width=width, text=override.text)
     keys |= {(*loc, *at): _moved(span, override) for at, span in value.keys.items()}
     values |= {(*loc, *at): _moved(span, override) for at, span in value.values.items()}
     return dataclasses.replace(document, tree=tree, keys=keys, values=values)
+
+
+def _made_on_the_way(document: Document, loc: Loc, override: Override) -> dict[Loc, Span]:
+    """The mappings above ``loc`` that only this option adds, at their names in its argument."""
+    made, column = dict[Loc, Span](), 1
+    for depth, part in enumerate(override.path.split(".")[:-1], start=1):
+        if loc[:depth] not in document.values and loc[:depth] not in document.keys:
+            made[loc[:depth]] = Span(
+                source=override.option, line=1, column=column, width=len(part), text=override.text
+            )
+        column += len(part) + 1
+    return made
 
 
 def _assign(tree: Any, parts: list[str], value: Any, override: Override) -> tuple[Loc, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
 """Suffixes of other files that ``chaos fuzz`` keeps beside scenarios: invalid scenarios, and
 changed logs.
 """
+_WIDTH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +35,13 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class ListingEntry:
-    """Something that can be named. ``columns``: short facts shown between name and summary, by
-    heading.
+    """Something that can be named. ``summary``: one sentence; ``about``: all that its docstring
+    says; ``columns``: short facts shown between name and summary, by heading.
     """
 
     name: str
     summary: str
+    about: str = ""
     parameters: tuple[Parameter, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,6 +50,15 @@ def first_sentence(documented: object) -> str:
     """The first sentence of a docstring on one line, without its full stop, or ""."""
     paragraph = " ".join((inspect.getdoc(documented) or "").split("\n\n", 1)[0].split())
     return paragraph.split(". ", 1)[0].removesuffix(".")
+
+
+def whole_docstring(documented: object) -> str:
+    """A docstring with each paragraph on one line, or ""; a list keeps its lines."""
+    text = (inspect.getdoc(documented) or "").replace("``", "`")
+    return "\n\n".join(
+        paragraph if "\n- " in f"\n{paragraph}" else " ".join(paragraph.split())
+        for paragraph in text.split("\n\n")
+    )
 
 
 def model_entry(name: str, model: type[BaseModel]) -> ListingEntry:
@@ -64,7 +76,10 @@ def model_entry(name: str, model: type[BaseModel]) -> ListingEntry:
         for field, definition in schema.get("properties", {}).items()
     )
     return ListingEntry(
-        name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters
+        name=name,
+        summary=first_sentence(model) if model.__doc__ else "",
+        about=whole_docstring(model) if model.__doc__ else "",
+        parameters=parameters,
     )
 
 
@@ -137,11 +152,25 @@ def as_text(found: Mapping[str, Sequence[ListingEntry]], *, verbose: bool) -> st
         for entry, row in zip(entries, rows, strict=True):
             lines.append(indent + _row(row, widths))
             if verbose:
+                lines += _about(entry, f"{indent}    ")
                 lines += [
                     f"{indent}    {_parameter(parameter)}".rstrip()
                     for parameter in entry.parameters
                 ]
     return "\n".join(lines)
+
+
+def _about(entry: ListingEntry, indent: str) -> list[str]:
+    """The docstring, wrapped; nothing where the summary has all of it."""
+    if entry.about.removesuffix(".") == entry.summary:
+        return []
+    return [
+        wrapped
+        for line in entry.about.split("\n")
+        for wrapped in textwrap.wrap(
+            line, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
+    ]
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

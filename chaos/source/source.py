@@ -118,8 +118,7 @@ def read_text(path: Path, *, what: str = "scenario") -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ScenarioError(
-            f"{path}: cannot be read: {reason}",
-            hint="'chaos list scenarios' shows those at hand" if what == "scenario" else "",
+            f"{path}: cannot be read: {reason}", hint=_hint(error) if what == "scenario" else ""
         ) from error
     if len(raw) > MAX_BYTES:
         raise ScenarioError(f"{path}: is larger than {MAX_BYTES // 1000} kB; is it a {what}?")
@@ -128,9 +127,17 @@ def read_text(path: Path, *, what: str = "scenario") -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
-        raise ScenarioError(
-            f"{path}:{line}:{column}: not UTF-8 text (byte 0x{raw[error.start]:02x})"
-        ) from error
+        message = f"not UTF-8 text (byte 0x{raw[error.start]:02x}); is it a {what}?"
+        span = Span(source=str(path), line=line, column=column, width=1, text="")
+        raise scenario_error([Placed(span=span, message=message)]) from error
+
+
+def _hint(error: OSError | ValueError) -> str:
+    if isinstance(error, IsADirectoryError):
+        return "name a .yaml file in it"
+    if isinstance(error, PermissionError):
+        return "make it readable for this user"
+    return "'chaos list scenarios' shows those at hand"
 
 
 def _syntax_problem(error: YAMLError, text: str, lines: list[str], source: str) -> LocatedProblem:

@@ -116,11 +116,18 @@ def open_run(path: Path) -> RunDirectory:
     """The run directory at a path, through ``latest`` links. Raises NoRun if it is not one."""
     run = RunDirectory(path.resolve())
     if not run.resolved.is_file():
-        raise NoRun(
-            f"{path} is not a run directory (no {run.resolved.name})",
-            hint="runs lie in runs/<scenario>/<time>-<seed>",
-        )
+        raise no_run(path, f" (no {run.resolved.name})")
     return run
+
+
+def no_run(path: Path, why: str = "") -> NoRun:
+    """The error for a path that is not a run directory. ``why``: what is missing in it."""
+    if not os.path.lexists(path):
+        why = ": it does not exist"
+    return NoRun(
+        f"{path} is not a run directory{why}",
+        hint="runs lie in runs/<scenario>/<time>-<seed>; 'ls -d runs/*/*' lists them",
+    )
 
 
 def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:

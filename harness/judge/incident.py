@@ -70,7 +70,7 @@ class Incident(Model):
         description="seconds; Infinity: it did harm and was never noticed"
     )
     recovery_time: float | None = Field(
-        description="seconds; Infinity: no recovery; None: nothing to recover from"
+        description="seconds; Infinity: no recovery; None: masked, or no step was left to commit"
     )
     outcome: Literal[
         "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"

@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError, NoRun
-from harness.host.rundir import RunDirectory
+from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError
+from harness.host.rundir import RunDirectory, no_run
 from harness.undo import live
 from harness.undo.base import UndoOutcome, failed
 from harness.undo.ledger import Ledger, LedgerEntry, read_open
@@ -145,9 +145,7 @@ def heal_named(path: Path) -> list[Healed]:
     """Heal the run at a path; the empty list: it is over. Raises NoRun when there is no run."""
     run = RunDirectory(path.resolve())
     if not any(file.exists() for file in (run.ledger, run.resolved, run.root / live.FILE)):
-        raise NoRun(
-            f"{path} is not a run directory", hint="runs lie in runs/<scenario>/<time>-<seed>"
-        )
+        raise no_run(path)
     return [heal(run)] if os.path.lexists(run.root / live.FILE) or _is_open(run) else []
 
 

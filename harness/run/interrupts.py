@@ -5,6 +5,7 @@ second at once.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import threading
@@ -40,6 +41,8 @@ def stop_on_signal(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
         if stop.signum:
             _give_up(run, signum)
         stop.signum = signum
+        word = "terminated" if signum == signal.SIGTERM else "interrupted"
+        _say_now(f"{word}: ending the run's processes (a second signal ends the run at once)\n")
 
     wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, note) for number in wanted}
@@ -48,6 +51,17 @@ def stop_on_signal(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _say_now(text: str) -> None:
+    """Write to standard error from a signal handler. Text that would have to wait is dropped: a
+    stopped terminal must not delay healing, and a handler may not use a stream that it interrupted.
+    """
+    with suppress(OSError):
+        poll = select.poll()
+        poll.register(2, select.POLLOUT)
+        if any(event & select.POLLOUT for _, event in poll.poll(0)):
+            os.write(2, (b"\r" if os.isatty(2) else b"") + text.encode())
 
 
 def _give_up(run: RunDirectory, signum: int) -> NoReturn:

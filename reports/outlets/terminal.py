@@ -38,8 +38,11 @@ _HEAD = (
 
 def summary(results: Results, run: RunDirectory) -> str:
     """The closing block as plain text, no newline at the end; control characters are made
-    visible.
+    visible. Of a run that was interrupted, what is inconclusive for that reason is not listed.
     """
+    if results.verdict == "interrupted" and all(a.outcome != "completed" for a in results.arms):
+        blocks = [_verdict(results), *_failures(results), *_skipped(results), _next(results, run)]
+        return "\n".join(visible(line) for line in blocks)
     blocks = [
         _verdict(results),
         *_failures(results),
@@ -98,6 +101,8 @@ def _failures(results: Results) -> list[str]:
 
 def _doubts(results: Results) -> list[str]:
     """What could not be judged, and what was missing."""
+    if results.verdict == "interrupted":
+        return _skipped(results)
     lines = [
         f"  {s.cell}  {s.metric}  {s.clause}  inconclusive: {s.detail}"
         for s in results.slas
@@ -107,7 +112,11 @@ def _doubts(results: Results) -> list[str]:
         for name, finding in cell.invariants.items():
             if finding.verdict == "inconclusive":
                 lines.append(f"  {cell.id}  {name}  inconclusive: {finding.witness}")
-    return lines + [f"  {skip.cell}  skipped: {skip.reason}" for skip in results.skipped]
+    return lines + _skipped(results)
+
+
+def _skipped(results: Results) -> list[str]:
+    return [f"  {skip.cell}  skipped: {skip.reason}" for skip in results.skipped]
 
 
 def _table(results: Results) -> list[str]:

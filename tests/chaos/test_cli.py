@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -162,6 +163,18 @@ def test_list(chaos: Invoke) -> None:
     assert "    mode: bitflip | truncate, default bitflip" in out
 
 
+def test_list_shows_the_evidence_of_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["list", "faults", "-v"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    text = " ".join(line.strip() for line in lines)
+    assert cli.invoke(["list", "faults", "--format", "json"]) == 0
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert len(faults) > 40
+    for fault in faults:
+        assert "Landed: " in fault["about"], fault["name"]
+        assert " ".join(fault["about"].split()) in text
+
+
 def test_strategies_are_listed_under_their_key_too(chaos: Invoke) -> None:
     assert chaos("list", "recovery") == chaos("list", "strategies")
     assert chaos("list", "recovery")[0] == 0
@@ -292,6 +305,33 @@ def test_usage_errors_exit_with_2(chaos: Invoke) -> None:
     assert chaos("run", "x.yaml", "--seed", "-1")[0] == 2
     assert "cannot be read" in chaos("run", "x.yaml")[2]
     assert chaos("run", "x.yaml")[0] == 2
+
+
+def test_an_unknown_command_names_those_there_are(chaos: Invoke) -> None:
+    assert "no command 'validte'; did you mean 'validate'?" in chaos("validte")[2]
+    code, _, err = chaos("frobnicate")
+    assert code == 2 and "no command 'frobnicate'; use one of: agent, analyze, " in err
+
+
+def test_files_that_cannot_be_read(
+    chaos: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"a: \xb9")
+    said = f"{binary}:1:4: not UTF-8 text (byte 0xb9); is it a scenario?\n1 error;"
+    assert said in chaos("validate", binary)[2]
+    assert (
+        f"{tmp_path}: cannot be read: Is a directory\n  name a .yaml file in it\n"
+        in (chaos("run", tmp_path)[2])
+    )
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.open", refused)  # root may read everything
+    monkeypatch.setattr("os.access", lambda *_: False)
+    said = "cannot be read: Permission denied\n  make it readable for this user\n"
+    assert said in chaos("validate", binary)[2]
 
 
 @pytest.mark.parametrize(

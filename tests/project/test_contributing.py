@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,20 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 def test_the_section_adds_these_files(added: dict[str, Path]) -> None:
     # the fault and how it is tried share a name
     assert sorted(added) == ["late-kill.yaml", "late_kill.py"]
+
+
+def test_its_python_passes_the_linter(added: dict[str, Path]) -> None:
+    pytest.importorskip("ruff")
+    blocks = [str(path) for path in added.values() if path.suffix == ".py"]
+    for command in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", *blocks],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_fault_is_found_and_its_evidence_told_apart(added: dict[str, Path]) -> None:

@@ -306,6 +306,20 @@ def test_summary_quotes_a_command_once(finished: Finished) -> None:
     assert text.count("cannot find data") == 1 and text.count("before any progress was seen") == 2
 
 
+def test_summary_of_an_interrupted_run_does_not_list_what_was_not_reached(
+    finished: Finished,
+) -> None:
+    run, results = finished
+    stopped = results.model_copy(update={"verdict": "interrupted", "exit_code": 130})
+    text = summary(stopped, run)
+    assert "inconclusive:" not in text and "hot-spare" in text and "report.html" in text
+    cut = [arm.model_copy(update={"outcome": "interrupted"}) for arm in results.arms]
+    lines = summary(stopped.model_copy(update={"arms": cut, "slas": []}), run).splitlines()
+    assert lines[0].startswith("verdict INTERRUPTED (exit 130)")
+    assert [line.split()[0] for line in lines[-3:]] == ["report", "again", "judge"]
+    assert all("failed: " in line or "skipped: " in line for line in lines[1:-3])
+
+
 def test_summary_prefers_the_latest_link(finished: Finished) -> None:
     run, results = finished
     link = run.root.parent / "latest"

@@ -158,7 +158,10 @@ SYMBOLS = (
     ),
     (
         "t_new",
-        "the job's first commit of a step beyond s_high, by a generation formed after the failure",
+        (
+            "the job's first commit of a step beyond s_high, by a generation formed after the"
+            " failure, even if a later rollback discards it"
+        ),
     ),
     ("s_high", "the highest step that any rank had committed before the failure"),
     ("s_restored", "the lowest step that a generation resumed at before t_new"),
@@ -179,6 +182,8 @@ SYMBOLS = (
     ),
     ("k, n, H", "events or arms counted; arms; rank-hours in which no fault had acted"),
 )
+_DEFINED_BY_MODULE = frozenset({incidents.__name__, partition.__name__})
+"""Modules whose own docstrings hold the definitions."""
 
 
 def page() -> str:
@@ -196,7 +201,11 @@ def _lines() -> Iterator[str]:
         "All of it is computed from event logs (and, for `mfu`, from what `system.json` says of the"
         " devices)."
     )
-    yield "A run that does not recover counts as infinity, never as missing."
+    yield (
+        "A job that never recovers counts as infinity, never as missing. A masked fault has no"
+        " recovery time, and neither has a fault after which the job completed without another new"
+        " step."
+    )
     yield ""
     yield "| symbol | |"
     yield "| --- | --- |"
@@ -228,14 +237,7 @@ def _lines() -> Iterator[str]:
     for name, formula in COMPARED.items():
         yield f"- **{name}**: {formula.text}"
     yield ""
-    yield "## What the computing functions say"
-    for by in dict.fromkeys(
-        one.by for one in (*FORMULAS.values(), *RATES.values(), *COMPARED.values())
-    ):
-        yield ""
-        yield f"### `{by.__module__}.{by.__qualname__}`"
-        yield ""
-        yield from _paragraphs(_told(by))
+    yield from _functions()
     yield ""
     yield "### Peaks"
     yield ""
@@ -244,6 +246,20 @@ def _lines() -> Iterator[str]:
     yield (
         ", ".join(f"{name} {tflops:g} TFLOP/s" for name, tflops in flops.PEAK_TFLOPS.items()) + "."
     )
+
+
+def _functions() -> Iterator[str]:
+    yield "## What the computing functions say"
+    for by in dict.fromkeys(
+        one.by for one in (*FORMULAS.values(), *RATES.values(), *COMPARED.values())
+    ):
+        yield ""
+        yield f"### `{by.__module__}.{by.__qualname__}`"
+        yield ""
+        if by.__module__ in _DEFINED_BY_MODULE:
+            yield from _paragraphs(_told(inspect.getmodule(by)))
+            yield ""
+        yield from _paragraphs(_told(by))
 
 
 def _told(what: object) -> str:

@@ -43,7 +43,9 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         ),
         "recovery_time": _seconds(
             "incident",
-            "fault injected to the job's first new commit; infinite if none came",
+            "fault injected to the job's first new commit after the failure, even if a later"
+            " rollback discards it; infinite if the job never recovered; no value if the fault was"
+            " masked or no step was left to commit",
             clocks=1,
         ),
         "time_to_full_rate": _seconds(

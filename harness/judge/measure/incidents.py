@@ -2,12 +2,15 @@
 act together).
 
 ``recovery_time`` runs from the injection to the job's first commit, by a generation formed after
-the failure, of a step beyond every step that any rank had committed before. Counting a commit by a
-single rank as "before" can only lengthen it. Its phases end at: failure detected; survivors parked
-(or the decision, where survivors are not kept); last group formed by the generation that made that
-commit (failed attempts and process starts belong to this); its members hold their state; the old
-highest step is committed again; the first new commit. They share their boundaries, so they sum
-exactly.
+the failure, of a step beyond every step that any rank had committed before, even if a later
+rollback discards that step. Counting a commit by a single rank as "before" can only lengthen it. It
+is infinite if the job hung, gave up or kept corrupted values. It has no value if the fault was
+masked, or if the job completed and no step was left to commit after the failure.
+
+Its phases end at: failure detected; survivors parked (or the decision, where survivors are not
+kept); last group formed by the generation that made that commit (failed attempts and process starts
+belong to this); its members hold their state; the old highest step is committed again; the first
+new commit. They share their boundaries, so they sum exactly.
 """
 
 from __future__ import annotations

@@ -17,6 +17,16 @@ from harness.judge.figures import Metric
 from harness.judge.incident import Incident
 from harness.judge.measure.catalogue import METRICS
 
+_OF_A_RECOVERY = (
+    "recovery_time",
+    "failure_cost",
+    "steps_lost",
+    "abort_time",
+    "regroup_time",
+    "restore_time",
+    "redo_time",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PossibleValues:
@@ -47,6 +57,20 @@ def chances(
     each = [sum(name != "steps_lost" or i.answered_with is None for i in mine) for mine in arms]
     unseen = max(each, default=int(tried)) * (planned - len(arms))
     return PossibleValues(values=sum(each) + unseen, arms=planned)
+
+
+def why_absent(arms: Sequence[Sequence[Incident]]) -> dict[str, str]:
+    """Metric -> why it has no value if it has none although these incidents' faults landed, and
+    what to do about it.
+    """
+    outcomes = {incident.outcome for mine in arms for incident in mine}
+    if outcomes & {"recovered", "degraded"}:
+        why = "no step was left to commit after the fault: inject earlier, or raise workload.steps"
+    elif outcomes == {"masked"}:
+        why = "every fault was masked, nothing had to recover"
+    else:
+        return {}
+    return dict.fromkeys(_OF_A_RECOVERY, why)
 
 
 def per_arm(

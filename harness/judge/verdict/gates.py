@@ -55,10 +55,12 @@ def judge_slas(
     bounds: Mapping[str, float] = MappingProxyType({}),
     owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
     possible: Mapping[str, PossibleValues] = MappingProxyType({}),
+    absent: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SlaResult]:
-    """Judge every SLA clause of a cell. ``missing``: why a metric may have no value, if known;
-    ``bounds``: metric -> largest error of its values; ``owners``: metric -> the repeat of each
-    value; ``possible``: metric -> how many values there could have been.
+    """Judge every SLA clause of a cell. ``missing``: why any metric may have no value, if known;
+    ``absent``: metric -> why it has none, where ``missing`` says nothing; ``bounds``: metric ->
+    largest error of its values; ``owners``: metric -> the repeat of each value; ``possible``:
+    metric -> how many values there could have been.
     """
     results = []
     for metric, checks in cell.scenario.sla.items():
@@ -73,7 +75,7 @@ def judge_slas(
                     check,
                     values.get(metric, ()),
                     line,
-                    missing,
+                    missing or absent.get(metric, ""),
                     bound=bound,
                     arms=owners.get(metric, ()),
                     possible=possible.get(metric, PossibleValues()),

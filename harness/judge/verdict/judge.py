@@ -27,7 +27,7 @@ from harness.judge.measure.flops import mfu, work_of
 from harness.judge.measure.labels import CellIdentity, labels
 from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.judge.measure.reliability import false_alarms, spares_of, survival
-from harness.judge.measure.samples import chances
+from harness.judge.measure.samples import chances, why_absent
 from harness.judge.record.episodes import NEVER_FIRED
 from harness.judge.record.history import History
 from harness.judge.record.node_attribution import nodes_of
@@ -182,7 +182,9 @@ def _judge_cell(
     missing = _why_no_value(invariants)
     if not faulted:
         missing = gone or f"{len(mine)} of {planned} arms ran"
-    slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners, possible)
+    slas = gates.judge_slas(
+        cell, values, resolved.sla_lines, missing, bounds, owners, possible, why_absent(struck)
+    )
     verdict, reason = gates.judge_cell(
         cell.id,
         slas,

@@ -806,6 +806,8 @@ def test_an_error_of_an_override_points_into_it(write: Any) -> None:
 @pytest.mark.parametrize(
     ("override", "error"),
     [
+        ("foo.bar=1", "--set:1:1: unknown key 'foo'"),
+        ("workload.foo.bar=1", "--set:1:10: unknown key 'foo'"),
         ("steps", "--set:1:1: write a.b=value, such as workload.steps=50"),
         ("=3", "--set:1:1: write a.b=value, such as workload.steps=50"),
         ("a..b=3", "--set:1:1: write a.b=value, such as workload.steps=50"),

@@ -15,7 +15,7 @@ from harness.host.rundir import RunDirectory, arm_id, create_run, write_resolved
 from harness.judge.checkers import CHECKERS
 from harness.judge.incident import Incident
 from harness.judge.measure.samples import chances
-from harness.judge.results import Results
+from harness.judge.results import Results, SlaResult
 from harness.judge.verdict.judge import judge, write_results
 from tests.support import arms, logs
 from tests.support.arms import KILL, cell_of
@@ -28,6 +28,7 @@ SLA = {
     "goodput": ["min >= 0.1"],
 }
 
+SLOW = {**KILL, "id": "slow", "kind": "straggler", "params": {"factor": arms.SLOWER}}
 HARMLESS: dict[str, Any] = {
     "fault": "kill",
     "kind": "process-kill",
@@ -88,6 +89,30 @@ def simple(tmp_path: Path, script: Script | None = None, **more: Any) -> RunDire
         ),
     }
     return make_run(tmp_path, [cell], pair)
+
+
+def _first(results: Results, metric: str) -> SlaResult:
+    return next(sla for sla in results.slas if sla.metric == metric)
+
+
+def test_no_recovery_time_says_why(tmp_path: Path) -> None:
+    late = Script("hot-spare", spares=1)
+    arms.plan(late, rank=2)
+    late.train(logs.STEPS)
+    arms.inject(late, process="w2", rank=2)
+    late.exit("w2", signal=9, expected=False)
+    arms.fail(late)
+    results = judge(simple(tmp_path / "late", late.finish(healed=["kill"])))
+    (incident,), clause = results.faults, _first(results, "recovery_time")
+    assert (incident.outcome, incident.recovery_time) == ("recovered", None)
+    assert clause.verdict == "inconclusive" and clause.detail == (
+        "no value: no step was left to commit after the fault: inject earlier, or raise"
+        " workload.steps"
+    )
+    results = judge(simple(tmp_path / "masked", arms.straggler(), faults=[SLOW]))
+    (incident,), clause = results.faults, _first(results, "recovery_time")
+    assert (incident.outcome, incident.recovery_time) == ("masked", None)
+    assert clause.detail == "no value: every fault was masked, nothing had to recover"
 
 
 def test_clean_run_passes(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_the_second_time_heals_and_ends_the_process(tmp_path: Path, number: int,
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
     with os.fdopen(reader) as stream:
         said = stream.read()
+    first = "terminated" if number == signal.SIGTERM else "interrupted"
+    assert said.startswith(f"{first}: ending the run's processes (")
     assert "at once" in said and "killed process" in said and "removed" in said
     assert not (run.root / "made").exists() and heal.heal_named(run.root) == []
 

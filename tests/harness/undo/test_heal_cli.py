@@ -170,7 +170,8 @@ def test_a_file_that_says_nothing_is_no_harness(
 def test_what_is_no_run_is_a_usage_error(chaos: Chaos, tmp_path: Path, command: str) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         code, _, err = chaos(command, path)
-        assert code == 2 and f"{path} is not a run directory" in err
+        assert code == 2 and f"{path} is not a run directory" in err and "ls -d runs/*/*" in err
+        assert ("does not exist" in err) is (path != tmp_path)
 
 
 def test_a_run_and_all_runs_at_once_is_a_usage_error(chaos: Chaos, dead: RunDirectory) -> None:

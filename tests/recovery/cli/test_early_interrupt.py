@@ -1,0 +1,49 @@
+"""Ctrl-C while ``python -m recovery.run`` still imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+INTERRUPTED_IMPORT = """
+import importlib.abc, os, runpy, signal, sys
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "recovery.cli.options":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("recovery.run", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_it_ends_with_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "recovery: interrupted\n")
+
+
+def test_it_stays_ignored_where_a_shell_has_it_ignored() -> None:
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            'trap "" INT; exec "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            INTERRUPTED_IMPORT,
+            "-h",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and "usage:" in done.stdout

@@ -129,7 +129,7 @@ def read_text(path: Path, *, what: str = "scenario") -> str:
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
         message = f"not UTF-8 text (byte 0x{raw[error.start]:02x}); is it a {what}?"
         span = Span(source=str(path), line=line, column=column, width=1, text="")
-        raise scenario_error([Placed(span=span, message=message)]) from error
+        raise scenario_error([LocatedProblem(span=span, message=message)]) from error
 
 
 def _hint(error: OSError | ValueError) -> str:

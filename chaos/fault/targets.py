@@ -183,7 +183,7 @@ class RankTarget(Protocol):
 
     def due_samples(self) -> Sequence[int]:
         """Samples of the injected step's global batch that are computed regardless of how many
-        ranks remain, and are not left out; the same list on every rank.
+        ranks remain; the same list on every rank.
         """
 
     def poison_sample(self, sample: int | None) -> None:

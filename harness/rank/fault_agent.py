@@ -46,13 +46,7 @@ class FaultAgent(AgentCore):
         # an import in the middle of a step would be counted as the fault's cost
         for kind in kinds:
             plugins.one("chaos.faults", Fault, kind)
-        super().__init__(
-            job.config,
-            sleep=self._stall,
-            die=_die,
-            excluded=lambda: job.state.skip,
-            lock=threading.Lock(),
-        )
+        super().__init__(job.config, sleep=self._stall, die=_die, lock=threading.Lock())
         self._job = job
         self._word = threading.Event()  # an answer may have arrived
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)

@@ -19,6 +19,8 @@ from recovery.detection.hangs import STALLS, HangLimits
 Tree = Mapping[str, Any]
 NOTICED_S = 1.0
 """A hang of so many seconds shows in the job's steps."""
+TRUSTED = 4
+"""Samples of the smallest batch whose gradient is expected to train."""
 TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
 """Keys of a fault's ``at``; each has one of them."""
 SILENT = re.compile(r"silent for ([\d.]+) s")
@@ -173,22 +175,17 @@ def _brief(tree: Tree, played: PlayResult) -> bool:
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
 
 
-def _found_nothing(tree: Tree, played: PlayResult) -> bool:
-    """Whether every fault that showed no effect had found nothing to act on in any rank."""
+def _left_out_before(tree: Tree, played: PlayResult) -> bool:
+    """Whether a poisoned sample had been left out when it was poisoned again."""
     log = _faulted(played)
     if log is None:
         return False
-    failed = {
-        (e.data["fault"], e.data["occurrence"])
-        for e in log.of(Kind.FAULT_FAILED)
-        if str(e.data["reason"]).startswith("no evidence within")
-    }
-    found = {key: list[bool]() for key in failed}
-    for e in log.of(Kind.FAULT_EFFECT):
-        key = e.data["fault"], e.data["occurrence"]
-        if key in found:
-            found[key].append("nothing" in e.data["evidence"])
-    return bool(found) and all(each and all(each) for each in found.values())
+    skipped = [(e.time_ns, set(e.data["samples"])) for e in log.of(Kind.SAMPLES_SKIPPED)]
+    return any(
+        skipped_ns < e.time_ns and e.data["evidence"].get("sample") in samples
+        for e in log.of(Kind.FAULT_EFFECT)
+        for skipped_ns, samples in skipped
+    )
 
 
 def _displaced(tree: Tree, played: PlayResult) -> bool:
@@ -213,6 +210,18 @@ def _names_a_sample(tree: Tree, played: PlayResult) -> bool:
 
 def _never_began(tree: Tree, played: PlayResult) -> bool:
     return played.outcomes.get("faulted") != "completed"
+
+
+def _tiny_batches(tree: Tree, played: PlayResult) -> bool:
+    """Whether a smaller world took batches of fewer samples than a gradient can be trusted with:
+    real training may diverge then.
+    """
+    log = _faulted(played)
+    shrinks = tree["recovery"].get("batch") == "shrink"
+    if log is None or not shrinks or not _real(tree, played):
+        return False
+    taken = [e.data["samples"] for e in log.of(Kind.STEP_COMMITTED)]
+    return min(taken, default=TRUSTED) < TRUSTED
 
 
 def _real(tree: Tree, played: PlayResult) -> bool:
@@ -326,7 +335,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_displaced),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_found_nothing),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_left_out_before),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
@@ -377,5 +386,6 @@ EXCUSES: tuple[Excuse, ...] = (
         says=r"\d+ of \d+ ranks left a digest of the last step",
     ),
     Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
+    Excuse(name="loss-equality", verdict="fail", says="^too bad", when=_tiny_batches, whole=True),
     Excuse(name="replica-equality", verdict="fail", says="ranks hold different", when=_uncompared),
 )

@@ -27,8 +27,7 @@ class Breakable(Protocol):
 
 class AgentCore(AgendaRank):
     """Base of both fault agents. ``sleep``: let time pass in a save, in seconds; ``die``: end this
-    process at once; ``excluded``: samples that the job leaves out -> the first step without them;
-    ``lock``: needed if one thread receives and another trains.
+    process at once; ``lock``: needed if one thread receives and another trains.
     """
 
     body: Breakable
@@ -39,11 +38,9 @@ class AgentCore(AgendaRank):
         *,
         sleep: Callable[[float], None],
         die: Callable[[], None],
-        excluded: Callable[[], Mapping[int, int]],
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self._config = config
-        self._excluded = excluded
         self._agenda = Agenda(self, lock=lock)
         self.disk = DiskShim(sleep=sleep, die=die, say=self._agenda.effect)
         self.poisoned: frozenset[int] = frozenset()
@@ -82,8 +79,7 @@ class AgentCore(AgendaRank):
         step = min(self._agenda.command.get("due_step", self.step), config.steps)
         batch = order.batch(step, config.global_batch, config.samples, config.seed)
         shrink = config.batch == "shrink"
-        due = list(order.computed_by_any(batch, full=config.world, shrink=shrink))
-        return order.without(due, step, self._excluded())
+        return order.computed_by_any(batch, full=config.world, shrink=shrink)
 
     def poison_sample(self, sample: int | None) -> None:
         """See chaos.fault.targets.RankTarget."""

@@ -47,7 +47,7 @@ class SimFaultAgent(AgentCore):
     body: SimBody
 
     def __init__(self, job: SimRank) -> None:
-        super().__init__(job.config, sleep=_at_once, die=_die, excluded=lambda: job.skip)
+        super().__init__(job.config, sleep=_at_once, die=_die)
         self._job = job
         self._holding: int | None = None
         self._look_ns = 0.0

@@ -14,6 +14,10 @@ control's losses:
   Two independent trailing means differ by sigma sqrt(2/w) in standard deviation; 3 of these are
   allowed at the end and 4 at any step (about 200 looks at 95 %, Bonferroni).
 
+A mean over b samples has 1 / b of their variance. Where a smaller world took batches of b instead
+of B samples (``batch: shrink``), the difference has (1 + B / b) / 2 times the variance, and the
+band is widened by the root of that.
+
 In every case the losses and states of all steps before the first one with fewer ranks have to be
 bit-identical to the control arm's, for any strategy, because up to there gradients were summed in
 the same way. An error that is the same on all ranks shows in those steps; after them it shows only
@@ -52,6 +56,13 @@ class Band:
     final: float
     anywhere: float
     source: str
+
+    def scaled(self, factor: float) -> Band:
+        """The band of differences that vary ``factor`` times as much."""
+        if factor == 1.0:
+            return self
+        source = f"{self.source}, times {factor:.3g} for smaller batches"
+        return Band(final=self.final * factor, anywhere=self.anywhere * factor, source=source)
 
 
 def loss_equality(evidence: Evidence) -> Finding:
@@ -167,6 +178,7 @@ def _by_band(
     if not all(map(math.isfinite, (*ours, *others))):
         return "differs", "a loss is not finite"
     band = _band(evidence, [theirs[step] for step in steps], window)
+    band = band.scaled(_more_noise(evidence.history))
     gaps = [a - b for a, b in zip(ours, others, strict=True)]
     widest = max(gaps, key=abs)
     witness = (
@@ -177,6 +189,18 @@ def _by_band(
     if abs(gaps[-1]) > band.final or abs(widest) > band.anywhere:
         return "differs", f"{'too good' if widest < 0 else 'too bad'}: {witness}"
     return "within the control band", witness
+
+
+def _more_noise(history: History) -> float:
+    """By how much the difference of two arms' losses is noisier, since one had smaller batches.
+
+    The variance of a batch's mean loss goes with 1 / its samples. Of two arms with B samples it is
+    2 / B, and where one has b it is 1 / B + 1 / b.
+    """
+    full = history.info.global_batch
+    taken = [run.commits[0].data["samples"] for run in history.lineage.values() if run.commits]
+    least = min((samples for samples in taken if samples), default=full)
+    return math.sqrt((1 + full / least) / 2) if least and least < full else 1.0
 
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:

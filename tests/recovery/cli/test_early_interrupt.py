@@ -18,9 +18,13 @@ runpy.run_module("recovery.run", run_name="__main__", alter_sys=True)
 """
 
 
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""A shell has it ignored by what it starts in the background, these tests for example."""
+
+
 def test_it_ends_with_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT, "--help"],
+        [sys.executable, "-c", HEARD + INTERRUPTED_IMPORT, "--help"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -130,9 +130,8 @@ class Trigger:
         """End all holds, because the generation is lost or another begins. Ranks are armed again
         when they join the next generation, which may not repeat the step.
         """
-        if self.held_by_all:
-            points = (self.planned_at(at) for at in self._holds)
-            self._let_go.update(point for point in points if point is not None)
+        points = (self.planned_at(at) for at in self._holds)
+        self._let_go.update(point for point in points if point is not None)
         self._holds.clear()
 
     # ---- when it is due

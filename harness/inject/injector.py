@@ -161,10 +161,14 @@ class Injector:
         machine, a spare, a coordinator not yet back), or its generation was lost while ranks held.
         """
         for _, trigger in sorted(self._triggers.items()):
+            # A fault that hit a rank and was armed again fires at its next step, at no point.
+            acted = not trigger.held_by_all and self._struck.next_number(trigger.planned) > 0
             for point in trigger.never_fired():
                 step = point[0] if point in trigger.planned.points else None
-                why = NOT_THERE if trigger.was_not_there(point) else LET_GO
-                self._struck.not_fired(trigger.planned, step, why)
+                absent = trigger.was_not_there(point)
+                if absent or not acted:
+                    why = NOT_THERE if absent else LET_GO
+                    self._struck.not_fired(trigger.planned, step, why)
         self._struck.close()
 
     # ---- ranks that hold

@@ -58,8 +58,8 @@ def test_ctrl_c_ends_every_process_and_leaves_no_file(tmp_path: Path) -> None:
 
 def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
     for options, said in (
-        (("--strategy", "hotspare"), "no such strategy"),
-        (("--budget", "x"), "no duration"),
+        (("--strategy", "hotspare"), "unknown strategy"),
+        (("--budget", "x"), "not a duration"),
     ):
         search = started(tmp_path, *options)
         told, _ = search.communicate(timeout=LIMIT_S)

@@ -221,6 +221,7 @@ def generations(history: History) -> Iterator[str]:
     for generation in history.generations:
         yield from _answers(history, generation)
         yield from _unparked(history, generation)
+        yield from _aborted_unparked(history, generation)
         if not history.info.observed:
             yield from _formed(history, generation, whole, said[generation.number])
 
@@ -268,6 +269,23 @@ def _unparked(history: History, generation: Generation) -> Iterator[str]:
         yield (
             f"generation {number} goes on with the state of survivors, none of which is said to"
             " have parked"
+        )
+
+
+def _aborted_unparked(history: History, generation: Generation) -> Iterator[str]:
+    """The coordinator waits until the survivors of an aborted generation have parked, and logs that
+    before it forms the next one.
+    """
+    number, own = generation.number, own_lines(history.log)
+    since = [e for e in own if e.generation == number - 1]
+    aborted = next((e.seq for e in since if e.kind is Kind.ABORT_SENT), None)
+    if aborted is None:
+        return
+    kinds = {e.kind for e in since if e.seq > aborted}
+    if not kinds & {Kind.SURVIVORS_PARKED, Kind.COORDINATOR_ADOPTED}:
+        yield (
+            f"generation {number - 1} was aborted, and generation {number} began, without a word of"
+            " who had parked"
         )
 
 

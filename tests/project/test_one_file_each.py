@@ -30,14 +30,14 @@ class LateKill(ProcessKill):
     """Kill it."""
 ''',
     "recovery/policy/strategies/steady.py": '''
-"""The lost rank is dropped."""
+"""A spare takes the lost rank's place."""
 
-from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import ClusterView, Decision
 
 
-class Steady(DropReplica):
-    """Drop it."""
+class Steady(HotSpare):
+    """Swap it in."""
 
     def on_failure(self, view: ClusterView) -> Decision:
         """As it does, in other words."""
@@ -98,7 +98,7 @@ class Swift(RecoveryStack):
 SCENARIO = """version: 1
 name: added
 launcher: {kind: calm}
-workload: {kind: line, ranks: 2, steps: 60, global_batch: 8, checkpoint: {every: 5},
+workload: {kind: line, ranks: 2, steps: 400, global_batch: 8, checkpoint: {every: 20},
   determinism: default}
 recovery: steady
 faults: [{id: hit, kind: late-kill, target: {rank: 1}, at: {step: 20}}]

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start Python many times: compiled modules are kept whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios bench bench-hangs bench-planted schema clean help

@@ -78,6 +78,7 @@ def test_whatever_happens_the_job_recovers_and_every_checker_passes(
         assert found == {}, f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", long_but([DROP, SPARE], DROP))
 def test_a_supervisor_lost_in_the_middle_of_any_act(
     strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ KINDS = pytest.mark.parametrize(
     ("strategy", "shards"),
     [
         pytest.param(HotSpare(), 1, id="hot-spare"),
-        pytest.param(HotSpare(), 64, id="hsdp"),
+        pytest.param(HotSpare(), 64, id="hsdp", marks=pytest.mark.long),
         pytest.param(HotSpare(), 2048, id="fsdp", marks=pytest.mark.soak),
         pytest.param(DropReplica(), 1, id="drop-replica", marks=pytest.mark.soak),
         pytest.param(CheckpointRestart(), 1, id="checkpoint-restart", marks=pytest.mark.soak),
@@ -36,6 +36,7 @@ def least(strategy: Strategy, world: int, shards: int) -> Cost:
     )
 
 
+@pytest.mark.slow
 @KINDS
 def test_four_times_the_ranks_cost_about_four_times_as_much(
     strategy: Strategy, shards: int

@@ -126,6 +126,7 @@ def altered(page: str) -> Iterator[tuple[str, str]]:
             yield f"line {block.line}: {value}", whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["README.md", "docs/performance.md", "docs/comparison.md", "docs/clusters.md"]
 )

@@ -115,7 +115,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
 
 
-@pytest.mark.parametrize("command", ["validate", "plan"])
+@pytest.mark.parametrize("command", ["validate", pytest.param("plan", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", HUGE)
 def test_it_is_refused_soon_in_little_memory_and_in_few_words(
     what: str, command: str, tmp_path: Path

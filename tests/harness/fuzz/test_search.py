@@ -326,6 +326,7 @@ def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
     assert cell.scenario.description == "Showed: w3 is member twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_was_found_once_is_mended(path: Path) -> None:
     tree = YAML(typ="safe", pure=True).load(path)

@@ -208,6 +208,7 @@ def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
     assert best(proxy)[1] > 500
 
 
+@pytest.mark.slow
 def test_it_measures_what_was_asked_for(proxy: LinkProxy) -> None:
     proxy.shape([LINK], LinkShape(delay_s=0.05))
     assert 0.05 <= best(proxy)[0] < 0.05 * 3

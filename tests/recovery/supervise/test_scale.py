@@ -46,6 +46,7 @@ def test_four_times_the_ranks_cost_about_four_times_as_much(
     assert many.whole_s < 9 * few.whole_s
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_ranks_in_a_second() -> None:
     cost = cost_of(HotSpare(), MANY, shards=8)
     assert cost.decide_s < LIMIT_S and cost.wire_mb < LIMIT_MB

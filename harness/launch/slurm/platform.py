@@ -269,8 +269,6 @@ class SlurmMachines:
     node.
     """
 
-    can_pause = False
-
     can_pause = False  # a signal to a step need not reach all that runs in it
 
     def __init__(self, platform: SlurmPlatform) -> None:

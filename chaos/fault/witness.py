@@ -134,13 +134,29 @@ def stuck(
 
 
 def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
-    """Every process hit ended by the signal, without having been asked to end before."""
+    """Every process hit ended by the signal, without having been asked to end before. One that had
+    logged an error before it was hit may have ended of that, but not all.
+    """
     exits = [exit_of(occurrence, events, process) for process in occurrence.processes]
-    if not exits or any(one is None or one.data["signal"] != signum for one in exits):
+    by_signal = [one for one in exits if one is not None and one.data["signal"] == signum]
+    others = [one for one in exits if one not in by_signal]
+    if not by_signal or not all(
+        one and _ended_of_itself(occurrence, events, one) for one in others
+    ):
         return None
-    return Landed(
-        witness="kernel: wait status",
-        evidence={"signal": signum, "processes": list(occurrence.processes)},
+    names = [one.data["process"] for one in by_signal]
+    return Landed(witness="kernel: wait status", evidence={"signal": signum, "processes": names})
+
+
+def _ended_of_itself(occurrence: Occurrence, events: Sequence[Event], ended: Event) -> bool:
+    """Whether the process ended with a nonzero exit code after an error that it had logged before
+    the fault acted.
+    """
+    return bool(ended.data["exit_code"]) and any(
+        event.kind is Kind.ERROR_RAISED
+        and event.actor == ended.data["process"]
+        and event.time_ns <= occurrence.time_ns
+        for event in events
     )
 
 

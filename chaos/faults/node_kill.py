@@ -13,5 +13,5 @@ class NodeKill(KillsNodes):
     It counts as one incident, however many processes die. Where machines can be restarted, this one
     is, as if it were replaced. Landed: the platform reports that the machine ended; without
     machines, the kernel reports that each process of the node ended by a SIGKILL that no supervisor
-    had sent.
+    had sent; those that were ending of an error of their own do not count.
     """

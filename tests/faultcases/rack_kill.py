@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tests.support.fault_fakes import OCCURRENCE, FaultCase, exited
+from tests.support.fault_fakes import OCCURRENCE, FaultCase, exited, raised
 
 BOTH = [exited(process="w1", signum=9), exited(process="w2", signum=9)]
 CASE = FaultCase(
@@ -15,5 +15,7 @@ CASE = FaultCase(
         BOTH[1:],
         [BOTH[0], exited(process="w2", signum=11)],
         [BOTH[0], exited(process="w2", signum=9, asked_ns=20_000)],
+        # of an error that the kill may have caused elsewhere
+        [BOTH[0], raised("w2"), exited(process="w2", code=1)],
     ],
 )

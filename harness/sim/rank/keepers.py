@@ -211,7 +211,7 @@ class SimMemoryCheckpointer:
         job = self._job
         if job.process.state in ("X", "Z"):
             return  # killed before its keeper had it
-        if state.bad:
+        if not state.finite:
             error = "RuntimeError: the state is not finite, so it is not saved"
             self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
             return

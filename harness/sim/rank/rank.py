@@ -176,7 +176,7 @@ class SimRank:
                 return True
             if finished := self.member.finished(self.state.step):
                 self.mark.enter(progress_counters.IDLE)
-                if self.state.bad:
+                if not self.state.finite:
                     self._refuse_end()
                 else:
                     self.send(finished)

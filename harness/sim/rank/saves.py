@@ -177,7 +177,7 @@ class SimSaves:
             if part.error:
                 raise RuntimeError(f"writer {rank} gave up: {part.error}")
         states = [part.state for _, part in sorted(parts.items())][: job.layout.shards]
-        if any(state.bad for state in states):
+        if any(not state.finite for state in states):
             raise RuntimeError("the state is not finite, so it is not saved")
         directory = job.config.checkpoint_dir
         epoch = self._fence.enter(job.generation, takes=True)

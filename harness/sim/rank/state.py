@@ -115,7 +115,9 @@ def combine(parts: dict[int, ReduceInput]) -> Reduced:
 class State:
     """The full training state after ``step``.
 
-    ``progress``: how far down the loss curve; ``bad``: holds non-finite values.
+    ``progress``: how far down the loss curve; ``bad``: the parameters hold non-finite values;
+    ``due``: values of optimizer state that a fault changed, which reach the parameters with the
+    next step that is applied.
     """
 
     seed: int
@@ -126,6 +128,12 @@ class State:
     optimizer_step: int = 0
     scheduler_step: int = 0
     bad: bool = False
+    due: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of it may be saved."""
+        return not self.bad and all(math.isfinite(value) for values in self.due for value in values)
 
     @classmethod
     def initial(cls, seed: int) -> State:
@@ -167,15 +175,19 @@ class State:
 
     def applied(self, reduced: Reduced, lr: float) -> State:
         """The state one step later."""
+        parameters = digest(self.parameters, reduced.gradient, lr)
+        for values in self.due:
+            parameters = digest(parameters, list(values))
         return replace(
             self,
             step=self.step + 1,
-            parameters=digest(self.parameters, reduced.gradient, lr),
+            parameters=parameters,
             optimizer=digest(self.optimizer, reduced.gradient),
             progress=self.progress + lr / BASE_LR,
             optimizer_step=self.optimizer_step + 1,
             scheduler_step=self.scheduler_step + 1,
-            bad=self.bad or not reduced.finite,
+            bad=not self.finite or not reduced.finite,
+            due=(),
         )
 
     def digests(self) -> dict[str, str]:
@@ -200,6 +212,7 @@ class State:
             "seed": self.seed,
             "progress": self.progress,
             "bad": self.bad,
+            "due": self.due,
             "optimizer_step": self.optimizer_step,
             "scheduler_step": self.scheduler_step,
         }
@@ -211,5 +224,7 @@ class State:
         """
         mine = data[shard * STATE_BYTES :]
         return cls(
-            parameters=mine[:16].ljust(16, b"\0"), optimizer=mine[16:32].ljust(16, b"\0"), **scalars
+            parameters=mine[:16].ljust(16, b"\0"),
+            optimizer=mine[16:32].ljust(16, b"\0"),
+            **{**scalars, "due": tuple(map(tuple, scalars["due"]))},
         )

@@ -60,8 +60,6 @@ class Attempt:
             digest("seed", job.state.seed, job.rank, self.number)[:4], "big"
         )
         self.seed = self._usual_seed  # of the step's random numbers
-        # values of optimizer state that a fault changed, to be applied by the optimizer
-        self._late: list[list[float]] = []
         self.part = ReduceInput(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
         self._job = job
         self._phase = "data"
@@ -140,8 +138,9 @@ class Attempt:
             parameters = digest(state.parameters, values)
             self._job.state = replace(state, parameters=parameters, bad=state.bad or bad)
         else:
-            self._job.state = replace(state, optimizer=digest(state.optimizer, values))
-            self._late.append(values)
+            self._job.state = replace(
+                state, optimizer=digest(state.optimizer, values), due=(*state.due, tuple(values))
+            )
 
     def _compute(self, micros: Sequence[MicroBatch], shards: Sequence[State]) -> ReduceInput:
         """Forward and backward of each micro-batch."""
@@ -269,9 +268,6 @@ class Attempt:
             job, learning_rate(job.state.scheduler_step, job.config.steps)
         )
         job.commit(number, reduced, lr)
-        for values in self._late:
-            bad = job.state.bad or not finite(values)
-            job.state = replace(job.state, parameters=digest(job.state.parameters, values), bad=bad)
         job.write(
             Kind.STEP_COMMITTED,
             step=number,

@@ -248,14 +248,18 @@ class Occurrences:
     def _wait(self, now_ns: int) -> None:
         """Add the time since the last look to the occurrences whose effect could have shown in it.
         Most effects cannot show while the job does not train or has no coordinator, nor while
-        another fault, which has not shown either, may keep ranks from finishing their step.
+        another fault, which has not shown either, may keep ranks from finishing their step. Of
+        several that may, the one that may take longest to show keeps the others.
         """
         since_ns, self._ticked_ns = self._ticked_ns, now_ns
         waiting = [live for live in self.live if not live.settled]
         lost = any(live.fault.where is Where.COORDINATOR for live in waiting)
-        holds = any(_holds(live.fault) for live in waiting)
+        held_until_ns = max(
+            (_shows_by_ns(live) for live in waiting if _holds(live.fault)), default=0
+        )
         for live in waiting:
-            goes_on = self._trains and not lost and (not holds or _holds(live.fault))
+            last = _holds(live.fault) and _shows_by_ns(live) == held_until_ns
+            goes_on = self._trains and not lost and (not held_until_ns or last)
             if goes_on or live.fault.where in AT_ONCE:
                 live.waited_ns += now_ns - max(since_ns, live.occurrence.time_ns)
 
@@ -357,6 +361,11 @@ class Occurrences:
         for process in processes:
             self._files.setdefault(process, SharedTail(events / f"{process}.jsonl"))
         return [Follower(self._files[process]) for process in processes]
+
+
+def _shows_by_ns(live: LiveOccurrence) -> int:
+    """When its effect may show at the latest, if nothing else keeps it."""
+    return live.occurrence.time_ns + round(live.fault.shows_after_s() * NS_PER_S)
 
 
 def _holds(fault: Fault) -> bool:

@@ -202,6 +202,25 @@ def _displaced(tree: Tree, played: PlayResult) -> bool:
     )
 
 
+def _thrown_away(tree: Tree, played: PlayResult) -> bool:
+    """Whether values were changed in a pass of a step that its generation, ended by another
+    failure, never committed.
+    """
+    log = _faulted(played)
+    if log is None:
+        return False
+    seen = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)}
+    committed = {(e.generation, e.step) for e in log.of(Kind.STEP_COMMITTED)}
+    broken = {e.generation for e in log.of(Kind.FAILURE_DETECTED)}
+    return any(
+        event.data["kind"] == "tensor-corrupt"
+        and event.data["fault"] not in seen
+        and event.generation in broken
+        and (event.generation, event.step) not in committed
+        for event in log.of(Kind.FAULT_INJECTED)
+    )
+
+
 def _names_a_sample(tree: Tree, played: PlayResult) -> bool:
     """Whether the poisoned sample was chosen without regard to when it is due."""
     poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
@@ -334,6 +353,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_displaced),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_thrown_away),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_left_out_before),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),

@@ -259,7 +259,7 @@ def _unparked(history: History, generation: Generation) -> Iterator[str]:
         return
     since = [e for e in own if e.generation == number - 1]
     paused = any(
-        str(a).startswith("pause")
+        "pause" in str(a)  # with or without a checkpoint
         for e in since
         if e.kind is Kind.DECISION
         for a in e.data["actions"]

@@ -4,6 +4,7 @@ judged.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,9 @@ def progress(evidence: Evidence) -> Finding:
     )
     if not reports:
         key = (
-            "workload.progress" if "workload.progress.regex matched" in end else "workload.command"
+            "workload.progress"
+            if re.search(r"workload\.progress\.(regex|preset) matched", end)
+            else "workload.command"
         )
         return unknown(f"{evidence.place(key)}{end}")
     found = len(history.generations[0].members) if history.generations else 0

@@ -21,6 +21,8 @@ NEEDS = frozenset({Need.NODES, Need.MOUNT})
 SCRATCH = "$CHAOS_SCRATCH"
 EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
+_GROUPS = {"regex": ("step", "step (?P<step>[0-9]+)"), "loss": ("loss", r"loss (?P<loss>\S+)")}
+"""Key of workload.progress -> the group that its expression needs, and an example."""
 POINTS = "workload.points: true, for a script that calls chaos.beacon.point"
 
 
@@ -231,15 +233,15 @@ def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _regex(progress: Any) -> Iterator[Problem]:
-    if not isinstance(progress, dict) or not isinstance(progress.get("regex"), str):
-        return
-    loc: Loc = ("workload", "progress", "regex")
-    try:
-        pattern = re.compile(progress["regex"])
-    except (re.error, OverflowError, RecursionError) as error:
-        yield Problem(loc=loc, message=f"not a regular expression: {error}")
-        return
-    if "step" not in pattern.groupindex:
-        yield Problem(
-            loc=loc, message="the expression needs a group named step: 'step (?P<step>[0-9]+)'"
-        )
+    for key, (group, example) in _GROUPS.items():
+        if not isinstance(progress, dict) or not isinstance(progress.get(key), str):
+            continue
+        loc: Loc = ("workload", "progress", key)
+        try:
+            pattern = re.compile(progress[key])
+        except (re.error, OverflowError, RecursionError) as error:
+            yield Problem(loc=loc, message=f"not a regular expression: {error}")
+            continue
+        if group not in pattern.groupindex:
+            message = f"the expression needs a group named {group}: {example!r}"
+            yield Problem(loc=loc, message=message)

@@ -27,7 +27,7 @@ _FORMS: Mapping[str, str] = MappingProxyType(
         "checkpoint": "latest or {step: n}",
         "trace": "the name of a CSV or JSON file",
         "invariants": "default, a list of checker names, or {leave_out: [names]}",
-        "progress": "beacon or {regex: '...'}",
+        "progress": "beacon, {regex: '...'} or {preset: name}",
         "parallelism": "ddp, fsdp or {hsdp: {replicas: R, shards: S}}",
     }
 )
@@ -41,8 +41,12 @@ _TELLING: Mapping[str, str] = MappingProxyType(
         "CheckpointTargetSpec": "step",
         "TraceSpec": "file",
         "Hybrid": "hsdp",
+        "RegexProgress": "regex",
+        "PresetProgress": "preset",
     }
 )
+_RIVALS = (frozenset({"count", "percent"}), frozenset({"regex", "preset"}))
+"""Keys of forms of one field."""
 _UNIT_WORDS: Mapping[str, str] = MappingProxyType(
     {
         "s": "s",
@@ -253,13 +257,15 @@ def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
 def _about_form(tag: str | int, value: Any) -> bool:
     if not isinstance(value, dict):
         return str(tag).startswith("list")
-    if tag not in _TELLING or len(value) != 1:
+    if tag not in _TELLING:
         return str(tag)[:1].isupper()
     # of several models, the one whose key is given, or a similar one
-    (key,) = value
-    meant = nearest(str(key), sorted(set(_TELLING.values()))) or _TELLING[str(tag)]
-    rivals = {"count", "percent"}
-    return _TELLING[str(tag)] == meant or not {meant, _TELLING[str(tag)]} <= rivals
+    own, known = _TELLING[str(tag)], sorted(set(_TELLING.values()))
+    given = [str(key) for key in value if key in known]
+    if len(value) == 1:
+        given = [nearest(str(key), known) or own for key in value]
+    meant = given[0] if given else own
+    return own == meant or not any({meant, own} <= rivals for rivals in _RIVALS)
 
 
 def _offers(form: str, tag: str) -> bool:

@@ -25,7 +25,7 @@ from chaos.scenario.fault import (
     TriggerSpec,
 )
 from chaos.scenario.topology import Topology
-from chaos.scenario.workload import CheckpointSpec, RegexProgress, WorkloadSpec
+from chaos.scenario.workload import CheckpointSpec, WorkloadSpec
 
 __all__ = [
     "PHASES",
@@ -42,7 +42,6 @@ __all__ = [
     "MaxRetrigger",
     "PercentTarget",
     "RecoverySpec",
-    "RegexProgress",
     "Requires",
     "ResolvedRun",
     "Scenario",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from chaos.scenario.fault import Strict
+from chaos.scenario.progress import Progress
 from chaos.scenario.sla import parse_duration
 
 COMMAND = "command"
@@ -176,14 +177,6 @@ class EvaluateSpec(Strict):
         return {"every": self.every, "takes": self.takes}
 
 
-class RegexProgress(Strict):
-    """Progress read from a command's output: a regular expression with a group ``step`` (``loss``,
-    ``samples``, ``rank`` and ``group`` are optional groups), searched in each line.
-    """
-
-    regex: str = Field(min_length=1, max_length=1000)
-
-
 class HybridShape(Strict):
     """``replicas`` copies of the model, each over ``shards`` ranks."""
 
@@ -249,7 +242,7 @@ class WorkloadSpec(Strict):
     env: dict[str, str] = Field(
         default_factory=dict, description="added to the command's environment"
     )
-    progress: Literal["beacon"] | RegexProgress = "beacon"
+    progress: Progress = "beacon"
     progress_deadline: float = Field(
         default=60.0,
         gt=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.scenario.model import RegexProgress
+from chaos.scenario.progress import key_of
 from chaos.scenario.workload import WorkloadSpec
 from harness.script.listen.listening import CommandListener
 from harness.script.listen.observer import Observer
@@ -17,7 +17,8 @@ SHOWN_WIDTH = 160
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``:
-    of its output; ``refused``: malformed reports.
+    of its output; ``refused``: malformed reports;
+    ``other_total``: a number of steps that it stated and that is not workload.steps.
     """
 
     spec: WorkloadSpec
@@ -28,6 +29,7 @@ class Findings:
     lines: int
     last: tuple[str, ...]
     refused: int
+    other_total: int | None = None
 
     @classmethod
     def of(cls, spec: WorkloadSpec, observer: Observer, listener: CommandListener) -> Findings:
@@ -41,6 +43,7 @@ class Findings:
             lines=listener.lines,
             last=listener.last,
             refused=listener.refused,
+            other_total=listener.other_total,
         )
 
 
@@ -87,14 +90,18 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
 
 
 def _why_none(found: Findings) -> str:
-    if isinstance(found.spec.progress, RegexProgress):
+    if found.spec.progress != "beacon":
+        key = key_of(found.spec.progress)
         if not found.lines:
-            return "it printed nothing, so workload.progress.regex found nothing"
-        if found.refused:
+            return f"it printed nothing, so {key} found nothing"
+        if found.other_total is not None:
             return (
-                f"workload.progress.regex matched, but group step was never a number{_shown(found)}"
+                f"{key} matched, but the lines state {found.other_total} steps and workload.steps"
+                f" is {found.spec.steps}: correct workload.steps{_shown(found)}"
             )
-        return f"workload.progress.regex matched none of {found.lines} lines{_shown(found)}"
+        if found.refused:
+            return f"{key} matched, but group step was never a number{_shown(found)}"
+        return f"{key} matched none of {found.lines} lines{_shown(found)}"
     if found.refused:
         return (
             f"{found.refused} lines of the beacon were not understood: copy chaos/beacon.py again"

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos import beacon
+from chaos.scenario.progress import RegexProgress
 from harness.script.listen.progress import (
     LINE_LIMIT,
     BeaconReader,
@@ -153,7 +154,7 @@ def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None
         b"x" * (3 * LINE_LIMIT) + b"\nstep 1\nstep " + b"2" * 30 + b"\n\xff\xfe step 3\rstep 4"
     )
     lines = GrowingFile(path)
-    reader = RegexReader(lines, r"step (?P<step>\d+)")
+    reader = RegexReader(lines, RegexProgress(regex=r"step (?P<step>\d+)"), steps=100)
     assert [progress.step for progress in reader.read()] == [1, 3]
     assert reader.refused == 1  # a step of 30 digits
     with path.open("ab") as stream:
@@ -165,7 +166,7 @@ def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None
 def test_a_line_without_end_is_not_kept_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"step 7 " + b"x" * LINE_LIMIT)
-    reader = RegexReader(GrowingFile(path), r"step (?P<step>\d+)")
+    reader = RegexReader(GrowingFile(path), RegexProgress(regex=r"step (?P<step>\d+)"), steps=100)
     assert [progress.step for progress in reader.read()] == [7]
     with path.open("ab") as stream:
         stream.write(b" step 8\nstep 9\n")
@@ -175,7 +176,11 @@ def test_a_line_without_end_is_not_kept_for_ever(tmp_path: Path) -> None:
 def test_prefixes_colours_and_thousands(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("[default0]:\x1b[32mstep 1,200\x1b[0m loss nan\n[rank1] step 1_201 loss 2e-3\n")
-    reader = RegexReader(GrowingFile(path), r"step (?P<step>[\d,_]+) loss (?P<loss>\S+)")
+    reader = RegexReader(
+        GrowingFile(path),
+        RegexProgress(regex=r"step (?P<step>[\d,_]+) loss (?P<loss>\S+)"),
+        steps=100,
+    )
     first, second = reader.read()
     assert first.step == 1200 and first.loss is not None and math.isnan(first.loss)
     assert (second.step, second.loss) == (1201, 0.002)

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events.log import Kind, Log
+from chaos.events.log import Kind
 from chaos.fault.base import Fault
+from harness.fuzz.play import unlanded
 from harness.fuzz.play.play import PlayResult, kinds
 from harness.fuzz.play.uncompared import uncompared
+from harness.fuzz.play.unlanded import Tree, faulted_log
 from harness.judge.measure.pressure import TOO_BUSY
 from recovery.detection.hangs import STALLS, HangLimits
 
-Tree = Mapping[str, Any]
-NOTICED_S = 1.0
-"""A hang of so many seconds shows in the job's steps."""
 TRUSTED = 4
 """Samples of the smallest batch whose gradient is expected to train."""
 TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
@@ -45,14 +44,6 @@ def _kinds(tree: Tree) -> set[str]:
     return {fault["kind"] for fault in tree["faults"]}
 
 
-def _faulted(played: PlayResult) -> Log | None:
-    """The log of the faulted arm. Arms of real plays also have the cell and the repeat in their
-    names.
-    """
-    named = (log for name, log in played.logs.items() if name.rpartition(".")[2] == "faulted")
-    return next(named, None)
-
-
 def _insists(tree: Tree, played: PlayResult) -> bool:
     """Whether faults strike so often that the same step may fail repeatedly."""
     once = ({"step"}, {"time"}, {"event"})
@@ -69,7 +60,7 @@ def _never_agreed(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault made replicas differ before they had agreed on any state in a checkpoint:
     then it is unknown which of two is right, and there is no state to return to.
     """
-    log = _faulted(played)
+    log = faulted_log(played)
     if log is None or not any(kinds()[kind].changes_state for kind in _kinds(tree)):
         return False
     differ = [e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "diverged"]
@@ -104,7 +95,7 @@ def _spoils_finite(kind: type[Fault], params: Mapping[str, Any]) -> bool:
 
 def _uncompared(tree: Tree, played: PlayResult) -> bool:
     """Whether replicas differ because of a fault, and no comparison was due."""
-    log = _faulted(played)
+    log = faulted_log(played)
     return log is not None and uncompared(tree, log)
 
 
@@ -121,7 +112,7 @@ def _common_stall(tree: Tree, played: PlayResult) -> bool:
     was heard of again. To their supervisor the source of the data is slow, which it takes for a
     hang after ``between_s`` only; the job is to be halted before that.
     """
-    log = _faulted(played)
+    log = faulted_log(played)
     started = list(log.of(Kind.GENERATION_STARTED)) if log else []
     if log is None or not started:
         return False
@@ -147,84 +138,13 @@ def _slow_to_start(tree: Tree, played: PlayResult) -> bool:
     """Whether no step was ever made, and the supervisor spent half of the job's time limit on
     hangs; before the first step it cannot know how long a normal wait is.
     """
-    log = _faulted(played)
+    log = faulted_log(played)
     if log is None or any(log.of(Kind.STEP_COMMITTED)):
         return False
     limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
     silent = (SILENT.search(e.data["detail"]) for e in log.of(Kind.FAILURE_DETECTED))
     waited = sum(float(found[1]) for found in silent if found)
     return any(limit and waited >= float(limit[1]) / 2 for limit in limits)
-
-
-def _slight(tree: Tree, played: PlayResult) -> bool:
-    """Whether a fault slows something, which may not show."""
-    slow = (
-        "straggler",
-        "node-slow",
-        "io-slow",
-        "data-stall",
-        "store-latency",
-        "heartbeat-drop",
-        "clock-skew",
-    )
-    return any(f["kind"] in slow or f["kind"].startswith("link-") for f in tree["faults"])
-
-
-def _brief(tree: Tree, played: PlayResult) -> bool:
-    """Whether a rank hangs too briefly to show in the job's steps."""
-    return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
-
-
-def _left_out_before(tree: Tree, played: PlayResult) -> bool:
-    """Whether a poisoned sample had been left out when it was poisoned again."""
-    log = _faulted(played)
-    if log is None:
-        return False
-    skipped = [(e.time_ns, set(e.data["samples"])) for e in log.of(Kind.SAMPLES_SKIPPED)]
-    return any(
-        skipped_ns < e.time_ns and e.data["evidence"].get("sample") in samples
-        for e in log.of(Kind.FAULT_EFFECT)
-        for skipped_ns, samples in skipped
-    )
-
-
-def _displaced(tree: Tree, played: PlayResult) -> bool:
-    """Whether wrong data replaced a poisoned sample in the step in which it was due."""
-    log = _faulted(played)
-    if log is None:
-        return False
-    effects = list(log.of(Kind.FAULT_EFFECT))
-    poisoned = {e.data["evidence"]["sample"] for e in effects if "sample" in e.data["evidence"]}
-    shifted = {(e.actor, e.step) for e in effects if "shift" in e.data["evidence"]}
-    return any(
-        (batch.actor, batch.step) in shifted and not poisoned.isdisjoint(batch.data["samples"])
-        for batch in log.of(Kind.BATCH_TAKEN)
-    )
-
-
-def _thrown_away(tree: Tree, played: PlayResult) -> bool:
-    """Whether values were changed in a pass of a step that its generation, ended by another
-    failure, never committed.
-    """
-    log = _faulted(played)
-    if log is None:
-        return False
-    seen = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)}
-    committed = {(e.generation, e.step) for e in log.of(Kind.STEP_COMMITTED)}
-    broken = {e.generation for e in log.of(Kind.FAILURE_DETECTED)}
-    return any(
-        event.data["kind"] == "tensor-corrupt"
-        and event.data["fault"] not in seen
-        and event.generation in broken
-        and (event.generation, event.step) not in committed
-        for event in log.of(Kind.FAULT_INJECTED)
-    )
-
-
-def _names_a_sample(tree: Tree, played: PlayResult) -> bool:
-    """Whether the poisoned sample was chosen without regard to when it is due."""
-    poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
-    return any(params.get("sample") is not None for params in poisons)
 
 
 def _never_began(tree: Tree, played: PlayResult) -> bool:
@@ -235,7 +155,7 @@ def _tiny_batches(tree: Tree, played: PlayResult) -> bool:
     """Whether a smaller world took batches of fewer samples than a gradient can be trusted with:
     real training may diverge then.
     """
-    log = _faulted(played)
+    log = faulted_log(played)
     shrinks = tree["recovery"].get("batch") == "shrink"
     if log is None or not shrinks or not _real(tree, played):
         return False
@@ -246,66 +166,6 @@ def _tiny_batches(tree: Tree, played: PlayResult) -> bool:
 def _real(tree: Tree, played: PlayResult) -> bool:
     """Whether real processes trained, on a machine with other load."""
     return tree["launcher"]["kind"] != "sim"
-
-
-def _lost_devices(tree: Tree, played: PlayResult) -> bool:
-    return "gpu-lost" in _kinds(tree)
-
-
-def _swaps(tree: Tree, played: PlayResult) -> bool:
-    """Whether a file of a checkpoint is to be swapped with another; a checkpoint written by one
-    rank has no other.
-    """
-    return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
-
-
-def _emptied(tree: Tree, played: PlayResult) -> bool:
-    """Whether a fault removes data of checkpoints, so that a second fault on one may find
-    nothing.
-    """
-    modes = [
-        f.get("params", {}).get("mode") for f in tree["faults"] if f["kind"] == "checkpoint-corrupt"
-    ]
-    return bool({"missing", "truncate", "lose-unsynced"}.intersection(modes))
-
-
-def _without_ranks(tree: Tree, played: PlayResult) -> bool:
-    """Whether there are more nodes than the ranks fill."""
-    place = played.cell.scenario.topology if played.cell else None
-    return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
-
-
-def _all_gone(tree: Tree, played: PlayResult) -> bool:
-    """Whether, by the log, every process ever started on a node had ended or was ordered to, when a
-    fault found the node empty because of earlier faults.
-    """
-    log = _faulted(played)
-    if log is None:
-        return False
-    ended = {
-        e.data["process"]: min(e.time_ns, e.data.get("asked_ns") or e.time_ns)
-        for e in log.of(Kind.PROCESS_EXITED)
-    }
-    killed = {
-        (e.data["fault"], e.data["occurrence"]): e.data["target"].get("processes", ())
-        for e in log.of(Kind.FAULT_INJECTED)
-    }
-    for hit in log.of(Kind.FAULT_EFFECT):  # reaped a moment later
-        if hit.data["evidence"].get("signal") == "SIGKILL":
-            key = (hit.data["fault"], hit.data["occurrence"])
-            for name in killed.get(key, ()):
-                ended[name] = min(hit.time_ns, ended.get(name, hit.time_ns))
-    for failed in log.of(Kind.FAULT_FAILED):
-        found = re.search(r"no process is on node ([\d, ]+)", str(failed.data["reason"]))
-        nodes = [int(node) for node in found[1].split(",")] if found else []
-        there = (
-            s
-            for s in log.of(Kind.PROCESS_SPAWNED)
-            if s.data["node"] in nodes and s.seq < failed.seq
-        )
-        if any(ended.get(s.data["process"], failed.time_ns + 1) > failed.time_ns for s in there):
-            return False
-    return True
 
 
 NEVER_DUE = (
@@ -349,17 +209,19 @@ EXCUSES: tuple[Excuse, ...] = (
         Excuse(name="fault-landed", verdict="inconclusive", says=why)
         for why in (*NEVER_DUE, *NOT_LANDED)
     ),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_displaced),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_thrown_away),
-    Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
-    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_left_out_before),
-    Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
-    Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
-    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
-    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_all_gone),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.slight),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.brief),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.names_a_sample),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.displaced),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.thrown_away),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=unlanded.lost_devices),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.left_out_before),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=unlanded.swaps),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=unlanded.emptied),
+    Excuse(
+        name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=unlanded.without_ranks
+    ),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=unlanded.all_gone),
     Excuse(
         name="liveness",
         verdict="inconclusive",

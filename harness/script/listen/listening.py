@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
+from chaos.scenario.progress import expressions
 from chaos.scenario.workload import WorkloadSpec
 from harness.script.listen.outputlog import OutputLog
 from harness.script.listen.progress import (
@@ -35,7 +36,7 @@ class CommandListener:
         self._reader: ProgressReader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"
-            else RegexReader(self._output, spec.progress.regex)
+            else RegexReader(self._output, expressions(spec.progress), spec.steps)
         )
         self.hints: dict[int, int] = {}
         self._knows_itself = (
@@ -54,6 +55,11 @@ class CommandListener:
     def refused(self) -> int:
         """Number of malformed reports."""
         return self._reader.refused
+
+    @property
+    def other_total(self) -> int | None:
+        """A number of steps that the output states and that is not workload.steps."""
+        return self._reader.other_total
 
     @property
     def lines(self) -> int:

@@ -11,11 +11,12 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from chaos.beacon import SAID, VERSION
+from chaos.scenario.progress import RegexProgress
 from harness.script.listen import numbers
 from harness.script.processes.tree import group_number
 
@@ -55,6 +56,7 @@ class ProgressReader(Protocol):
 
     source: str
     refused: int
+    other_total: int | None
 
     def read(self) -> list[ProgressReport]:
         """Reports since the last look."""
@@ -68,7 +70,8 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path) -> None:
-        path.touch()
+        if not path.exists():
+            path.touch()
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._rest = b""
         self._cut = False
@@ -117,6 +120,7 @@ class BeaconReader:
     def __init__(self, lines: GrowingFile) -> None:
         self._lines = lines
         self.refused = 0
+        self.other_total: int | None = None
 
     def read(self) -> list[ProgressReport]:
         """Every well-formed line; others are counted and dropped."""
@@ -131,26 +135,57 @@ class BeaconReader:
 
 
 class RegexReader:
-    """Reports in the command's output."""
+    """Reports in the command's output. ``steps``: how many the command trains; ``other_total``:
+    what the newest line stated that stated another number of steps.
+    """
 
     source = "output"
 
-    def __init__(self, lines: GrowingFile, pattern: str) -> None:
+    def __init__(self, lines: GrowingFile, progress: RegexProgress, steps: int) -> None:
         self._lines = lines
-        self._pattern = re.compile(pattern)
+        self._pattern = re.compile(progress.regex)
+        self._loss = re.compile(progress.loss) if progress.loss else None
+        self._steps = steps
+        self._last: ProgressReport | None = None
         self.refused = 0
+        self.other_total: int | None = None
 
     def read(self) -> list[ProgressReport]:
-        """Every line that matches and whose step is a number."""
-        found = []
-        for line in self._lines.read():
-            match = self._pattern.search(_ESCAPES.sub("", line))
-            progress = None if match is None else _from_groups(match.groupdict())
-            if progress is not None:
-                found.append(progress)
-            elif match is not None:
-                self.refused += 1
-        return found
+        """Every line that matches and whose step is a number, and every loss in a line of its own:
+        of the step read last.
+        """
+        return [progress for line in self._lines.read() for progress in self.parse(line)]
+
+    def parse(self, line: str) -> list[ProgressReport]:
+        """What one line reports: one report at the most, or none."""
+        text = _ESCAPES.sub("", line)
+        match = self._pattern.search(text)
+        if match is None:
+            return self._loss_alone(text)
+        groups = match.groupdict()
+        of = numbers.whole(groups.get("of"), STEP_LIMIT)
+        if of is not None and "epoch" not in groups and of != self._steps:
+            self.other_total = of
+            return []
+        progress = _from_groups(groups)
+        if progress is None:
+            self.refused += 1
+            return []
+        if of is not None:
+            epoch = numbers.whole(groups.get("epoch"), STEP_LIMIT) or 0
+            progress = replace(progress, step=progress.step + epoch * of)
+            if progress.step == 0:
+                return []  # a bar is drawn before the first step is done
+        self._last = progress
+        return [progress]
+
+    def _loss_alone(self, text: str) -> list[ProgressReport]:
+        match = self._loss.search(text) if self._loss is not None and self._last else None
+        if match is None or self._last is None:
+            return []
+        loss = numbers.real(match["loss"])
+        unread = {"loss": loss.unread} if loss.unread else {}
+        return [replace(self._last, loss=loss.value, samples=None, unread=unread)]
 
 
 def parse_beacon(line: str) -> ProgressReport | None:

@@ -181,6 +181,7 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
         lines=0,
         last=(),
         refused=0,
+        other_total=None,
     )
     started: list[int] = []
     arm: Any = object.__new__(ScriptArm)

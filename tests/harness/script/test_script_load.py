@@ -18,7 +18,8 @@ from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
 from chaos.loading.load import load
 from chaos.planning.planview import as_text, plan_run
-from chaos.scenario.model import InvariantExclusion, RegexProgress
+from chaos.scenario.model import InvariantExclusion
+from chaos.scenario.progress import RegexProgress
 from chaos.scenario.schema import scenario_schema
 
 GOOD = """\
@@ -150,7 +151,7 @@ BAD = [
     (
         "{regex: 'step (?P<step>[0-9]+)'}",
         "stdout",
-        ["progress needs beacon or {regex: '...'}, not 'stdout'"],
+        ["progress needs beacon, {regex: '...'} or {preset: name}, not 'stdout'"],
     ),
     ("2 min", "-3", ["s.yaml:10:22: a duration cannot be -3"]),
     (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from chaos import beacon
 from chaos.events.log import Kind, Log
 from chaos.scenario.model import InvariantExclusion
+from chaos.scenario.progress import RegexProgress
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.measure.measure import measure
 from harness.judge.results import Finding
@@ -141,7 +142,13 @@ def test_what_an_expression_finds_and_cannot_be_read_is_kept(tmp_path: Path) -> 
     )
     reader = RegexReader(
         GrowingFile(path),
-        r"step (?P<step>\S+?), loss (?P<loss>\S+)(?: rank (?P<rank>\S+) n (?P<samples>\S+))?",
+        RegexProgress(
+            regex=(
+                r"step (?P<step>\S+?), loss (?P<loss>\S+)"
+                r"(?: rank (?P<rank>\S+) n (?P<samples>\S+))?"
+            )
+        ),
+        steps=100,
     )
     first, second = reader.read()
     assert (first.loss, dict(first.unread)) == (

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from chaos.scenario.progress import RegexProgress
 from chaos.scenario.workload import WorkloadSpec
 from harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
 from harness.script.processes import tree
@@ -98,7 +99,9 @@ def test_reports_are_told_apart_by_their_processes(
     path = tmp_path / "output.log"
     path.write_text("[replica_1] rank 1: step 7\nrank 1: step 8\n")
     read = RegexReader(
-        GrowingFile(path), r"(?:\[(?P<group>\w+)\] )?rank (?P<rank>\d): step (?P<step>\d)"
+        GrowingFile(path),
+        RegexProgress(regex=r"(?:\[(?P<group>\w+)\] )?rank (?P<rank>\d): step (?P<step>\d)"),
+        steps=100,
     ).read()
     assert [roll.whose(one).rank for one in read] == [3, None]
     plain = RollCall(spec_of(4), path)

@@ -135,11 +135,14 @@ def _common_stall(tree: Tree, played: PlayResult) -> bool:
 
 
 def _slow_to_start(tree: Tree, played: PlayResult) -> bool:
-    """Whether no step was ever made, and the supervisor spent half of the job's time limit on
-    hangs; before the first step it cannot know how long a normal wait is.
+    """Whether the supervisor, or the one that adopted the job, saw no step made and spent half of
+    the job's time limit on hangs; before the first step it cannot know how long a normal wait is.
     """
     log = faulted_log(played)
-    if log is None or any(log.of(Kind.STEP_COMMITTED)):
+    if log is None:
+        return False
+    began_ns = max((e.time_ns for e in log.of(Kind.COORDINATOR_ADOPTED)), default=0)
+    if any(e.time_ns > began_ns for e in log.of(Kind.STEP_COMMITTED)):
         return False
     limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
     silent = (SILENT.search(e.data["detail"]) for e in log.of(Kind.FAILURE_DETECTED))

@@ -112,15 +112,16 @@ def _before_a_takeover(evidence: Evidence, claimed: int) -> bool:
 def _hidden(evidence: Evidence, claimed: int) -> bool:
     """Whether an unfinished job claims fewer steps because a fault hid a member's progress.
 
-    The fault lasted until the member was declared hung, or until a failure other than a hang ended
-    the job, and no later generation became ready, which would have revealed the progress.
+    The fault lasted until the member was declared hung, or until a failure other than a hang or a
+    stop condition ended the job, and no later generation became ready, which would have revealed
+    the progress.
     """
     history = evidence.history
     if claimed > history.committed_step or history.outcome == "completed":
         return False
     last = history.worked[-1].number
     failures = [e.data for e in history.log.of(Kind.FAILURE_DETECTED) if e.generation == last]
-    cut_off = any(failure["cause"] != "hang" for failure in failures)
+    cut_off = history.outcome == "halted" or any(f["cause"] != "hang" for f in failures)
     taken_for_hung = {failure["process"] for failure in failures}
     hiding = [
         (e.injected.time_ns, e.healed.time_ns if e.healed else history.end_ns, e.process)

@@ -112,28 +112,32 @@ def _before_a_takeover(evidence: Evidence, claimed: int) -> bool:
 def _hidden(evidence: Evidence, claimed: int) -> bool:
     """Whether an unfinished job claims fewer steps because a fault hid a member's progress.
 
-    The fault lasted until the member was declared hung, or until a failure other than a hang or a
-    stop condition ended the job, and no later generation became ready, which would have revealed
-    the progress.
+    The fault lasted until the member was declared hung, or until a failure other than a hang ended
+    the job, and no later generation became ready, which would have revealed the progress. Or it hid
+    all members, who cannot be told from a job that waits as one, until the job was halted.
     """
     history = evidence.history
     if claimed > history.committed_step or history.outcome == "completed":
         return False
     last = history.worked[-1].number
     failures = [e.data for e in history.log.of(Kind.FAILURE_DETECTED) if e.generation == last]
-    cut_off = history.outcome == "halted" or any(f["cause"] != "hang" for f in failures)
+    cut_off = any(failure["cause"] != "hang" for failure in failures)
     taken_for_hung = {failure["process"] for failure in failures}
     hiding = [
         (e.injected.time_ns, e.healed.time_ns if e.healed else history.end_ns, e.process)
         for e in evidence.measures.episodes
-        if e.seems_still and e.injected and (e.process in taken_for_hung or cut_off)
+        if e.seems_still and e.injected
     ]
+
+    def unseen(run: StepRun) -> bool:
+        actors = {commit.actor for commit in run.commits}
+        hidden = {name for since, until, name in hiding if since < run.end_ns <= until} & actors
+        if hidden == actors and history.outcome == "halted":
+            return True
+        return bool(hidden if cut_off else hidden & taken_for_hung)
+
     return all(
-        run.generation == last
-        and any(
-            since < run.end_ns <= until and name in {c.actor for c in run.commits}
-            for since, until, name in hiding
-        )
+        run.generation == last and unseen(run)
         for step, run in history.lineage.items()
         if step > claimed
     )

@@ -67,7 +67,9 @@ def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Ite
         yield Problem(loc=at, message=message)
         return
     last = points[-1] + (fault.duration.steps if isinstance(fault.duration, StepsDuration) else 0)
-    judged = invariants == "default" or (isinstance(invariants, list) and "liveness" in invariants)
+    judged = isinstance(invariants, str) or (
+        isinstance(invariants, list) and "liveness" in invariants
+    )
     if judged and steps - last < HEALTHY_STEPS:
         message = (
             f"fault {fault.id!r} leaves {max(0, steps - last)} steps before the end at step"

@@ -60,7 +60,7 @@ def normalise(
         problems += _seconds(workload.get("evaluate"), ("takes",), ("workload", "evaluate"))
     problems += _seconds(out.get("timeouts"), ("hang", "park", "join"), ("timeouts",))
     problems += _merge_size(out.get("workload"))
-    commandchecks.own_recovery(out)
+    commandchecks.of_commands(out)
     return out, problems
 
 

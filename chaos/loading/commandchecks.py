@@ -32,10 +32,11 @@ def is_command(tree: Mapping[str, Any]) -> bool:
     return isinstance(workload, dict) and workload.get("command") is not None
 
 
-def own_recovery(tree: dict[str, Any]) -> None:
-    """Fill in the recovery of a command, which recovers by itself."""
+def of_commands(tree: dict[str, Any]) -> None:
+    """Fill in what differs for a command: it recovers by itself, and is judged by what it shows."""
     if is_command(tree):
         tree.setdefault("recovery", OWN)
+        tree.setdefault("invariants", "observable")
 
 
 def place_directory(tree: dict[str, Any], directory_of: Callable[[Loc], Path]) -> None:

@@ -58,5 +58,5 @@ def _compared(scenario: Scenario) -> bool:
     if isinstance(asked, InvariantExclusion):
         judged = JUDGED_BY not in asked.leave_out
     else:
-        judged = asked == "default" or JUDGED_BY in asked
+        judged = isinstance(asked, str) or JUDGED_BY in asked
     return judged and bool(scenario.faults) and scenario.baseline == "paired"

@@ -26,7 +26,7 @@ _FORMS: Mapping[str, str] = MappingProxyType(
         "retrigger": "once, every_attempt or {max: n}",
         "checkpoint": "latest or {step: n}",
         "trace": "the name of a CSV or JSON file",
-        "invariants": "default, a list of checker names, or {leave_out: [names]}",
+        "invariants": "default, observable, a list of checker names, or {leave_out: [names]}",
         "progress": "beacon, {regex: '...'} or {preset: name}",
         "parallelism": "ddp, fsdp or {hsdp: {replicas: R, shards: S}}",
     }

@@ -234,7 +234,7 @@ class Scenario(Strict):
     timeouts: Timeouts = Timeouts()
     faults: list[FaultSpec] = Field(default_factory=list)
     sla: dict[str, list[SlaCheck]] = Field(default_factory=dict)
-    invariants: Literal["default"] | list[str] | InvariantExclusion = "default"
+    invariants: Literal["default", "observable"] | list[str] | InvariantExclusion = "default"
     stop_conditions: list[StopCondition] = Field(default_factory=list)
     steady_state: list[SteadyCheck] = Field(default_factory=list)
     blast_radius: BlastRadius = BlastRadius()

@@ -61,7 +61,7 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     properties = schema["properties"]
     properties["sla"]["propertyNames"] = {"enum": sorted(catalogue.metrics)}
     properties["invariants"]["anyOf"] = [
-        {"const": "default"},
+        {"enum": ["default", "observable"]},
         _list_of(sorted(catalogue.checkers)),
         _leave_out(sorted(catalogue.checkers)),
     ]

@@ -179,7 +179,9 @@ class Reliability(Model):
 
 
 class CellResult(Model):
-    """All repeats of one matrix cell. ``absent``: metric -> why it has no value."""
+    """All repeats of one matrix cell. ``absent``: metric -> why it has no value; ``unjudged``:
+    invariant that a command cannot be judged by -> the evidence that it does not give.
+    """
 
     id: str
     label: str = Field(default="", description="unique name in reports; empty in older results")
@@ -196,6 +198,7 @@ class CellResult(Model):
     )
     reliability: Reliability | None = None
     absent: dict[str, str] = Field(default={})
+    unjudged: dict[str, str] = Field(default={})
     exactness: str = Field(
         description="'bit for bit', 'within the control band', 'differs', 'not compared'"
     )

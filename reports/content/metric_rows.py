@@ -60,10 +60,19 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def absent(results: Results) -> list[str]:
-    """Why metrics have no value; cells with the same reason share a line."""
-    found = (
+    """Why metrics have no value, and which invariants a command is not judged by; cells with the
+    same reason share a line.
+    """
+    found = [
         f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items()
-    )
+    ]
+    for cell in results.cells:
+        if cell.unjudged:
+            listed = ", ".join(f"{name} ({why})" for name, why in cell.unjudged.items())
+            found.append(
+                f"not judged, as the command does not tell: {listed}; a workload of kind script"
+                " does, and a beacon or an expression tells losses"
+            )
     return list(dict.fromkeys(found))
 
 

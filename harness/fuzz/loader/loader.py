@@ -77,7 +77,7 @@ def whole(dice: Dice, world: World) -> dict[str, Any]:
             "goodput": ["min > 0.1"],
         },
         "invariants": dice.pick(
-            "invariants", ("default", ["liveness"], {"leave_out": ["loss-equality"]})
+            "invariants", ("default", "observable", ["liveness"], {"leave_out": ["loss-equality"]})
         ),
         "steady_state": ["committed_steps >= 2 within 60s", {"check": "healthy_replicas >= 1"}],
         "blast_radius": {"max_concurrent_faults": 4, "protected_nodes": []},

@@ -93,13 +93,15 @@ __all__ = [
 ]
 
 
-def names_of(invariants: Literal["default"] | Sequence[str] | InvariantExclusion) -> list[str]:
-    """Names of the checkers that a scenario selects; ``default`` selects all. Raises KeyError for
-    an unknown name.
+def names_of(
+    invariants: Literal["default", "observable"] | Sequence[str] | InvariantExclusion,
+) -> list[str]:
+    """Names of the checkers that a scenario selects; ``default`` selects all, and so does
+    ``observable``, of which a command lacks some. Raises KeyError for an unknown name.
 
     A non-empty selection always includes ``fault-landed``: without it the others prove nothing.
     """
-    if invariants == "default":
+    if invariants in ("default", observed.OBSERVABLE):
         return list(CHECKERS)
     if isinstance(invariants, InvariantExclusion):
         return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
@@ -173,6 +175,8 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
     names = names_of(evidence.cell.scenario.invariants)
     if evidence.history.info.observed:
         findings = {observed.PROGRESS: check(observed.progress, evidence)}
+        if evidence.cell.scenario.invariants == observed.OBSERVABLE:
+            names = [name for name in names if name not in observed.LACKING]
         findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(
             evidence
         )

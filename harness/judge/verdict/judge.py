@@ -23,6 +23,7 @@ from chaos.files import read_json, write_whole
 from chaos.plugins import load
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.host.rundir import RunDirectory, read_resolved
+from harness.judge.checkers.job import observed
 from harness.judge.measure.flops import mfu, work_of
 from harness.judge.measure.labels import CellIdentity, labels
 from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
@@ -175,13 +176,12 @@ def _judge_cell(
     struck, tried = [arm.measures.incidents for arm in faulted], bool(cell.scenario.faults)
     possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
     invariants = _merge_findings(mine)
-    planned = len(planned_arms(cell))
-    gone = next(
-        (f"{name}: {unread[name]}" for name, *_ in planned_arms(cell) if name in unread), ""
-    )
-    missing = _why_no_value(invariants)
-    if not faulted:
-        missing = gone or f"{len(mine)} of {planned} arms ran"
+    left_out = observed.unjudged(cell.scenario, invariants)
+    invariants = {name: one for name, one in invariants.items() if name not in left_out}
+    planned = [name for name, *_ in planned_arms(cell)]
+    gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
+    few = gone or f"{len(mine)} of {len(planned)} arms ran"
+    missing = _why_no_value(invariants) if faulted else few
     slas = gates.judge_slas(
         cell, values, resolved.sla_lines, missing, bounds, owners, possible, why_absent(struck)
     )
@@ -190,7 +190,7 @@ def _judge_cell(
         slas,
         invariants,
         len(mine),
-        planned,
+        len(planned),
         resolved.source,
         untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
         unread=gone,
@@ -211,6 +211,7 @@ def _judge_cell(
         exactness=_worst_exactness([arm.exactness for arm in faulted]),
         reliability=_reliability(mine),
         absent={"mfu": work} if isinstance(work, str) else {},
+        unjudged=left_out,
     )
     return _JudgedCell(result=result, slas=slas)
 
@@ -265,6 +266,7 @@ def _worst_exactness(found: list[str]) -> str:
 
 def _arm_result(arm: JudgedArm) -> ArmResult:
     history, split = arm.measures.history, arm.measures.partition
+    left_out = observed.unjudged(arm.cell.scenario, arm.findings)
     return ArmResult(
         id=arm.id,
         cell=arm.cell.id,
@@ -283,7 +285,7 @@ def _arm_result(arm: JudgedArm) -> ArmResult:
         residual_s=split.residual_s,
         step_time_median=arm.measures.step_time,
         provisioned_ranks=history.info.ranks + history.info.spares,
-        invariants=dict(arm.findings),
+        invariants={name: f for name, f in arm.findings.items() if name not in left_out},
         nodes=nodes_of(arm.evidence.log),
     )
 

@@ -641,8 +641,8 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "invariants: default",
             "invariants: al",
             [
-                "11:13: invariants needs default, a list of checker names, or {leave_out: [names]},"
-                " not 'al'"
+                "11:13: invariants needs default, observable, a list of checker names, or"
+                " {leave_out: [names]}, not 'al'"
             ],
         ),
         (

@@ -75,6 +75,10 @@ def test_a_command_recovers_by_itself_and_counts_steps(tmp_path: Path) -> None:
     assert work.model_copy(update={"start_deadline": None}).patience(begun=False)[0] == 120.0
     assert work.progress == RegexProgress(regex="step (?P<step>[0-9]+)")
     assert scenario.invariants == InvariantExclusion(leave_out=["sample-accounting"])
+    (cell,) = load(
+        write(tmp_path, GOOD.replace("invariants: {leave_out: [sample-accounting]}", "")), CATALOGUE
+    ).cells
+    assert cell.scenario.invariants == "observable"
 
 
 def test_replica_groups_have_a_variable(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from chaos.events.log import Kind, Log
 from chaos.scenario.model import InvariantExclusion
 from chaos.scenario.progress import RegexProgress
 from harness.judge.checkers import Evidence, check_all
+from harness.judge.checkers.job.observed import LACKING, OBSERVABLE, unjudged
 from harness.judge.measure.measure import measure
 from harness.judge.results import Finding
 from harness.script.listen import numbers
@@ -196,6 +197,33 @@ def trained(loss: float | None = 4.5, *, unread: str = "") -> Job:
     job.found("w0", "w1")
     job.train(*range(1, 101), loss=loss, unread=unread)
     return job
+
+
+def test_what_a_command_does_not_tell_is_only_judged_where_it_is_asked_for() -> None:
+    asked = found(trained(), trained(), invariants="default")
+    assert asked["sample-accounting"].verdict == "inconclusive"
+    observable = found(trained(), trained(), invariants=OBSERVABLE)
+    assert asked.keys() - observable.keys() == LACKING.keys()
+    assert observable["loss-equality"].verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict", "judged"),
+    [
+        (4.5, 4.5, "pass", True),
+        (4.5, 4.0, "inconclusive", False),  # it need not be deterministic
+        (None, None, "inconclusive", False),
+        (math.nan, 4.0, "fail", True),
+    ],
+)
+def test_losses_that_cannot_be_compared_are_not_judged(
+    mine: float | None, theirs: float | None, verdict: str, judged: bool
+) -> None:
+    findings = found(trained(mine), trained(theirs), invariants=OBSERVABLE)
+    assert findings["loss-equality"].verdict == verdict
+    scenario = evidence(trained(mine), invariants=OBSERVABLE).cell.scenario
+    assert ("loss-equality" not in unjudged(scenario, findings)) is judged
+    assert not unjudged(evidence(trained(), invariants="default").cell.scenario, findings)
 
 
 def spoilt_by_a_kill(loss: float = math.nan, last: float | None = None) -> Job:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from chaos.events.log import Event, Kind
+from chaos.scenario.model import Scenario
 from harness.judge.checkers.job.values import unread_shown
 from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from harness.judge.record.history import NS, History
@@ -33,6 +34,21 @@ LACKING: Mapping[str, str] = MappingProxyType(
     }
 )
 """Checker -> the evidence that a command does not give."""
+
+OBSERVABLE = "observable"
+"""Selects what a command's evidence can support."""
+LOSSES = "loss-equality"
+
+
+def unjudged(scenario: Scenario, findings: Mapping[str, Finding]) -> dict[str, str]:
+    """Checker -> the evidence that a command does not give, of those that ``observable`` leaves out
+    of a verdict. ``findings``: of an arm or a whole cell.
+    """
+    if scenario.workload.command is None or scenario.invariants != OBSERVABLE:
+        return {}
+    losses = findings.get(LOSSES)
+    comparable = losses is None or losses.verdict != "inconclusive"
+    return {**LACKING, **({} if comparable else {LOSSES: "losses that two runs have in common"})}
 
 
 def lacking(name: str) -> Finding:

@@ -19,11 +19,20 @@ from chaos.fault.base import Fault, Fidelity, Need, Where
 from recovery.checkpoint.files import checkpoints
 from tests.support.fault_fakes import FAKES, FakeCheckpoint, FakeRank, FaultCase, calm, effect
 
-FAULTS = plugins.load("chaos.faults", Fault)
+KINDS = plugins.load("chaos.faults", Fault)
+PLACE = Path(__file__).resolve().parents[2] / "faultcases"
+
+
+def place_of(name: str) -> Path:
+    """The module that tries a kind."""
+    return PLACE / f"{name.replace('-', '_')}.py"
+
+
+FAULTS = {name: kind for name, kind in KINDS.items() if place_of(name).is_file()}
 
 
 def case_of(name: str) -> FaultCase:
-    """Raises ModuleNotFoundError for a kind that nobody tries."""
+    """How a kind is tried."""
     found: FaultCase = importlib.import_module(f"tests.faultcases.{name.replace('-', '_')}").CASE
     return found
 
@@ -40,6 +49,13 @@ def fault(name: str, params: Mapping[str, Any]) -> Fault:
     model: type[BaseModel] = FAULTS[name]
     made: Any = model(**case_of(name).required | params)
     return made
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_somebody_tries_it(name: str) -> None:
+    assert place_of(name).is_file(), (
+        f"write tests/faultcases/{place_of(name).name}: CONTRIBUTING.md"
+    )
 
 
 @EVERY_FAULT

@@ -20,6 +20,13 @@ NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
 changed logs.
 """
 _WIDTH = 100
+_IN_GROUPS = "root, or a control group that may be written, where ranks are local processes"
+_PRIVILEGES: Mapping[Need, str] = {
+    Need.MOUNT: "root, to mount a file system, where ranks are local processes",
+    Need.CGROUP: _IN_GROUPS,
+    Need.MEMORY: _IN_GROUPS,
+    Need.QUOTA: _IN_GROUPS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +117,10 @@ def fault_entry(
                 columns[launcher] += f" (real by {', '.join(by)})"
             if kind.on_cuda not in (None, kind.fidelity):
                 columns[launcher] += f" ({kind.on_cuda.value} on CUDA)"
-    return replace(model_entry(name, kind), columns=columns)
+    entry = model_entry(name, kind)
+    asked = sorted({_PRIVILEGES[need] for need in kind.needs if need in _PRIVILEGES})
+    about = "\n\n".join([entry.about, *(f"Needs {privilege}." for privilege in asked)])
+    return replace(entry, columns=columns, about=about)
 
 
 def scenario_entries(directory: Path) -> list[ListingEntry]:

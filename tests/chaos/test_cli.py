@@ -173,6 +173,8 @@ def test_list_shows_the_evidence_of_each_fault(capsys: pytest.CaptureFixture[str
     for fault in faults:
         assert "Landed: " in fault["about"], fault["name"]
         assert " ".join(fault["about"].split()) in text
+    root = [fault["name"] for fault in faults if "Needs root" in fault["about"]]
+    assert root == ["disk-full", "node-slow", "oom-kill", "read-only"], "doctor promises it"
 
 
 def test_strategies_are_listed_under_their_key_too(chaos: Invoke) -> None:

@@ -139,21 +139,23 @@ def _cut_off(evidence: Evidence, episode: Episode) -> bool:
             return False
         if step == history.info.steps and not _done_again(history, generation, step):
             return False
-    return _state_replaced(history, episode, generation) or any(
+    return _state_replaced(history, episode, generation, step) or any(
         failure.data["cause"] != "nonfinite" and failure.generation == generation
         for failure in evidence.log.of(Kind.FAILURE_DETECTED)
         if failure.time_ns >= injected.time_ns
     )
 
 
-def _state_replaced(history: History, episode: Episode, generation: int) -> bool:
-    """Whether the next generation had all its state from a checkpoint, or none of the processes
-    hit: the planted value is gone, whoever was blamed.
+def _state_replaced(history: History, episode: Episode, generation: int, step: int) -> bool:
+    """Whether the next generation had all its state from a checkpoint of an earlier step, or none
+    of the processes hit: the planted value is gone, whoever was blamed.
     """
     after = history.generation(generation + 1)
     if after is None:
         return False
-    return after.state == "checkpoint" or not set(episode.processes) & set(after.members)
+    earlier = after.resume_step is not None and after.resume_step < step
+    from_disk = after.state == "checkpoint" and earlier
+    return from_disk or not set(episode.processes) & set(after.members)
 
 
 def _done_again(history: History, generation: int, step: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.events.log import Kind
+from harness.judge.checkers.job import observed
 from harness.launch.storage import lacks_mount
 from harness.script.listen import outputlog
 from tests.harness.script.test_script import events, run, write
@@ -55,8 +56,11 @@ def test_killing_a_rank_in_a_pipe_kills_who_trains(steps: Path) -> None:
 def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 1s}"
     argv = ["bash", "-c", f"{sys.executable} steps.py | tee -a log"]
-    code, results = run(steps, write(steps / "s.yaml", argv, fault=fault, ranks=1))
+    scenario = write(steps / "s.yaml", argv, fault=fault, ranks=1, invariants=observed.OBSERVABLE)
+    code, results = run(steps, scenario)
     assert code == 0, results.reason
+    (cell,) = results.cells
+    assert cell.unjudged == observed.LACKING and not cell.unjudged.keys() & cell.invariants.keys()
     times = {e.step: e.time_ns for e in events(steps, Kind.STEP_REPORTED)}
     assert (
         max(b - a for a, b in zip(list(times.values())[:-1], list(times.values())[1:], strict=True))

@@ -5,6 +5,7 @@ witness of each.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -260,24 +261,40 @@ def test_every_family_of_hangs_is_found_in_time_where_steps_take_a_second(tmp_pa
     found_in_time(tmp_path, scenario)
 
 
+PLAYS = 3
+"""A machine may stand still for some tens of ms of which no counter knows, as a virtual one does
+that its host stops: 0.669 s was seen once in 52 hangs, the others within 0.584 s. So one late hang
+says nothing yet; the same one late in two plays does.
+"""
+
+
 def found_in_time(folder: Path, scenario: Path) -> Results:
-    """Play it here. What is late on a machine of its own is a failure; what is late where others
-    took the processors says nothing, and the test is skipped.
+    """Play it here. What is late on a machine of its own, in most plays, is a failure; what is late
+    where others took the processors says nothing, and the test is skipped.
     """
-    code = invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q"])
-    (run,) = (folder / "runs").glob("*/latest")
+    late: Counter[str] = Counter()
+    for number in range(PLAYS):
+        results, found, code = play_hangs(folder / f"play-{number}", scenario)
+        busy = {one.busy for one in found} - {""}
+        if busy and (code or any(one.late for one in found)):
+            pytest.skip(TOO_BUSY + "; ".join(sorted(busy)))
+        assert code == 0, results.reason
+        blamed = [(incident.detected_by, incident.outcome) for incident in results.faults]
+        assert blamed == [("hang", "recovered")] * len(FAMILIES)
+        late.update(one.family for one in found if one.late)
+        assert max(late.values(), default=0) < 2, f"8 median steps, or 0.6 s: {found}"
+        if not any(one.late for one in found):
+            break
+    return results
+
+
+def play_hangs(folder: Path, scenario: Path) -> tuple[Results, list[hangs.MeasuredHang], int]:
+    """Results, hangs of the faulted arm and exit code of one play."""
+    code = invoke(["run", str(scenario), "--runs", str(folder), "-q"])
+    (run,) = folder.glob("*/latest")
     results = Results.model_validate_json((run / "results.json").read_text())
     (faulted,) = [arm for arm in results.arms if arm.arm == "faulted"]
-    found = hangs.found_in(read_log(run / faulted.events))
-    late = [one for one in found if one.detection_s > one.bound_s]
-    assert [one for one in late if not one.busy] == [], "8 median steps, or 0.6 s, after they began"
-    busy = {one.busy for one in found} - {""}
-    if busy and (late or code):
-        pytest.skip(TOO_BUSY + "; ".join(sorted(busy)))
-    assert code == 0, results.reason
-    blamed = [(incident.detected_by, incident.outcome) for incident in results.faults]
-    assert blamed == [("hang", "recovered")] * len(FAMILIES)
-    return results
+    return results, hangs.found_in(read_log(run / faulted.events)), code
 
 
 @pytest.mark.real

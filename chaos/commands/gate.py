@@ -181,10 +181,11 @@ def _conclude(
             decided.exit_code,
             directory.root / "gate.md",
         )
-        junit.write(directory, shown, directory.root / "gate.xml")
+        allowed = bool(choices["allow_inconclusive"])
+        junit.write(directory, shown, directory.root / "gate.xml", allow_inconclusive=allowed)
         markdown.write(directory, shown, summary, decided.notes)
         _say(decided, results.source, form=form, quiet=quiet, err=err)
-        if code == errors.EXIT_INCONCLUSIVE and choices["allow_inconclusive"]:
+        if code == errors.EXIT_INCONCLUSIVE and allowed:
             code = errors.EXIT_PASS
     _publish(shown, summary, choices["github"])
     return code

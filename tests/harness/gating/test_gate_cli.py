@@ -156,6 +156,29 @@ def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) 
     )
 
 
+def test_what_is_allowed_is_no_error_of_junit_either(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
+    """A CI that reads gate.xml must not be red where the exit code is 0."""
+    kept = tmp_path / "one.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def one(data: Any) -> None:
+        metric = data["cells"]["default"]["metrics"]["recovery_time"]
+        metric["values"] = metric["values"][:1]
+
+    changed(kept, kept, one)
+    for options, code, errors, skipped in [
+        ([], 3, "1", "0"),
+        (["--allow-inconclusive"], 0, "0", "1"),
+    ]:
+        assert chaos("gate", played, "--baseline", kept, *options)[0] == code
+        suite = ET.parse(played / "gate.xml").getroot().find("testsuite")
+        assert suite is not None
+        assert (suite.get("errors"), suite.get("skipped")) == (errors, skipped)
+        assert suite.get("failures") == "0"
+
+
 def test_a_gate_speaks_json(chaos: Say, played: Path) -> None:
     code, out, _ = chaos("gate", played, "--format", "json")
     assert code == 0 and json.loads(out) == json.loads((played / "gate.json").read_text())

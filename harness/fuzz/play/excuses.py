@@ -217,6 +217,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.names_a_sample),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.displaced),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.thrown_away),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.stopped_before),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=unlanded.lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.left_out_before),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=unlanded.swaps),

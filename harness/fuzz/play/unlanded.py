@@ -89,6 +89,28 @@ def thrown_away(tree: Tree, played: PlayResult) -> bool:
     )
 
 
+def stopped_before(tree: Tree, played: PlayResult) -> bool:
+    """Whether a process that had to allocate was stopped by another fault when it was told to, and
+    was killed for that: one that is stopped allocates nothing.
+    """
+    log = faulted_log(played)
+    if log is None:
+        return False
+    seen = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)}
+    stopped = {
+        event.data["fault"]
+        for event in log.of(Kind.FAULT_EFFECT)
+        if event.data["evidence"].get("os_state") in ("T", "t")
+    }
+    killed = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["expected"]}
+    return any(
+        event.data["kind"] == "oom-kill"
+        and event.data["fault"] in stopped - seen
+        and event.data["target"].get("process") in killed
+        for event in log.of(Kind.FAULT_INJECTED)
+    )
+
+
 def names_a_sample(tree: Tree, played: PlayResult) -> bool:
     """Whether the poisoned sample was chosen without regard to when it is due."""
     poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")

@@ -97,6 +97,7 @@ def run(
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
     from chaos.loading.cells import chosen
+    from chaos.planning.crowd import cores_here, crowd_warnings
     from harness.host.rundir import RunDirectory
     from harness.run.runner import run_scenario
     from reports import render_all
@@ -105,8 +106,9 @@ def run(
         os.environ["NO_COLOR"] = "1"
     check_choices(choices)
     loaded = _load(scenario, choices)
-    _warn(loaded, quiet)
     cells = chosen(loaded, choices["only"])
+    crowded = crowd_warnings([cell.scenario for cell in cells], cores_here())
+    _warn(loaded.warnings + crowded, quiet)
     _heal_before(runs)
     results = run_scenario(
         loaded,
@@ -137,7 +139,7 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
             say(str(error), err=True)
             code = error.exit_code
             continue
-        _warn(loaded, quiet)
+        _warn(loaded.warnings, quiet)
         if not quiet:
             cells = f"{len(loaded.cells)} cell{'s' if len(loaded.cells) != 1 else ''}"
             say(f"{path}: valid, {cells}")
@@ -159,11 +161,13 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     """
     from chaos.loading.cells import chosen
     from chaos.planning import planview
+    from chaos.planning.crowd import cores_here
 
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
     cells = chosen(loaded, choices["only"])
-    planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells)
+    cores = None if sbatch else cores_here()
+    planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells, cores=cores)
     if sbatch:
         from harness.launch.slurm.script import script_of
 
@@ -172,7 +176,7 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
         say(json.dumps(planview.as_json(planned), indent=2))
     else:
         say(planview.as_text(planned))
-        _warn(loaded, quiet=False)
+        _warn(planned.warnings, quiet=False)
     return errors.EXIT_PASS
 
 
@@ -346,8 +350,8 @@ def _heal_before(runs: Path) -> None:
             say("\n".join(one.lines), err=True)
 
 
-def _warn(loaded: LoadedScenario, quiet: bool) -> None:
-    for warning in () if quiet else loaded.warnings:
+def _warn(warnings: Sequence[str], quiet: bool) -> None:
+    for warning in () if quiet else warnings:
         say(warning, err=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from chaos.loading.load import LoadedScenario
+from chaos.planning.crowd import crowd_warnings, start_s, step_s
 from chaos.scenario.catalogue import Catalogue
 from chaos.scenario.model import Cell, Scenario
 from chaos.scenario.workload import WorkloadSpec
@@ -58,11 +59,17 @@ class RunPlan:
 
 
 def plan_run(
-    loaded: LoadedScenario, catalogue: Catalogue, *, seed: int | None, cells: Sequence[Cell]
+    loaded: LoadedScenario,
+    catalogue: Catalogue,
+    *,
+    seed: int | None,
+    cells: Sequence[Cell],
+    cores: int | None = None,
 ) -> RunPlan:
     """Plan every repeat of these cells.
 
-    ``seed`` None: the scenario's. Raises ScenarioError for a fault without target.
+    ``seed`` None: the scenario's; ``cores``: processors of this machine, None if it runs elsewhere.
+    Raises ScenarioError for a fault without target.
     """
     first = loaded.cells[0].scenario
     chosen = first.seed if seed is None else seed
@@ -71,9 +78,10 @@ def plan_run(
         scenario=first.name,
         seed=chosen,
         arms=sum(cell.scenario.repeat * _arms_per_repeat(cell.scenario) for cell in cells),
-        estimate_s=sum(_cell_estimate_s(cell.scenario, catalogue) for cell in cells),
+        estimate_s=sum(_cell_estimate_s(cell.scenario, catalogue, cores) for cell in cells),
         cells=planned,
-        warnings=loaded.warnings,
+        warnings=loaded.warnings
+        + (crowd_warnings([cell.scenario for cell in cells], cores) if cores else ()),
     )
 
 
@@ -271,16 +279,15 @@ def _arms_per_repeat(scenario: Scenario) -> int:
     return 2 if scenario.baseline == "paired" else 1
 
 
-def _cell_estimate_s(scenario: Scenario, catalogue: Catalogue) -> float:
-    work = scenario.workload
-    if work.command is not None:
-        arm_s = work.steps * _STEP_S + _ARM_S
-        return scenario.repeat * (
-            _arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S
-        )
-    params = work.params if work.size is None else {**work.params, "size": work.size}
-    typical = getattr(catalogue.workloads[work.kind](**params), "typical_step_s", None)
-    arm_s = work.steps * (typical() if callable(typical) else _STEP_S) + _ARM_S
+def _cell_estimate_s(scenario: Scenario, catalogue: Catalogue, cores: int | None) -> float:
+    work, each_s, arm_s = scenario.workload, _STEP_S, _ARM_S
+    if work.command is None:
+        params = work.params if work.size is None else {**work.params, "size": work.size}
+        typical = getattr(catalogue.workloads[work.kind](**params), "typical_step_s", None)
+        each_s = typical() if callable(typical) else _STEP_S
+        if cores is not None:
+            each_s, arm_s = each_s + step_s(scenario, cores), arm_s + start_s(scenario, cores)
+    arm_s += work.steps * each_s
     return scenario.repeat * (
         _arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S
     )

@@ -170,7 +170,8 @@ def _suites(run: RunDirectory, results: Results, *, allow_inconclusive: bool) ->
             replace(case, problem="skipped") if case.problem == "error" else case for case in found
         ]
     tally = {kind: str(sum(c.problem == tag for c in found)) for kind, tag in _COUNTS}
-    head = {"name": _text(results.scenario), "tests": str(len(found)), **tally}
+    name = results.scenario + (" (simulated)" if results.simulated else "")
+    head = {"name": _text(name), "tests": str(len(found)), **tally}
     root = ET.Element("testsuites", head)
     suite = ET.SubElement(root, "testsuite", {**head, "timestamp": _text(results.started)})
     wall_s = sum(arm.wall_s for arm in results.arms)
@@ -179,6 +180,7 @@ def _suites(run: RunDirectory, results: Results, *, allow_inconclusive: bool) ->
     properties = ET.SubElement(suite, "properties")
     facts = {
         "verdict": results.verdict,
+        "simulated": results.simulated,
         "exit_code": results.exit_code,
         "reason": results.reason,
         "run": results.run_id,

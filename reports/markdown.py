@@ -56,9 +56,7 @@ def _bounded(lines: Iterator[str]) -> str:
 
 def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> Iterator[str]:
     mark = VERDICT_MARKS.get(results.verdict, "?")
-    yield (
-        f"## {mark} {results.verdict.upper()} {escape(results.scenario)} (exit {results.exit_code})"
-    )
+    yield (f"## {mark} {results.title} {escape(results.scenario)} (exit {results.exit_code})")
     yield ""
     yield escape(results.reason)
     facts = tallies(results)

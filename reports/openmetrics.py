@@ -79,7 +79,10 @@ def _run(results: Results) -> MetricFamily:
         f"{PREFIX}_run_verdict", "1 for the verdict of the latest run of a scenario"
     )
     for verdict in dict.fromkeys((*VERDICTS, results.verdict)):
-        family.add(float(verdict == results.verdict), scenario=results.scenario, verdict=verdict)
+        labels = {"scenario": results.scenario, "verdict": verdict}
+        if results.simulated:
+            labels["simulated"] = "true"
+        family.add(float(verdict == results.verdict), **labels)
     return family
 
 

@@ -307,7 +307,8 @@ def save(run: Path, output: Path | None) -> int:
     found = baseline_of(directory, judge(directory))
     path = output if output is not None else Path("baselines") / f"{found.scenario}.json"
     keep(found, path)
-    say(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells")
+    simulated = ", simulated" if found.simulated else ""
+    say(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells{simulated}")
     if found.verdict != "pass":
         say(f"warning: the run's verdict was {found.verdict}", err=True)
     return errors.EXIT_PASS
@@ -333,7 +334,7 @@ def _as_text(found: Baseline) -> str:
     lines = [
         (
             f"{found.scenario}   {found.run_id}, {found.started}, seed {found.seed}, verdict"
-            f" {found.verdict}"
+            f" {found.verdict}{', simulated' if found.simulated else ''}"
         ),
         f"machine   {machine}",
         f"versions  {versions}",

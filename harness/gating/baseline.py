@@ -62,6 +62,7 @@ class Baseline(Model):
     )
     versions: dict[str, str]
     cells: dict[str, BaselineCell]
+    simulated: bool = False
 
 
 def baseline_of(run: RunDirectory, results: Results) -> Baseline:
@@ -98,6 +99,7 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
         machine={name: system.get(name) for name in ("host", *MACHINE)},
         versions={name: str(version) for name, version in dict(system.get("versions", {})).items()},
         cells=cells,
+        simulated=results.simulated,
     )
 
 

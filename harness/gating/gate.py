@@ -66,6 +66,7 @@ class GateResult(Model):
     baseline: str | None
     warnings: list[str]
     clauses: list[GateClause]
+    simulated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,7 @@ def gate(
         baseline=against.baseline.run_id if against else None,
         warnings=[*(against.warnings if against else ()), *warnings],
         clauses=clauses,
+        simulated=results.simulated,
     )
 
 
@@ -164,7 +166,8 @@ def write(run: RunDirectory, decided: GateResult) -> Path:
 def as_text(decided: GateResult, source: str) -> str:
     """The gate as text: one line for it, one per clause that did not pass, notes and warnings."""
     code = "" if decided.exit_code == 0 else f" (exit {decided.exit_code})"
-    lines = [f"gate {decided.verdict.upper()}{code}   {decided.reason}"]
+    title = decided.verdict.upper() + (", simulated" if decided.simulated else "")
+    lines = [f"gate {title}{code}   {decided.reason}"]
     for clause in decided.clauses:
         if clause.verdict != "pass":
             soft = "warning only: " if clause.severity == "warn" else ""

@@ -233,6 +233,14 @@ class Results(Model):
     skipped: list[Skip]
     fidelity: list[str] = Field(description="what was emulated rather than real")
     reproduce: str
+    simulated: bool = Field(
+        default=False, description="nothing is real: ranks, times and results are simulated"
+    )
+
+    @property
+    def title(self) -> str:
+        """The verdict as every output shows it: ``PASS``, ``FAIL, simulated``."""
+        return self.verdict.upper() + (", simulated" if self.simulated else "")
 
     @property
     def timed(self) -> list[CellResult]:

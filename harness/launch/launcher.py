@@ -319,6 +319,9 @@ class Launcher(BaseModel):
     emulates: ClassVar[str] = ""
     """What is emulated under this launcher, for every report; empty if everything is real."""
 
+    simulates: ClassVar[bool] = False
+    """Whether nothing is real: every verdict says so."""
+
     offers: ClassVar[frozenset[Need]] = frozenset()
     """Needs of faults that this launcher can meet, given the privileges."""
 

@@ -32,6 +32,8 @@ class Sim(Launcher):
 
     emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
 
+    simulates: ClassVar[bool] = True
+
     offers: ClassVar[frozenset[Need]] = frozenset(Need) - {Need.MACHINES}
 
     step_ms: float = Field(default=40.0, gt=0, le=600_000)

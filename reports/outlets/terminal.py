@@ -59,7 +59,7 @@ def summary(results: Results, run: RunDirectory) -> str:
 
 def _verdict(results: Results) -> str:
     code = "" if results.exit_code == 0 else f" (exit {results.exit_code})"
-    line = f"verdict {results.verdict.upper()}{code}"
+    line = f"verdict {results.title}{code}"
     facts = ", ".join(tallies(results))
     # Failing clauses are spelt out below; the reason would say them twice.
     tail = "" if results.verdict == "pass" or failing_slas(results) else results.reason

@@ -4,7 +4,6 @@ there were.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from recovery.process.local import KEPT_MARKS, Children, Exited, MessageReceived
 from recovery.process.remnants import LeftoverSessions
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import NEVER
+from tests.support.open_files import open_files
 from tests.support.running import until
 
 LIMIT_S = 20.0
@@ -43,10 +43,6 @@ def program(*command: str) -> Callable[[list[int]], int]:
     return start
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def await_exit(children: Children, name: str) -> None:
     while not any(isinstance(r, Exited) and r.process == name for r in children.wait(LIMIT_S)):
         assert children.alive(name)
@@ -55,13 +51,13 @@ def await_exit(children: Children, name: str) -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, named: bool) -> None:
     children = Children(named=named)
-    before, threads = descriptors(), threading.active_count()
+    before, threads = open_files(), threading.active_count()
     for number in range(ROUNDS):
         children.spawn(
             f"w{number}", program("true"), log=tmp_path / f"w{number}.jsonl" if named else None
         )
         await_exit(children, f"w{number}")
-    assert (descriptors(), threading.active_count()) == (before, threads)
+    assert (open_files(), threading.active_count()) == (before, threads)
     assert children.pulse("w3") == Pulse(), "asked by whoever has not heard of its end yet"
     assert (
         children.mark("w3") == NEVER and children.os_state("w3") == "X" and not children.alive("w3")
@@ -72,7 +68,7 @@ def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, named: bool) -> No
 
 
 def test_the_watch_for_a_dying_process_ends_with_it() -> None:
-    children, before = Children(), descriptors()
+    children, before = Children(), open_files()
     threads = threading.active_count()
     for number in range(3):
         name = f"w{number}"
@@ -86,7 +82,7 @@ def test_the_watch_for_a_dying_process_ends_with_it() -> None:
         children.signal(name, signal.SIGKILL)
         await_exit(children, name)
         until(lambda: threading.active_count() == threads, LIMIT_S)
-    assert descriptors() == before
+    assert open_files() == before
     assert not children.close()
 
 
@@ -102,22 +98,22 @@ def test_only_the_newest_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_channel_that_a_grandchild_keeps_open_is_closed_with_the_process() -> None:
-    children, before = Children(), descriptors()
+    children, before = Children(), open_files()
     children.spawn("w0", program("sh", "-c", "sleep 60 &"))
     await_exit(children, "w0")
-    assert descriptors() == before
+    assert open_files() == before
     assert not children.close(), "what it left is ended"
 
 
 def test_what_cannot_be_started_holds_nothing(tmp_path: Path) -> None:
-    children, before = Children(), descriptors()
+    children, before = Children(), open_files()
 
     def refused(_: list[int]) -> int:
         raise OSError("no memory")
 
     with pytest.raises(OSError, match="no memory"):
         children.spawn("w0", refused)
-    assert descriptors() == before
+    assert open_files() == before
     assert not children.close()
 
 

@@ -24,6 +24,7 @@ from chaos.plugins import load
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.host.rundir import RunDirectory, read_resolved
 from harness.judge.checkers.job import observed
+from harness.judge.incident import Incident
 from harness.judge.measure.flops import mfu, work_of
 from harness.judge.measure.labels import CellIdentity, labels
 from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
@@ -85,6 +86,7 @@ def judge(run: RunDirectory) -> Results:
         [f"{skip.cell}: {skip.reason}" for skip in resolved.skipped],
     )
     first = resolved.cells[0].scenario if resolved.cells else None
+    simulated = _simulated(resolved)
     return Results(
         scenario=first.name if first else run.root.parent.name,
         description=first.description if first else "",
@@ -99,11 +101,12 @@ def judge(run: RunDirectory) -> Results:
         reason=gate.reason,
         cells=cells,
         arms=[_arm_result(arm) for arm in arms],
-        faults=incidents,
+        faults=[_said_so(incident) for incident in incidents] if simulated else incidents,
         slas=slas,
         skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
         fidelity=_fidelity(resolved, logs.values()),
         reproduce=resolved.reproduce,
+        simulated=simulated,
     )
 
 
@@ -322,6 +325,18 @@ def _not_undone(run: RunDirectory) -> list[str]:
         return [entry.problem for entry in read_open(run.ledger) if entry.problem]
     except LogError as error:
         return [f"what cannot be known: {error.message}"]
+
+
+def _simulated(resolved: ResolvedRun) -> bool:
+    launchers = load(harness.launchers.__name__, Launcher)
+    return any(launchers[cell.scenario.launcher.kind].simulates for cell in resolved.cells)
+
+
+def _said_so(incident: Incident) -> Incident:
+    """A witness of a simulation is none of the kernel's, and must not be cited as one."""
+    if incident.witness is None:
+        return incident
+    return incident.model_copy(update={"witness": f"simulated {incident.witness}"})
 
 
 def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:

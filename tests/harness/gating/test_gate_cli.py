@@ -73,7 +73,9 @@ def test_a_run_against_itself_passes_and_leaves_its_files(
     code, out, err = chaos("baseline", "save", played, "-o", kept)
     assert (code, err) == (0, "") and "1 cell" in out
     code, out, _ = chaos("gate", played, "--baseline", kept)
-    assert code == 0 and out.startswith("gate PASS   ") and f"against {played.name}" in out
+    assert (
+        code == 0 and out.startswith("gate PASS, simulated   ") and f"against {played.name}" in out
+    )
     decided = json.loads((played / "gate.json").read_text())
     assert decided["verdict"] == "pass" and decided["baseline"] == played.name
     cases = [
@@ -85,7 +87,33 @@ def test_a_run_against_itself_passes_and_leaves_its_files(
         "gated.default.sla",
         "recovery_time no worse than the baseline by more than 20 % and 10 ms",
     ) in cases
-    assert (played / "gate.md").read_text().startswith("## ✓ PASS gated")
+    assert (played / "gate.md").read_text().startswith("## ✓ PASS, simulated gated")
+
+
+def test_every_output_of_a_simulation_says_that_it_is_one(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
+    """No figure of it may be cited as measured, and nothing as witnessed by a kernel."""
+    kept = tmp_path / "b.json"
+    assert "simulated" in chaos("baseline", "save", played, "-o", kept)[1]
+    assert "verdict pass, simulated" in chaos("baseline", "show", kept)[1]
+    for words in (["analyze"], ["analyze", "-q"], ["gate"], ["gate", "-q"]):
+        _, out, _ = chaos(words[0], played, *words[1:])
+        assert ", simulated" in out.split("\n", 1)[0], words
+    assert chaos("report", played, "-q")[0] == 0
+    for name, said in {
+        "summary.md": "## ✓ PASS, simulated",
+        "gate.md": "## ✓ PASS, simulated",
+        "report.html": "<title>PASS, simulated: ",
+        "junit.xml": 'name="gated (simulated)"',
+        "gate.xml": 'name="gated (simulated)"',
+        "gate.json": '"simulated": true',
+        "results.json": '"simulated": true',
+        "metrics.prom": 'simulated="true"',
+    }.items():
+        assert said in (played / name).read_text(), name
+    results = Results.model_validate_json((played / "results.json").read_text())
+    assert {fault.witness for fault in results.faults} == {"simulated kernel: wait status"}
 
 
 def test_a_baseline_may_be_a_run(chaos: Say, played: Path) -> None:
@@ -103,7 +131,7 @@ def test_slower_than_the_baseline_is_red(chaos: Say, played: Path, tmp_path: Pat
     code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", halve))
     assert (
         code == 1
-        and "gate FAIL (exit 1)" in out
+        and "gate FAIL, simulated (exit 1)" in out
         and "recovery_time  no worse than the baseline" in out
     )
     found = chaos("gate", played, "--baseline", tmp_path / "fast.json", "--metric", "goodput")
@@ -213,7 +241,7 @@ def test_in_a_workflow_it_annotates_and_adds_a_summary(
         "gate", played, "--baseline", changed(kept, tmp_path / "fast.json", never_lost)
     )
     assert code == 1 and "::" not in out and err.startswith("::error file=")
-    assert summary.read_text().startswith("## ✗ FAIL gated")
+    assert summary.read_text().startswith("## ✗ FAIL, simulated gated")
     assert chaos("gate", played, "--no-github")[2] == ""
 
 
@@ -230,7 +258,7 @@ def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
     broken = results.model_copy(update={"verdict": "broken", "exit_code": 4, "reason": "no disk"})
     assert conclude(broken, directory, choices, form="text", quiet=True) == 4
     assert conclude(broken, directory, choices | {"gate": False}, form="text", quiet=True) == 4
-    assert capsys.readouterr().out == "gate BROKEN (exit 4)   no disk\n"
+    assert capsys.readouterr().out == "gate BROKEN, simulated (exit 4)   no disk\n"
 
 
 @pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])

@@ -27,6 +27,7 @@ from recovery.collectives import sockets, transfer
 from recovery.collectives.group import GenerationLost, Group
 from recovery.process.local import start_store
 from recovery.state.state import TrainState
+from tests.support.open_files import open_files
 from tests.support.ranks import DEADLINE_S, Self, ranks, results
 
 
@@ -291,7 +292,7 @@ def leave_one_after_another(me: Self) -> list[int]:
         summed(group)
         me.leave()
         me.settle()
-        counts.append(len(os.listdir("/proc/self/fd")))
+        counts.append(open_files())
     return counts
 
 
@@ -397,7 +398,7 @@ def test_a_descriptor_that_became_a_file_meanwhile_is_left_alone(tmp_path: Path)
     breaking.
     """
     with open(tmp_path / "file", "w") as stream:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         assert not sockets._shut_down_one(stream.fileno(), "socket:[1]", False)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
         stream.write("still open")

@@ -18,6 +18,7 @@ from recovery.collectives.abandoned import ABANDONED, LEAVING
 from recovery.collectives.circle import GenerationLost
 from recovery.collectives.group import Group
 from recovery.collectives.storelink import StoreLink
+from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks
 from tests.support.running import until
 
@@ -97,7 +98,7 @@ def abandon(me: Self) -> list[tuple[int, int]]:
         del work, group
         me._group = None
         until(lambda: waiting() == 0, LIMIT_S)
-        held.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+        held.append((open_files(), len(os.listdir("/proc/self/task"))))
     if me.rank:
         me.hear()
     return held

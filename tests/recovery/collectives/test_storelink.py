@@ -18,6 +18,7 @@ from recovery.collectives.storelink import StoreLink, forget_generations, socket
 from recovery.policy.jobconfig import LOOPBACK
 from recovery.process.local import start_store
 from recovery.transport.reverse_dns import nameless
+from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks, results
 
 LIMIT_S = 20.0
@@ -97,7 +98,7 @@ def meet_again_and_again(me: Self) -> tuple[list[str], list[int]]:
         inodes.append(link.inode)
         me.leave()
         me.settle()
-        counts.append(len(os.listdir("/proc/self/fd")))
+        counts.append(open_files())
     return inodes, counts
 
 

@@ -33,6 +33,7 @@ from recovery.process.local import Dying, Exited, MessageReceived
 from recovery.transport.wire import Extra, Notice, Ready, Stop
 from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
+from tests.support.open_files import open_files
 
 pytestmark = pytest.mark.real
 FAST = FleetLimits(silence_s=0.7, pass_s=0.7, answer_s=0.7, node_s=1.5)
@@ -680,14 +681,14 @@ def test_an_interrupted_agent_takes_everything_with_it(yard: Yard) -> None:
 
 
 def test_a_fleet_that_is_gone_without_a_word_leaves_descriptors_to_nobody(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         yard = Yard(tmp_path / str(number))
         yard.fleet.away()
         yard.fleet.back()
         yard.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_an_address_that_is_not_ours_is_an_error() -> None:

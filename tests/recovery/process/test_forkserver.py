@@ -23,6 +23,7 @@ from harness.launch.launcher import ArmSetup, Exited, MessageReceived, Report
 from harness.launchers.local import Local, LocalCluster, LocalSession
 from harness.workloads.mlp import Mlp
 from recovery.transport.wire import Abort, Ready, Stop
+from tests.support.open_files import open_files
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[3]
@@ -213,7 +214,7 @@ def test_many_ranks_come_and_go_without_leaving_descriptors(
         for rank in range(4):
             cluster.spawn(f"w{rank}", "worker", "warm", "cpu:0")
         cluster.close()
-        counts.append(len(os.listdir("/proc/self/fd")))
+        counts.append(open_files())
     assert counts[2] <= counts[0] + 1, counts
 
 

@@ -95,6 +95,7 @@ def ideal_of(
         if control is None
         else None
     )
+    own = "this arm before its first fault" if first is not None else "this arm as a whole"
     paused = pauses(source)
     runs = [
         run
@@ -111,7 +112,7 @@ def ideal_of(
             run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in steady
         ),
         data_s=statistics.median(_data_s(run) for run in steady),
-        source="control arm" if control else "this arm before its first fault",
+        source="the control arm" if control else own,
     )
 
 

@@ -232,10 +232,10 @@ def liveness(evidence: Evidence) -> Finding:
     active: of their last second, and of at least 5, as a few steps of milliseconds only show the
     machine's noise. A lower rate fails, unless it proves nothing: the arm's ranks waited longer for
     a processor per second of running than those they are compared with
-    (``harness.judge.measure.pressure``; the explained part is subtracted), or the arm was as slow
-    in the last second before its first fault (so the machine was slow throughout), or there is less
-    than a second to judge by. A job that is expected to stop (``expect.outcome: fail-stop``) has to
-    stop in good order.
+    (``harness.judge.measure.pressure``; the explained part is subtracted), or no fault was injected
+    before, or the arm was as slow in the last second before its first fault (so the machine was
+    slow throughout), or there is less than a second to judge by. A job that is expected to stop
+    (``expect.outcome: fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -259,8 +259,8 @@ def liveness(evidence: Evidence) -> Finding:
     step_s = _step_s(history, tail)
     rate = ideal.step_s / step_s
     witness = (
-        f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate,"
-        " for their world"
+        f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the rate of"
+        f" {ideal.source}, for their world"
     )
     if rate >= HEALTHY_RATE:
         return passed(witness)
@@ -280,6 +280,11 @@ def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: fl
                 f" {_at_most_all(most)}"
             )
         witness += f" (and net of {net.why} it is {most:.2f} at most)"
+    if not any(episode.injected for episode in evidence.measures.episodes):
+        return unknown(
+            f"{witness}; but no fault came before it that could be to blame: run it on a quieter"
+            " machine, or correct the job, if its steps become longer by themselves"
+        )
     before = _last_of(_before(evidence))
     if len(before) >= HEALTHY_STEPS and (own := _step_s(history, before) / step_s) >= HEALTHY_RATE:
         return unknown(

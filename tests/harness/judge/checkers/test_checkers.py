@@ -40,7 +40,7 @@ def test_a_machine_that_is_slow_for_the_whole_arm_proves_nothing_of_liveness() -
         line.time_ns *= slower
     finding = judged(evidence_of(script, [KILL]))["liveness"]
     assert finding.verdict == OPEN
-    assert "at 0.33 of the control arm's rate" in finding.witness
+    assert "at 0.33 of the rate of the control arm, for their world" in finding.witness
     assert (
         "at 1.00 of its own before the first fault: run it on a quieter machine" in finding.witness
     )

@@ -119,6 +119,14 @@ class Log:
         return next((log.problems[0] for log in self.actors.values() if log.unread), "")
 
     @property
+    def missing_actors(self) -> tuple[str, ...]:
+        """Processes that were ready and whose log is missing, in the order of their start; what
+        they did not say then proves nothing.
+        """
+        ready = (event.data["process"] for event in self.of(Kind.PROCESS_READY))
+        return tuple(dict.fromkeys(name for name in ready if name not in self.actors))
+
+    @property
     def has_dropped(self) -> bool:
         """Whether events or files were dropped for lack of space; a missing event then proves
         nothing.

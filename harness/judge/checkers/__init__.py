@@ -114,7 +114,7 @@ def names_of(
 
 def check(checker: Checker, evidence: Evidence) -> Finding:
     """Run one checker. An exception makes the finding inconclusive; so does a pass on a log with
-    holes, and a failure on a log that dropped lines.
+    holes, and a failure on a log that dropped lines or lacks a process's file.
     """
     try:
         finding = checker(evidence)
@@ -123,6 +123,11 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
     if finding.verdict == "fail" and evidence.log.has_dropped:
         return unknown(
             "parts of the log were dropped for want of room, so that this proves nothing:"
+            f" {finding.witness}"
+        )
+    if finding.verdict == "fail" and (missing := evidence.log.missing_actors):
+        return unknown(
+            f"there is no log of {', '.join(missing)}, so that this proves nothing:"
             f" {finding.witness}"
         )
     if finding.verdict == "pass" and evidence.log.problems:

@@ -8,7 +8,7 @@ inconclusive and never raise.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,8 +168,9 @@ def _judge_cell(
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
+    whole = [arm for arm in faulted if not arm.evidence.log.missing_actors]
     of_arms = [
-        (arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in faulted
+        (arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in whole
     ]
     values = {name: [v for _, own in of_arms for v in own[name]] for name in METRICS}
     bounds = {
@@ -184,9 +185,16 @@ def _judge_cell(
     planned = [name for name, *_ in planned_arms(cell)]
     gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
     few = gone or f"{len(mine)} of {len(planned)} arms ran"
-    missing = _why_no_value(invariants) if faulted else few
+    missing = _why_no_value(faulted, invariants) if faulted else few
     slas = gates.judge_slas(
-        cell, values, resolved.sla_lines, missing, bounds, owners, possible, why_absent(struck)
+        cell,
+        values,
+        resolved.sla_lines,
+        missing,
+        bounds,
+        owners,
+        possible,
+        why_absent(struck) if whole else {},
     )
     verdict, reason = gates.judge_cell(
         cell.id,
@@ -219,8 +227,13 @@ def _judge_cell(
     return _JudgedCell(result=result, slas=slas)
 
 
-def _why_no_value(invariants: Mapping[str, Finding]) -> str:
-    """Why a metric may have no value: no step of the job was seen, or a fault did not land."""
+def _why_no_value(faulted: Sequence[JudgedArm], invariants: Mapping[str, Finding]) -> str:
+    """Why a metric may have no value: a log is missing, no step of the job was seen, or a fault did
+    not land.
+    """
+    for arm in faulted:
+        if silent := arm.evidence.log.missing_actors:
+            return f"{arm.id}: there is no log of {', '.join(silent)}"
     for name in ("progress", "fault-landed"):
         found = invariants.get(name)
         if found is not None and found.verdict == "inconclusive":

@@ -70,3 +70,28 @@ def test_a_line_that_is_gone_changes_the_verdict(tmp_path: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:20] + lines[21:]))
     assert invoke(["analyze", str(run), "-q"]) != 0
+
+
+def test_a_log_that_is_missing_is_nobodys_failure(tmp_path: Path) -> None:
+    """Of each process in turn, in a cell that had passed: what it took or committed is not known,
+    so that nothing is shown to be lost, and no metric is measured.
+    """
+    with tarfile.open(next(path for path in STORED if path.name.startswith("kill-one"))) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (run,) = tmp_path.iterdir()
+    for log in sorted((run / "events").glob("*hot-spare*.faulted/[sw]*.jsonl")):
+        kept = log.read_bytes()
+        log.unlink()
+        code = invoke(["analyze", str(run), "-q"])
+        results = json.loads((run / "results.json").read_text())
+        failed = [
+            (sla["metric"], sla["detail"]) for sla in results["slas"] if sla["verdict"] == "fail"
+        ] + [
+            (name, finding["witness"])
+            for cell in results["cells"]
+            for name, finding in cell["invariants"].items()
+            if finding["verdict"] == "fail"
+        ]
+        assert failed == [], log.name
+        assert code == 3, log.name
+        log.write_bytes(kept)

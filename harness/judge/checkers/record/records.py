@@ -96,12 +96,7 @@ def evidence_complete(evidence: Evidence) -> Finding:
         problems.append("no run_started")
     if evidence.log.first(Kind.RUN_FINISHED) is None:
         problems.append("no run_finished: the harness did not get to the end")
-    silent = [
-        event.data["process"]
-        for event in evidence.log.of(Kind.PROCESS_READY)
-        if event.data["process"] not in evidence.log.actors
-    ]
-    problems += [f"no log of {name}" for name in silent]
+    problems += [f"no log of {name}" for name in evidence.log.missing_actors]
     if problems:
         return unknown(some(problems))
     return passed(f"{len(evidence.log.events)} events of {len(evidence.log.actors)} actors")

@@ -265,8 +265,8 @@ def _add_arm(
     step_time: float | None,
 ) -> None:
     samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
-    if not history.info.observed:
-        _add_accounting(values, history)
+    if not history.info.observed and not history.log.has_dropped:
+        _add_accounting(values, history)  # a dropped line would count as lost samples
     values["saves_failed"].append(float(sum(1 for _ in history.log.of(Kind.CHECKPOINT_FAILED))))
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:

@@ -234,6 +234,8 @@ def _why_no_value(faulted: Sequence[JudgedArm], invariants: Mapping[str, Finding
     for arm in faulted:
         if silent := arm.evidence.log.missing_actors:
             return f"{arm.id}: there is no log of {', '.join(silent)}"
+        if arm.evidence.log.has_dropped:
+            return f"{arm.id}: parts of the log were dropped for want of room"
     for name in ("progress", "fault-landed"):
         found = invariants.get(name)
         if found is not None and found.verdict == "inconclusive":

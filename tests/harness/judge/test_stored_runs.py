@@ -95,3 +95,31 @@ def test_a_log_that_is_missing_is_nobodys_failure(tmp_path: Path) -> None:
         assert failed == [], log.name
         assert code == 3, log.name
         log.write_bytes(kept)
+
+
+def test_lines_that_were_dropped_are_no_lost_samples(tmp_path: Path) -> None:
+    """Four lines of a rank are gone, and its log tells of it: nothing is shown to be lost."""
+    with tarfile.open(next(path for path in STORED if path.name.startswith("kill-one"))) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (run,) = tmp_path.iterdir()
+    log = min((run / "events").glob("*hot-spare*.faulted/w*.jsonl"))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    first, last = lines[20]["seq"], lines[23]["seq"]
+    dropped = {
+        **lines[23],
+        "kind": "events_dropped",
+        "step": None,
+        "seq": last + 1,
+        "data": {"first": first, "last": last, "why": "No space left on device"},
+    }
+    later = [{**line, "seq": line["seq"] + 1} for line in lines[24:]]
+    log.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:20], dropped, *later]))
+    assert invoke(["analyze", str(run), "-q"]) == 3
+    results = json.loads((run / "results.json").read_text())
+    (clause,) = [
+        sla
+        for sla in results["slas"]
+        if sla["metric"] == "samples_lost" and sla["cell"].endswith("=hot-spare")
+    ]
+    assert clause["verdict"] == "inconclusive", clause
+    assert all(sla["verdict"] != "fail" for sla in results["slas"])

@@ -71,6 +71,10 @@ OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
     {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
 )
 """Checkers of a command that replace the one of the same name: a command leaves other evidence."""
+NEED_EVERY_LOG = ("sample-accounting", "step-arithmetic", "lifecycle")
+"""What these find lacking may be in the log of a process, if that is missing. Others fail for what
+the logs that are there say.
+"""
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 FINISHED = "finished"
@@ -114,7 +118,7 @@ def names_of(
 
 def check(checker: Checker, evidence: Evidence) -> Finding:
     """Run one checker. An exception makes the finding inconclusive; so does a pass on a log with
-    holes, and a failure on a log that dropped lines or lacks a process's file.
+    holes, a failure on a log that dropped lines, and one of NEED_EVERY_LOG where one is missing.
     """
     try:
         finding = checker(evidence)
@@ -125,7 +129,8 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
             "parts of the log were dropped for want of room, so that this proves nothing:"
             f" {finding.witness}"
         )
-    if finding.verdict == "fail" and (missing := evidence.log.missing_actors):
+    needs_all = any(checker is CHECKERS[name] for name in NEED_EVERY_LOG)
+    if finding.verdict == "fail" and needs_all and (missing := evidence.log.missing_actors):
         return unknown(
             f"there is no log of {', '.join(missing)}, so that this proves nothing:"
             f" {finding.witness}"

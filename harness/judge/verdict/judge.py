@@ -169,14 +169,10 @@ def _judge_cell(
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
     whole = [arm for arm in faulted if not arm.evidence.log.missing_actors]
-    of_arms = [
-        (arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in whole
-    ]
-    values = {name: [v for _, own in of_arms for v in own[name]] for name in METRICS}
+    values, owners = _values(whole, work)
     bounds = {
         name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS
     }
-    owners = {name: [repeat for repeat, own in of_arms for _ in own[name]] for name in METRICS}
     struck, tried = [arm.measures.incidents for arm in faulted], bool(cell.scenario.faults)
     possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
     invariants = _merge_findings(mine)
@@ -186,15 +182,9 @@ def _judge_cell(
     gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
     few = gone or f"{len(mine)} of {len(planned)} arms ran"
     missing = _why_no_value(faulted, invariants) if faulted else few
+    absent = why_absent([arm.measures.incidents for arm in whole])
     slas = gates.judge_slas(
-        cell,
-        values,
-        resolved.sla_lines,
-        missing,
-        bounds,
-        owners,
-        possible,
-        why_absent(struck) if whole else {},
+        cell, values, resolved.sla_lines, missing, bounds, owners, possible, absent
     )
     verdict, reason = gates.judge_cell(
         cell.id,
@@ -225,6 +215,17 @@ def _judge_cell(
         unjudged=left_out,
     )
     return _JudgedCell(result=result, slas=slas)
+
+
+def _values(
+    arms: Sequence[JudgedArm], work: tuple[float, float] | str
+) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Metric -> its values in these arms, and the repeat of each."""
+    own = [(arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in arms]
+    return (
+        {name: [value for _, found in own for value in found[name]] for name in METRICS},
+        {name: [repeat for repeat, found in own for _ in found[name]] for name in METRICS},
+    )
 
 
 def _why_no_value(faulted: Sequence[JudgedArm], invariants: Mapping[str, Finding]) -> str:

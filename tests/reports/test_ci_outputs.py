@@ -254,8 +254,9 @@ def fake_chaos(folder: Path, code: int) -> dict[str, str]:
     program = folder / "bin" / "chaos"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{folder}/said"\nmkdir -p "{folder}/chaos-runs/x/2026"\n'
-        f'ln -sfn 2026 "{folder}/chaos-runs/x/latest"\nexit {code}\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{folder}/said"\n'
+        'while [ "$1" != --runs ]; do shift; done\nmkdir -p "$2/x/2026"\n'
+        f'ln -sfn 2026 "$2/x/latest"\nexit {code}\n'
     )
     program.chmod(0o755)
     return {
@@ -263,6 +264,11 @@ def fake_chaos(folder: Path, code: int) -> dict[str, str]:
         "RUNNER_TEMP": str(folder),
         "GITHUB_OUTPUT": str(folder / "output"),
     }
+
+
+def told(folder: Path) -> dict[str, str]:
+    """The outputs of a step."""
+    return dict(line.split("=", 1) for line in (folder / "output").read_text().splitlines())
 
 
 def test_the_action_has_what_github_asks_of_one() -> None:
@@ -297,12 +303,14 @@ def test_the_action_runs_what_it_is_told(tmp_path: Path, code: int) -> None:
         "REPEAT": "9",
         "ALLOW_INCONCLUSIVE": "true",
         "ARGUMENTS": "--set\nseed=3; touch owned\n",
+        "ARTIFACT": "chaos-report",
     }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
     done = subprocess.run(
         command, env=env, cwd=tmp_path, timeout=30, capture_output=True, text=True
     )
     assert done.returncode == code, done.stderr
+    outputs = told(tmp_path)
     assert (tmp_path / "said").read_text().split("\n")[:-1] == [
         "run",
         "--gate",
@@ -312,13 +320,41 @@ def test_the_action_runs_what_it_is_told(tmp_path: Path, code: int) -> None:
         "--set",
         "seed=3; touch owned",
         "--runs",
-        f"{tmp_path}/chaos-runs",
+        outputs["runs"],
         "--",
         "-a $(touch owned); b.yaml",
     ]
     assert not (tmp_path / "owned").exists()
-    told = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
-    assert told == {"exit-code": str(code), "run": str(tmp_path / "chaos-runs" / "x" / "2026")}
+    runs = Path(outputs["runs"])
+    assert runs.parent == tmp_path and runs.name.startswith("chaos-runs-")
+    assert outputs == {
+        "exit-code": str(code),
+        "runs": str(runs),
+        "run": str(runs / "x" / "2026"),
+        "artifact": f"chaos-report--a-touch-owned-b-{runs.name[-8:]}",
+    }
+
+
+def test_a_second_use_of_the_action_in_a_job_has_a_run_and_an_artifact_of_its_own(
+    tmp_path: Path,
+) -> None:
+    step = next(s for s in yaml_of("action.yml")["runs"]["steps"] if s.get("id") == "run")
+    env = fake_chaos(tmp_path, 0) | dict.fromkeys(step["env"], "")
+    found = []
+    for scenario in ("first.yaml", "folder/second.yaml", "folder/second.yaml"):
+        subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", step["run"]],
+            env=env | {"SCENARIO": scenario, "ARTIFACT": "report"},
+            cwd=tmp_path,
+            timeout=30,
+            check=True,
+        )
+        found.append(told(tmp_path))
+        (tmp_path / "output").unlink()
+    assert len({outputs["run"] for outputs in found}) == 3
+    assert len({outputs["artifact"] for outputs in found}) == 3
+    names = [outputs["artifact"].rsplit("-", 1)[0] for outputs in found]
+    assert names == ["report-first", "report-second", "report-second"]
 
 
 def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
@@ -335,10 +371,11 @@ def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text().split() == [
         "run",
         "--runs",
-        f"{tmp_path}/chaos-runs",
+        told(tmp_path)["runs"],
         "--",
         "x.yaml",
     ]
+    assert "artifact" not in told(tmp_path)
 
 
 def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def run(
     )
     directory = RunDirectory(runs / results.scenario / results.run_id)
     render_all(directory, results)
-    _show(results, directory, form=form, quiet=quiet, verbose=verbose)
+    gated = bool(choices["gate"])
+    _show(results, directory, form=form, quiet=quiet, verbose=verbose, gated=gated)
     return conclude(results, directory, choices, form=form, quiet=quiet)
 
 
@@ -369,7 +370,13 @@ def _judged(path: Path) -> tuple[RunDirectory, Results]:
 
 
 def _show(
-    results: Results, directory: RunDirectory, *, form: str, quiet: bool, verbose: bool
+    results: Results,
+    directory: RunDirectory,
+    *,
+    form: str,
+    quiet: bool,
+    verbose: bool,
+    gated: bool = False,
 ) -> None:
     """The outcome on standard output: the closing summary, one line, or all of ``results.json``."""
     from reports.outlets.terminal import summary
@@ -377,7 +384,7 @@ def _show(
     if form == "json":
         say(results.model_dump_json(indent=2))
         return
-    text = summary(results, directory)
+    text = summary(results, directory, gated=gated)
     if quiet:
         line = text.split("\n", 1)[0]
         text = (

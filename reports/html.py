@@ -21,9 +21,11 @@ MAX_PLOTTED_CELLS = 12
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(run: RunDirectory, results: Results) -> Path:
+def render(run: RunDirectory, results: Results, gate: Results | None = None) -> Path:
     """Write ``report.html`` and return its path. Without an event log, only the plots that need it
     are missing.
+
+    ``gate``: the results as a gate judges them, whose verdict then comes first.
     """
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -32,13 +34,13 @@ def render(run: RunDirectory, results: Results) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.j2").render(_context(run, results))
+    page = environment.get_template("report.html.j2").render(_context(run, results, gate))
     path = run.root / "report.html"
     write_whole(path, visible(page))
     return path
 
 
-def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
+def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[str, Any]:
     labels = cell_labels(results)
     seconds = wall.wall_seconds(results)
     wall_names = {(cell, kind): f"{labels.get(cell, cell)}, {kind}" for cell, kind in seconds.index}
@@ -47,6 +49,7 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
     return {
         "css": Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         "results": results,
+        "gate": gate,
         "marks": {"pass": "✓", "fail": "✗"},
         "tallies": tallies(results),
         "failures": _failures(results),

@@ -83,7 +83,7 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
     Fails only if a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into
-    the run directory.
+    the run directory, and its verdict at the top of report.html.
     """
     from harness.host.rundir import open_run
     from harness.judge.verdict.judge import judge
@@ -167,7 +167,7 @@ def _conclude(
     from harness.gating import gate as gates
     from harness.gating.looks import look
     from harness.judge.verdict.judge import write_results
-    from reports import junit, markdown
+    from reports import html, junit, markdown
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
     if gating:
@@ -184,6 +184,7 @@ def _conclude(
         allowed = bool(choices["allow_inconclusive"])
         junit.write(directory, shown, directory.root / "gate.xml", allow_inconclusive=allowed)
         markdown.write(directory, shown, summary, decided.notes)
+        html.render(directory, results, shown)
         _say(decided, results.source, form=form, quiet=quiet, err=err)
         if code == errors.EXIT_INCONCLUSIVE and allowed:
             code = errors.EXIT_PASS

@@ -36,15 +36,23 @@ _HEAD = (
 )
 
 
-def summary(results: Results, run: RunDirectory) -> str:
+def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
     """The closing block as plain text, no newline at the end; control characters are made
     visible. Of a run that was interrupted, what is inconclusive for that reason is not listed.
+
+    ``gated``: a gate has the verdict, and this is only what was measured.
     """
+    word = "measured" if gated else "verdict"
     if results.verdict == "interrupted" and all(a.outcome != "completed" for a in results.arms):
-        blocks = [_verdict(results), *_failures(results), *_skipped(results), _next(results, run)]
+        blocks = [
+            _verdict(results, word),
+            *_failures(results),
+            *_skipped(results),
+            _next(results, run),
+        ]
         return "\n".join(visible(line) for line in blocks)
     blocks = [
-        _verdict(results),
+        _verdict(results, word),
         *_failures(results),
         *_doubts(results),
         *_table(results),
@@ -57,9 +65,9 @@ def summary(results: Results, run: RunDirectory) -> str:
     return "\n".join(visible(line) for line in blocks)
 
 
-def _verdict(results: Results) -> str:
+def _verdict(results: Results, word: str) -> str:
     code = "" if results.exit_code == 0 else f" (exit {results.exit_code})"
-    line = f"verdict {results.title}{code}"
+    line = f"{word} {results.title}{code}"
     facts = ", ".join(tallies(results))
     # Failing clauses are spelt out below; the reason would say them twice.
     tail = "" if results.verdict == "pass" or failing_slas(results) else results.reason

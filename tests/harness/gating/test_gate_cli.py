@@ -271,6 +271,27 @@ def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: in
     assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
 
 
+def test_where_gate_and_values_differ_there_is_one_verdict(chaos: Say, tmp_path: Path) -> None:
+    """Two arms exceed a limit for the median, which is too few to show anything."""
+    scenario = tmp_path / "gated.yaml"
+    scenario.write_text(SCENARIO.replace("LIMIT", "1ms").replace("repeat: 5", "repeat: 2"))
+    code, out, _ = chaos("run", scenario, "--runs", tmp_path, "--gate")
+    verdicts = [
+        line.split("   ")[0]
+        for line in out.splitlines()
+        if line.startswith(("verdict", "measured", "gate "))
+    ]
+    assert (code, verdicts) == (
+        3,
+        ["measured FAIL, simulated (exit 1)", "gate INCONCLUSIVE, simulated (exit 3)"],
+    )
+    page = (tmp_path / "gated" / "latest" / "report.html").read_text()
+    first, *_ = [line for line in page.splitlines() if 'class="verdict"' in line]
+    assert "? gate INCONCLUSIVE, simulated <small>exit 3</small>" in first
+    assert "<title>INCONCLUSIVE, simulated: " in page
+    assert "as measured: FAIL, simulated</p>" in page
+
+
 def test_wrong_options_of_a_gate_start_nothing(chaos: Say, played: Path, tmp_path: Path) -> None:
     (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", "60s"))
     chaos("baseline", "save", played, "-o", tmp_path / "b.json")

@@ -23,6 +23,7 @@ from chaos.commands._options import FORMAT, PATH, RUNS, SCENARIO
 from chaos.commands._program import run_as_process
 from chaos.commands._say import say
 from chaos.commands.gate import check_choices, conclude, gate_options
+from chaos.version import version_option
 
 if TYPE_CHECKING:
     from chaos.loading.load import LoadedScenario
@@ -65,7 +66,7 @@ _CELL = click.option(
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(package_name="trainchaos", prog_name="chaos")
+@version_option
 def cli() -> None:
     """Break distributed training on purpose, and measure how it recovers."""
 

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pydantic import Field
 
 from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from chaos.files import open_regular, parse_model, read_bytes, read_model, reason, write_whole
+from chaos.version import commit_of
 from harness.compare.environments.stack import ROOT, Settings, Way
 from harness.compare.plan.plan import Arm
 from harness.host import dns_check, processes
@@ -31,7 +31,6 @@ from harness.launch import devices
 
 SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
-GIT_LIMIT_S = 10.0
 SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "versions")
 """Facts whose change between arms must be reported; a reboot of the machine is reported too."""
 
@@ -246,7 +245,7 @@ def provenance() -> dict[str, Any]:
         "boot": processes.boot_id(),
         "slowest_lookup_s": round(dns_check.slowest_lookup_s(), 3),
         "code": code_digest(ROOT),
-        "commit": _commit(ROOT),
+        "commit": commit_of(ROOT),
     }
 
 
@@ -257,24 +256,6 @@ def code_digest(root: Path) -> str:
         for path in sorted((root / package).rglob("*.py")):
             total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]
-
-
-def _commit(root: Path) -> str:
-    """The commit, with a + if files differ from it; empty without a commit."""
-    try:
-        outputs = [
-            subprocess.run(
-                ["git", "-C", str(root), *words],
-                capture_output=True,
-                text=True,
-                timeout=GIT_LIMIT_S,
-                check=True,
-            ).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return outputs[0] + ("+" if outputs[1] else "")
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,0 +1,73 @@
+"""Tells which version and commit of this program runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+from pathlib import Path
+
+import click
+
+DISTRIBUTION = "trainchaos"
+GIT_LIMIT_S = 10.0
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def commit_of(root: Path) -> str:
+    """The commit of a checkout, with a + if tracked files differ from it; empty for any other
+    folder, even one inside a checkout of something else, such as site-packages.
+    """
+    if not (root / ".git").exists():
+        return ""
+    try:
+        outputs = [
+            subprocess.run(
+                ["git", "-C", str(root), *words],
+                capture_output=True,
+                text=True,
+                timeout=GIT_LIMIT_S,
+                check=True,
+            ).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return outputs[0] + ("+" if outputs[1] else "")
+
+
+def installed_commit() -> str:
+    """The commit that pip installed from, if it installed from a repository (PEP 610)."""
+    try:
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
+        return str(json.loads(text).get("vcs_info", {}).get("commit_id", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
+        return ""
+
+
+def version_text() -> str:
+    """``chaos 0.1.0 (commit 1a2b3c4d5e6f)``; ``+``: tracked files differ from the commit."""
+    try:
+        number = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        number = "of a folder that is not installed"
+    commit = commit_of(ROOT) or installed_commit()
+    short = commit[:12] + ("+" if commit.endswith("+") else "")
+    return f"chaos {number}" + (f" (commit {short})" if commit else "")
+
+
+def _show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(version_text())
+        context.exit()
+
+
+version_option = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show,
+    help="Show the version and the commit, and exit.",
+)
+"""``--version`` of the command line."""

@@ -48,6 +48,12 @@ from harness.undo.records import RemoveTree
 from recovery.policy.strategy import Strategy
 from recovery.supervise.supervision import StopFlag
 
+OVER = ("completed", "interrupted")
+"""Outcomes of a command's arm whose scratch directory nobody needs. After others it shows why the
+command failed.
+"""
+KEPT = "kept, as the command did not end well"
+
 
 def run_scenario(
     loaded: LoadedScenario,
@@ -193,6 +199,7 @@ def _play(
                 arm=name,
             )
             run.make_arm(name)
+            kept = False
             setup = ArmSetup(
                 id=name,
                 cell=cell,
@@ -205,7 +212,7 @@ def _play(
             if cell.scenario.workload.command is not None:
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
                 pressure.follow(script.scene, script.scene.training)
-                script.run()
+                kept = script.run() not in OVER
                 blind |= {cell.id} if not script.observer.reports else set()
             else:
                 spec = cell.scenario.recovery
@@ -220,7 +227,7 @@ def _play(
                 played = Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop)
                 pressure.follow_built_in(played.scene, cluster)
                 played.run()
-            ledger.undone(checkpoints, _discard_checkpoints(run, name))
+            ledger.undone(checkpoints, KEPT if kept else _discard_checkpoints(run, name))
 
 
 def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:

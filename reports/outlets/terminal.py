@@ -48,6 +48,7 @@ def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
             _verdict(results, word),
             *_failures(results),
             *_skipped(results),
+            *_kept(results, run),
             _next(results, run),
         ]
         return "\n".join(visible(line) for line in blocks)
@@ -60,6 +61,7 @@ def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
         *(f"degraded  {line}" for line in degraded(results)),
         *_lost_nodes(results),
         *(f"not real  {line}" for line in results.fidelity),
+        *_kept(results, run),
         _next(results, run),
     ]
     return "\n".join(visible(line) for line in blocks)
@@ -158,6 +160,16 @@ def _lost_nodes(results: Results) -> list[str]:
     """A line for each node that an incident took, or that went of itself."""
     return [
         f"  node {n.number} ({n.host}) was lost in {why}" for n in nodes(results) for why in n.lost
+    ]
+
+
+def _kept(results: Results, run: RunDirectory) -> list[str]:
+    """Where the scratch directories of commands are that did not end well."""
+    left = [run.checkpoints(arm.id) for arm in results.arms]
+    return [
+        f"kept    {shown_path(path)}: what the command of this arm left"
+        for path in left
+        if path.is_dir()
     ]
 
 

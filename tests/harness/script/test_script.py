@@ -15,7 +15,7 @@ import pytest
 
 from chaos.cli import invoke
 from chaos.events.log import Event, Kind, read_log
-from harness.host.rundir import RunDirectory
+from harness.host.rundir import RunDirectory, open_run
 from harness.judge.results import Results
 from harness.launch.storage import lacks_mount
 from harness.script.processes import leftovers
@@ -77,6 +77,11 @@ def run(tmp_path: Path, scenario: Path) -> tuple[int, Results]:
     results = tmp_path / "runs/script/latest/results.json"
     assert not living(tmp_path)
     return code, Results.model_validate_json(results.read_text())
+
+
+def scratches(tmp_path: Path) -> list[str]:
+    """The arms whose $CHAOS_SCRATCH is still there."""
+    return sorted(path.name for path in (tmp_path / "runs").glob("script/latest/checkpoints/*"))
 
 
 def living(tmp_path: Path) -> list[int]:
@@ -176,6 +181,7 @@ def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
     code, results = run(tmp_path, scenario)
     assert code == 0, results.reason
     assert results.faults[0].outcome == "recovered"
+    assert scratches(tmp_path) == []
 
 
 def test_what_cannot_be_judged_is_said_and_left_out_only_by_name(tmp_path: Path) -> None:
@@ -279,6 +285,11 @@ def test_a_job_that_does_not_recover_fails(tmp_path: Path) -> None:
     code, results = run(tmp_path, scenario)
     assert code == 1
     assert results.faults[0].outcome == "fail-stop" and "never recovered" in results.reason
+    # What the command left shows why it failed.
+    (kept,) = scratches(tmp_path)
+    assert f"checkpoints/{kept}: what the command of this arm left" in summary(
+        results, open_run(tmp_path / "runs/script/latest")
+    )
 
 
 def test_what_a_command_leaves_is_ended_and_held_against_it(

@@ -36,8 +36,9 @@ workload: {kind: mlp, ranks: 2, steps: 80, global_batch: 16, checkpoint: {every:
 recovery: hot-spare
 faults: [{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 20}}]
 """
-PRINTS = """
-import sys, torch, recovery
+GONE = "terminal-is-gone"
+PRINTS = f"""
+import os, sys, time, torch, recovery
 job = recovery.join(samples=64, steps=200, global_batch=4)
 model = torch.nn.Linear(2, 1)
 job.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -47,6 +48,10 @@ while job.running():
         step.commit()
     print("step", step.number, flush=True)
     print("likewise", file=sys.stderr)
+    # It goes on once nobody reads any more: else it may be over before the test has read a line.
+    until_s = time.monotonic() + 60
+    while step.number == 5 and not os.path.exists({GONE!r}) and time.monotonic() < until_s:
+        time.sleep(0.01)
 """
 
 
@@ -156,8 +161,8 @@ class Unread:
         os.close(slave)
         return cls(process, master)
 
-    def hang_up(self, *, after: bytes = b"") -> int:
-        """Close the terminal once it has shown that; the exit code."""
+    def hang_up(self, *, after: bytes = b"", gone: Path | None = None) -> int:
+        """Close the terminal once it has shown that; the exit code. ``gone``: made then."""
         seen = b""
         try:
             while after not in seen:
@@ -165,6 +170,8 @@ class Unread:
                 seen += os.read(self.master, 4096)
         finally:
             os.close(self.master)
+            if gone is not None:
+                gone.touch()
         try:
             return self.process.wait(timeout=LIMIT_S)
         finally:
@@ -249,7 +256,7 @@ def test_a_job_whose_terminal_is_gone_trains_to_its_end(tmp_path: Path) -> None:
     script.write_text(PRINTS)
     words = ("--ranks", "2", "--events", "events", "--device", "cpu", script)
     job = Unread.start(tmp_path, "-m", "recovery.run", *words)
-    assert job.hang_up(after=b"step 3\r\n") == 0
+    assert job.hang_up(after=b"step 3\r\n", gone=tmp_path / GONE) == 0
     events = EventLogTail(tmp_path / "events" / "orchestrator.jsonl").read()
     assert not [e for e in events if e.kind is Kind.FAILURE_DETECTED]
     assert [e.data["outcome"] for e in events if e.kind is Kind.RUN_FINISHED] == ["completed"]

@@ -46,7 +46,9 @@ while job.running():
     with job.step() as step:
         step.backward(model(torch.ones(len(step.samples), 2)).sum())
         step.commit()
-    print("step", step.number, flush=True)
+    # One write, as lines that two ranks print in pieces get mixed up on a terminal.
+    sys.stdout.write(f"step {{step.number}}\\n")
+    sys.stdout.flush()
     print("likewise", file=sys.stderr)
     # It goes on once nobody reads any more: else it may be over before the test has read a line.
     until_s = time.monotonic() + 60

@@ -165,12 +165,11 @@ def _lost_nodes(results: Results) -> list[str]:
 
 def _kept(results: Results, run: RunDirectory) -> list[str]:
     """Where the scratch directories of commands are that did not end well."""
-    left = [run.checkpoints(arm.id) for arm in results.arms]
-    return [
-        f"kept    {shown_path(path)}: what the command of this arm left"
-        for path in left
-        if path.is_dir()
-    ]
+    if not results.workload.get("command"):
+        return []
+    failed = [arm for arm in results.arms if arm.outcome not in ("completed", "interrupted")]
+    left = [path for arm in failed if (path := run.checkpoints(arm.id)).is_dir()]
+    return [f"kept    {shown_path(path)}: what the command of this arm left" for path in left]
 
 
 def _next(results: Results, run: RunDirectory) -> str:

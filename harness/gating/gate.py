@@ -25,7 +25,7 @@ from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
 from harness.host.rundir import RunDirectory
 from harness.judge.figures import Metric, Model
 from harness.judge.measure.samples import per_arm
-from harness.judge.results import Results, SlaResult, merge
+from harness.judge.results import Results, SlaResult, merge, titled
 from harness.judge.verdict.gates import EXIT_CODES, sla_line
 
 SCHEMA_VERSION = 1
@@ -166,7 +166,7 @@ def write(run: RunDirectory, decided: GateResult) -> Path:
 def as_text(decided: GateResult, source: str) -> str:
     """The gate as text: one line for it, one per clause that did not pass, notes and warnings."""
     code = "" if decided.exit_code == 0 else f" (exit {decided.exit_code})"
-    title = decided.verdict.upper() + (", simulated" if decided.simulated else "")
+    title = titled(decided.verdict, simulated=decided.simulated)
     lines = [f"gate {title}{code}   {decided.reason}"]
     for clause in decided.clauses:
         if clause.verdict != "pass":

@@ -211,6 +211,11 @@ class Skip(Model):
     reason: str
 
 
+def titled(verdict: str, *, simulated: bool) -> str:
+    """A verdict as every output shows it: ``PASS``, ``FAIL, simulated``."""
+    return verdict.upper() + (", simulated" if simulated else "")
+
+
 class Results(Model):
     """Everything ``chaos analyze`` derives from a run directory."""
 
@@ -239,8 +244,8 @@ class Results(Model):
 
     @property
     def title(self) -> str:
-        """The verdict as every output shows it: ``PASS``, ``FAIL, simulated``."""
-        return self.verdict.upper() + (", simulated" if self.simulated else "")
+        """The verdict as every output shows it."""
+        return titled(self.verdict, simulated=self.simulated)
 
     @property
     def timed(self) -> list[CellResult]:

@@ -101,12 +101,12 @@ def judge(run: RunDirectory) -> Results:
         reason=gate.reason,
         cells=cells,
         arms=[_arm_result(arm) for arm in arms],
-        faults=[_said_so(incident) for incident in incidents] if simulated else incidents,
+        faults=[_said_so(incident, simulated) for incident in incidents],
         slas=slas,
         skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
         fidelity=_fidelity(resolved, logs.values()),
         reproduce=resolved.reproduce,
-        simulated=simulated,
+        simulated=bool(simulated),
     )
 
 
@@ -343,14 +343,15 @@ def _not_undone(run: RunDirectory) -> list[str]:
         return [f"what cannot be known: {error.message}"]
 
 
-def _simulated(resolved: ResolvedRun) -> bool:
+def _simulated(resolved: ResolvedRun) -> set[str]:
+    """Ids of the cells that were simulated."""
     launchers = load(harness.launchers.__name__, Launcher)
-    return any(launchers[cell.scenario.launcher.kind].simulates for cell in resolved.cells)
+    return {cell.id for cell in resolved.cells if launchers[cell.scenario.launcher.kind].simulates}
 
 
-def _said_so(incident: Incident) -> Incident:
+def _said_so(incident: Incident, simulated: set[str]) -> Incident:
     """A witness of a simulation is none of the kernel's, and must not be cited as one."""
-    if incident.witness is None:
+    if incident.witness is None or incident.cell not in simulated:
         return incident
     return incident.model_copy(update={"witness": f"simulated {incident.witness}"})
 

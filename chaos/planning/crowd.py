@@ -59,11 +59,13 @@ def crowd_warnings(scenarios: Iterable[Scenario], cores: int) -> tuple[str, ...]
     if not crowded:
         return ()
     worst = max(crowded, key=lambda scenario: scenario.workload.ranks)
+    longer = f"each step takes about {step_s(worst, cores):.1f} s longer than with {FEW} ranks, and"
+    if worst.workload.command is not None:  # what its ranks do in a step is not known
+        longer = "each waits for the others, and"
     return (
         f"warning: {worst.workload.ranks} ranks share {cores}"
-        f" {'core' if cores == 1 else 'cores'}: each step takes about"
-        f" {step_s(worst, cores):.1f} s longer than with {FEW} ranks, and times measured here are"
-        " those of a crowded machine",
+        f" {'core' if cores == 1 else 'cores'}: {longer} times measured here are those of a crowded"
+        " machine",
     )
 
 

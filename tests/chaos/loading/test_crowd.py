@@ -52,6 +52,20 @@ def test_the_estimate_fits_what_was_measured_to_a_factor_of_two(
     assert [f"{ranks} ranks share 2 cores" in each for each in warnings] == [True] * (ranks >= 8)
 
 
+def test_nothing_is_claimed_of_the_steps_of_a_command(
+    two_cores: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = tmp_path / "command.yaml"
+    lines = SCENARIO.replace("LAUNCHER", "local").splitlines()
+    lines[3:5] = ['workload: {command: ["true"], ranks: 100, steps: 20}']
+    scenario.write_text("\n".join(lines))
+    assert invoke(["plan", str(scenario)]) == 0
+    (warning,) = [
+        line for line in capsys.readouterr().err.splitlines() if "100 ranks share 2 cores" in line
+    ]
+    assert "longer" not in warning
+
+
 def test_ranks_elsewhere_do_not_crowd_this_machine(
     two_cores: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
